@@ -28,6 +28,18 @@ class Groups:
     chosen: Tensor
     held: Tensor
 
+    def apart(self, hashes: Tensor) -> Groups:
+        """Return groups in which no held-out row has the vector of a row that is fitted to.
+
+        An object that is there under two ids would be fitted to and measured on. Such rows are
+        fitted to, so that the others measure.
+
+        Args:
+            hashes: of the rows' vectors, int64 [N]; see `vector_hashes`.
+        """
+        again = self.held & torch.isin(hashes, hashes[~self.held])
+        return Groups(self.seen | again, self.chosen, self.held & ~again)
+
 
 def pair_groups(hashes: Tensor, share: float) -> Groups:
     """Divide pairs by a hash alone: the same in every version, on every machine.

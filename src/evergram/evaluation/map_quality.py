@@ -25,6 +25,10 @@ class VectorPairs:
     old: Tensor
     new: Tensor
 
+    def double(self) -> VectorPairs:
+        """Return both in float64."""
+        return VectorPairs(self.old.double(), self.new.double())
+
 
 def mapping_readings(
     maps: dict[str, Affine], held: SecondMoments, queries: VectorPairs, catalogue: VectorPairs
@@ -42,6 +46,8 @@ def mapping_readings(
         "as_is": (torch.eye(held.old_dim, held.new_dim), None),
         **maps,
     }
+    # In float64: cosines of vectors with a long common part differ in digits that float32 lacks.
+    queries, catalogue = queries.double(), catalogue.double()
     past, among_past = (torch.nn.functional.normalize(p.old, dim=1) for p in (queries, catalogue))
     power = held.power
     readings = {}
@@ -86,5 +92,5 @@ def chance_reading(
 
 
 def _mapped(vectors: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    mapped = vectors @ weight.T
-    return mapped if offset is None else mapped + offset
+    mapped = vectors @ weight.to(vectors).T
+    return mapped if offset is None else mapped + offset.to(mapped)

@@ -13,6 +13,7 @@ from torch import Tensor
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
@@ -84,3 +85,26 @@ def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path:
     align(1, fewer, lineage)
     after = lineage.canaries(2)[SIDE][0].to_pylist()
     assert set(after) == {i for i in before if int(i[2:]) >= 100}
+
+
+def test_objects_under_several_ids_do_not_measure_themselves(tmp_path: Path) -> None:
+    """Without anything to learn, the error of what was not fitted to is about 1 and more."""
+    new, old = randn(0, ROWS, 8), randn(1, ROWS, 5)
+    new[ROWS // 2 :], old[ROWS // 2 :] = new[: ROWS // 2], old[: ROWS // 2]
+    files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
+    lineage = Lineage.create(tmp_path / "l")
+    settings = AlignSettings(held_out=0.5)
+    metrics = align(*files, lineage, settings, max_error=math.inf)
+    held = pair_groups(id_hashes(IDS), 0.5).held
+    both = held[: ROWS // 2] & held[ROWS // 2 :]
+    assert metrics["overlap"]["held_out"] == 2 * int(both.sum()) < int(held.sum())
+    assert metrics["alignment"]["held_out"]["transformed"]["relative_error"] > 0.9
+
+
+def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path) -> None:
+    new, old = randn(0, 10, 8).repeat(40, 1), randn(1, 10, 5).repeat(40, 1)
+    files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
+    with pytest.raises(
+        DataError, match=r"^10 different new vectors of common obj"
+    ):
+        align(*files, Lineage.create(tmp_path / "l"), max_error=math.inf)

@@ -14,7 +14,7 @@ from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
-from evergram.releasing.files.alignment_gate import refuse_degenerate, refuse_error
+from evergram.releasing.files.alignment_gate import far_means, refuse_degenerate, refuse_error
 
 NAMES = Path("old.npy"), Path("new.npy")
 GOOD = Chance(1.4, MOST_OF_CHANCE, LEAST_DEVIATIONS)
@@ -36,6 +36,24 @@ def test_a_file_without_content_is_named() -> None:
         refuse_degenerate(*NAMES, moments_of(line, some), (0, 0))
     with pytest.raises(DataError, match=r"old\.npy .* 20 of 30 are zero"):
         refuse_degenerate(*NAMES, moments_of(some, some), (20, 0))
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-17, 1e20])
+def test_lengths_whose_squares_float32_does_not_hold_are_refused(scale: float) -> None:
+    good, bad = randn(0, 30, 4).double(), scale * randn(1, 30, 3).double()
+    with pytest.raises(DataError, match=r"new\.npy have a length of .* by one number\.$"):
+        refuse_degenerate(*NAMES, moments_of(good, bad), (0, 0))
+    with pytest.raises(DataError, match=r"old\.npy have a length of"):
+        refuse_degenerate(*NAMES, moments_of(bad, good), (0, 0))
+
+
+def test_a_mean_far_from_zero_is_named_where_the_map_has_no_offset() -> None:
+    near, far = randn(0, 30, 4), randn(1, 30, 3) + 5
+    assert far_means(*NAMES, moments_of(near, far), has_offset=False) == ["new.npy"]
+    assert far_means(*NAMES, moments_of(far, near), has_offset=False) == ["old.npy"]
+    assert far_means(*NAMES, moments_of(far, far), has_offset=True) == []
+    with pytest.raises(DegradationError, match=r"of old\.npy is far from zero: try --transf"):
+        refuse_error(0.1, Chance(1.4, 2.0, 0.0), 100, None, NAMES, far=["old.npy"])
 
 
 def test_an_error_at_the_limit_and_a_map_at_the_edge_of_chance_pass() -> None:

@@ -159,6 +159,11 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
         f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
         f"needed), {pairs['held_out']} held out.\n"
     )
+    if pairs["only_old"]:
+        sys.stdout.write(
+            f"Readers of the old vectors will not find the {pairs['only_old']} of the old file "
+            "alone: the index has the objects of the new file.\n"
+        )
     readings = alignment["held_out"]
     header = ["", "cosine", "relative error", "overlap@10", "own queries"]
     names = list(next(iter(readings.values())))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align_settings import AlignSettings
-from evergram.releasing.files.alignment_gate import refuse_degenerate, refuse_error
+from evergram.releasing.files.alignment_gate import far_means, refuse_degenerate, refuse_error
 from evergram.releasing.files.first_version import facts_of, first_version, text_encoder_of
 from evergram.releasing.files.moments_pass import PairReading, read_pairs
 from evergram.releasing.files.pair_split import (
@@ -159,8 +160,10 @@ def align(
     before = checked_past(old, new, lineage)
     alignment = _aligned(before, new, lineage, settings, progress)
     error = alignment.readings["transformed"]["relative_error"]
+    has_offset = _published(alignment.fitted)[1] is not None
     refuse_error(
-        error, alignment.chance, alignment.error.objects, max_error, (before.path, new.path)
+        *(error, alignment.chance, alignment.error.objects, max_error, (before.path, new.path)),
+        far=far_means(before.path, new.path, alignment.read.held, has_offset=has_offset),
     )
     canaries = alignment.read.sample.take(alignment.canaries)
     ids = alignment.pairing.ids.take(pa.array(alignment.canaries.numpy())).cast(pa.string())
@@ -224,14 +227,25 @@ def _aligned(
         )
     rank = settings.rank_of(*dims)
     hashes = id_hashes(pairing.ids)
-    groups = pair_groups(hashes, settings.held_out)
-    allow = settings.allow_small_overlap
-    small = refuse_few(groups, dims, settings.transform, rank, allow_small=allow)
-    queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
     past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
-    kept = canary_rows(pairing.ids, hashes, groups.held, past)
-    rows = torch.cat([queries, catalogue, kept])
-    read = read_pairs(pairing, dims, groups, rows, progress, join_processes(CPU))
+    groups = pair_groups(hashes, settings.held_out)
+    few = partial(refuse_few, dims=dims, kind=settings.transform, rank=rank)
+    small = few(groups, allow_small=settings.allow_small_overlap)
+
+    def read_once(groups: Groups) -> tuple[PairReading, tuple[Tensor, Tensor, Tensor]]:
+        queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
+        kept = canary_rows(pairing.ids, hashes, groups.held, past)
+        rows = torch.cat([queries, catalogue, kept])
+        together = join_processes(CPU)
+        read = read_pairs(pairing, dims, groups, rows, progress, together)
+        return read, (queries, catalogue, kept)
+
+    read, sampled = read_once(groups)
+    if (apart := read.apart(groups)) is not None:
+        groups = apart
+        read, sampled = read_once(groups)
+    small |= few(groups, allow_small=settings.allow_small_overlap, vectors=read.hashes)
+    queries, catalogue, kept = sampled
     whole = read.whole
     refuse_degenerate(old.path, new.path, whole, read.zeros)
     metric = _metric(lineage) if lineage.versions else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
@@ -11,9 +12,15 @@ from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
 
+# Root mean square lengths that float32 holds, as searches square them.
+SHORTEST, LONGEST = 1e-15, 1e15
+# The share of the mean square that is the mean's, from which the mean is "far from zero".
+FAR = 0.5
+
 
 def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
-    """Raises: DataError: the vectors of one of the files are zero, constant or all on one line.
+    """Raises: DataError: the vectors of one of the files are zero, constant, all on one line, or
+    of lengths that float32 does not hold squared.
 
     Args:
         moments: of all pairs.
@@ -26,10 +33,25 @@ def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple
             f"{old if side == 'old' else new} has no vectors that could be aligned: of the objects "
             f"in common, {problem}; look at how it was made."
         )
+    squares = moments.second()
+    for path, square in ((old, squares[2]), (new, squares[0])):
+        length = math.sqrt(float(square.trace()))
+        if not SHORTEST <= length <= LONGEST:
+            raise DataError(
+                f"The vectors of {path} have a length of {length:.3g} (root mean square), and "
+                f"searches hold its square in float32: between {SHORTEST:g} and {LONGEST:g} is "
+                "allowed; multiply all of them by one number."
+            )
 
 
 def refuse_error(
-    error: float, chance: Chance, held: int, limit: float | None, names: tuple[Path, Path]
+    error: float,
+    chance: Chance,
+    held: int,
+    limit: float | None,
+    names: tuple[Path, Path],
+    *,
+    far: Sequence[str] = (),
 ) -> None:
     """Raises: DegradationError: the error on held-out objects is past the limit, no better than
     chance, or was measured on too few. DataError: the limit is no number.
@@ -39,6 +61,7 @@ def refuse_error(
         held: on how many objects it was measured.
         limit: of the relative error, beside `chance`, which holds for every limit but infinity.
         names: of the old and of the new file.
+        far: those of them, as text, whose mean is far from zero, where the map has no offset.
     """
     if limit is not None and not limit >= 0:
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
@@ -61,7 +84,32 @@ def refuse_error(
             f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
             f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
-            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. See "
-            "whether the same id is the same object in both files (--max-error inf publishes it "
-            "all the same)."
+            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. "
+            f"{_advice(far)} (--max-error inf publishes it all the same)."
         )
+
+
+def far_means(old: Path, new: Path, moments: SecondMoments, *, has_offset: bool) -> list[str]:
+    """Return the files, as text, whose mean vector is far from zero, which a map without an offset
+    cannot follow; none if it has one."""
+    if has_offset:
+        return []
+    squares = moments.second()
+    sides = ((old, squares[2], moments.mean_old), (new, squares[0], moments.mean_new))
+    return [
+        str(path)
+        for path, square, mean in sides
+        if float(mean.double().square().sum()) > FAR * float(square.trace())
+    ]
+
+
+def _advice(far: Sequence[str]) -> str:
+    if far:
+        return (
+            f"The mean vector of {' and of '.join(far)} is far from zero: try --transform affine, "
+            "and see whether the same id is the same object in both files"
+        )
+    return (
+        "See whether the same id is the same object in both files, and whether some vectors are "
+        "much longer than others"
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
+from evergram.compatibility.row_groups import vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.map_quality import VectorPairs
 from evergram.releasing.files.pair_split import Groups
@@ -37,6 +38,7 @@ class PairReading:
     Args:
         seen, chosen, held: moments by group, see `Groups`.
         zeros: how many vectors of the old and of the new file have no length.
+        hashes: of each row's new vector, int64 [N].
     """
 
     seen: SecondMoments
@@ -44,6 +46,7 @@ class PairReading:
     held: SecondMoments
     sample: VectorSample
     zeros: tuple[int, int]
+    hashes: Tensor
 
     @property
     def whole(self) -> SecondMoments:
@@ -52,6 +55,12 @@ class PairReading:
         for part in (self.seen, self.chosen, self.held):
             moments.merge(part)
         return moments
+
+    def apart(self, groups: Groups) -> Groups | None:
+        """Return the groups to read the files with again, see `Groups.apart`; None if those that
+        this reading was made with have no vector both fitted to and held out."""
+        apart = groups.apart(self.hashes)
+        return None if torch.equal(apart.held, groups.held) else apart
 
 
 def read_pairs(
@@ -76,6 +85,7 @@ def read_pairs(
     wanted = torch.zeros(len(pairing), dtype=torch.bool)
     wanted[rows] = True
     kept: list[tuple[Tensor, Tensor]] = []
+    hashes: list[Tensor] = []
     zeros = [0, 0]
     start = 0
     with progress.task("pairs", len(pairing)) as bar:
@@ -86,10 +96,11 @@ def read_pairs(
                 for moments, mask in parts:
                     moments.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
+            hashes.append(vector_hashes(new.double()))
             zeros = [n + int((~v.any(1)).sum()) for n, v in zip(zeros, pair, strict=True)]
             start += len(old)
             bar.advance(len(old), len(old))
     both = (torch.cat(side) for side in zip(*kept, strict=True))
     sample = VectorSample(wanted.nonzero().squeeze(1), *both)
     seen, chosen, held = (moments.summed(together) for moments in (seen, chosen, held))
-    return PairReading(seen, chosen, held, sample, (zeros[0], zeros[1]))
+    return PairReading(seen, chosen, held, sample, (zeros[0], zeros[1]), torch.cat(hashes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -34,17 +35,27 @@ def id_hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
 
 
 def refuse_few(
-    groups: Groups, dims: tuple[int, int], kind: str, rank: int, *, allow_small: bool = False
+    groups: Groups,
+    dims: tuple[int, int],
+    kind: str,
+    rank: int,
+    *,
+    allow_small: bool = False,
+    vectors: Tensor | None = None,
 ) -> bool:
     """Refuse too few pairs to fit a transform, or to measure its error on.
 
     Args:
         dims: old and new.
         allow_small: go on with few; nothing can be done with next to none.
+        vectors: a hash of each new vector, int64 [N]: objects that share one then count once. None
+            before the files are read.
     Returns: whether they are too few, and were allowed.
     Raises: DataError: with what could be done.
     """
-    held, fitted = int(groups.held.sum()), int((~groups.held).sum())
+    keys = torch.arange(len(groups.held)) if vectors is None else vectors
+    held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
+    what = "common objects" if vectors is None else "different new vectors of common objects"
     needed = pairs_needed(kind, *dims, rank)
     if fitted >= needed and held >= LEAST_OBJECTS and bool(groups.chosen.any()):
         return False
@@ -54,13 +65,14 @@ def refuse_few(
     option = ", or go on with so few by --allow-small-overlap" if some else ""
     if fitted < needed:
         raise DataError(
-            f"{fitted} common objects are there to fit to ({held} more are held out), and a "
+            f"{fitted} {what} are there to fit to ({held} more are held out), and a "
             f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
             f"give files with more objects in common{_instead(fitted, dims)}{option}."
         )
+    again = "" if vectors is None else "leave out objects that are there under another id, too, or "
     raise DataError(
-        f"Only {held} of {held + fitted} common objects are held out to measure on, and "
-        f"{LEAST_OBJECTS} are needed; raise --held-out{option}."
+        f"Only {held} of {held + fitted} {what} are held out to measure on, and "
+        f"{LEAST_OBJECTS} are needed; {again}raise --held-out{option}."
     )
 
 

@@ -37,4 +37,6 @@ def take_part_in_alignment(
     pairing = Pairing(old, new)
     groups = pair_groups(id_hashes(pairing.ids), settings.held_out)
     nothing, dims = torch.zeros(0, dtype=torch.int64), (old.dim, new.dim)
-    read_pairs(pairing, dims, groups, nothing, QUIET, join_processes(CPU))
+    read = read_pairs(pairing, dims, groups, nothing, QUIET, join_processes(CPU))
+    if (apart := read.apart(groups)) is not None:
+        read_pairs(pairing, dims, apart, nothing, QUIET, join_processes(CPU))
