@@ -99,3 +99,34 @@ def test_accumulation_under_autocast_is_in_float32() -> None:
         with penalty.accumulate():
             penalty(users, items)
     torch.testing.assert_close(penalty.query_gramian, users.T @ users / QUERIES)
+
+
+@pytest.mark.parametrize("where", ["after a call", "within a call"])
+@pytest.mark.parametrize("estimator", ["sogram", "sampled"])
+@pytest.mark.parametrize("measure", ["uniform", 0.5])
+def test_an_error_while_accumulating_leaves_counts_as_they_were(
+    where: str, estimator: str, measure: str | float
+) -> None:
+    users, items = tables()
+    ids = torch.arange(len(users)) % 7, torch.arange(len(items)) % 5
+    penalty = GramianPenalty(
+        DIM, estimator, query_measure=measure, candidate_measure=measure, prior=0.5
+    )
+    penalty(users, items, *ids)
+    before = {name: value.clone() for name, value in penalty.state_dict().items()}
+
+    def interrupted() -> None:
+        with penalty.accumulate():
+            penalty(users, items, ids[0] % 3, ids[1] % 3)
+            if where == "after a call":
+                raise KeyError
+            penalty.candidate.learn_prior = None  # type: ignore[assignment]
+            penalty(users, items, *ids)
+
+    with pytest.raises((KeyError, TypeError)):
+        interrupted()
+    penalty.candidate.__dict__.pop("learn_prior", None)
+    torch.testing.assert_close(penalty.state_dict(), before, rtol=0, atol=0)
+    with penalty.accumulate():
+        penalty(users, items, *ids)
+    assert penalty.query.measure.counts.sum() == 2 * len(users)

@@ -104,7 +104,5 @@ def test_objects_under_several_ids_do_not_measure_themselves(tmp_path: Path) -> 
 def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path) -> None:
     new, old = randn(0, 10, 8).repeat(40, 1), randn(1, 10, 5).repeat(40, 1)
     files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
-    with pytest.raises(
-        DataError, match=r"^10 different new vectors of common obj"
-    ):
+    with pytest.raises(DataError, match=r"^10 different new vectors of common obj"):
         align(*files, Lineage.create(tmp_path / "l"), max_error=math.inf)

@@ -164,7 +164,7 @@ class GramianPenalty(nn.Module):
             learns = learns and all(_finite(w) for w in wide)
             if learns:
                 for side, w, i in zip(sides, wide, ids, strict=True):
-                    side.count(i, len(w))
+                    side.count(i, len(w), undoable=self._pending is not None)
             triples = zip(sides, wide, ids, strict=True)
             rows = [s.rows(w, i, evaluates=not learns) for s, w, i in triples]
             if learns:
@@ -180,8 +180,9 @@ class GramianPenalty(nn.Module):
         """Fold all calls inside in as one batch, at the end: micro-batches of one optimiser step.
 
         Every call inside uses the estimate from before. Detached embeddings of all of them are held
-        until the end; an error inside folds nothing in. With micro-batches of one size, and counts
-        given or no ids, gradients and state are those of the whole batch in one call.
+        until the end; an error inside folds nothing in, and counts nothing. With micro-batches of
+        one size, and counts given or no ids, gradients and state are those of the whole batch in
+        one call.
 
         >>> import torch
         >>> from evergram.gramian import GramianPenalty
@@ -197,12 +198,20 @@ class GramianPenalty(nn.Module):
             raise TrainingError("accumulate() is open already; use one for each optimiser step.")
         pending: tuple[list[EntityBatch], list[EntityBatch]] = ([], [])
         self._pending = pending
+        sides = (self.query, self.candidate)
+        before = [side.learned() for side in sides]
         try:
             yield
+        except BaseException:
+            for side, state in zip(sides, before, strict=True):
+                side.unlearn(state)
+            raise
         finally:
             self._pending = None
+            for side in sides:
+                side.counted.clear()
         with torch.autocast(self.query.id_use.device.type, enabled=False):
-            for side, calls in zip((self.query, self.candidate), pending, strict=True):
+            for side, calls in zip(sides, pending, strict=True):
                 side.fold_together(calls)
 
     def gramian_error(self, query: Tensor, candidate: Tensor) -> GramianErrors:

@@ -52,6 +52,8 @@ class PenaltySide(nn.Module):
                 f"{name}_measure {entities} entities; each needs one row an entity."
             )
         self.name = name
+        # Ids of undoable calls.
+        self.counted: list[Tensor] = []
         self.dim = dim
         self.measure = measure
         self.factors: Tensor
@@ -146,13 +148,29 @@ class PenaltySide(nn.Module):
         if needs:
             raise TrainingError(f"The penalty needs {self.name}_ids, for {needs}.")
 
-    def count(self, ids: Tensor | None, size: int) -> None:
-        """Count a batch's entities; call it before `rows`, which weights them."""
+    def count(self, ids: Tensor | None, size: int, *, undoable: bool = False) -> None:
+        """Count a batch's entities; call it before `rows`, which weights them.
+
+        Args:
+            undoable: whether `unlearn` may take it back.
+        """
         if not size:
             return
         self.id_use = torch.full_like(self.id_use, WITHOUT_IDS if ids is None else WITH_IDS)
         if ids is not None:
             self.measure.count(ids)
+            if undoable:
+                # A copy: the caller's tensor may change before the end.
+                self.counted.append(ids.clone())
+
+    def learned(self) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Return what calls learn beside counts and estimate, for `unlearn`."""
+        return self.id_use, self.prior_square, self.prior_weight, self.measure.totals()
+
+    def unlearn(self, before: tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]) -> None:
+        """Take back what undoable calls learned since `learned` returned `before`."""
+        self.id_use, self.prior_square, self.prior_weight, totals = before
+        self.measure.uncount(self.counted, totals)
 
     def rows(
         self, embeddings: Tensor, ids: Tensor | None, *, evaluates: bool = False
