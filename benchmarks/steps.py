@@ -46,11 +46,14 @@ class StepRatios:
         milliseconds: of a step without a penalty, by encoder.
         products: the time of the four matrix products of 2 B D² operations that every Gramian
             needs, S_B and Ĝ u of both sides, over the same step; by encoder.
+        least: the same with the rows' weights, the value, and the gradient's addition to the
+            pairs' own: what no penalty of a batch does without.
         ratios: by encoder, variant and column of `PRECONDITIONS`.
     """
 
     milliseconds: dict[str, float]
     products: dict[str, float]
+    least: dict[str, float]
     ratios: dict[str, dict[str, dict[str, float]]]
 
 
@@ -64,7 +67,7 @@ def step_ratios(
     evaluations are not measured either.
     """
     corpus, recipe = base_split(tiny).training, base(tiny)
-    result = StepRatios({}, {}, {})
+    result = StepRatios({}, {}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
@@ -76,7 +79,10 @@ def step_ratios(
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
         result.milliseconds[encoder] = 1000 * median(bare)
-        result.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
+        limits = _limits(recipe, rounds)
+        result.products[encoder], result.least[encoder] = (
+            1 + median(seconds) / median(bare) for seconds in limits
+        )
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
             pairs = zip(times[variant, column], bare, strict=True)
@@ -96,8 +102,10 @@ def table(measured: StepRatios) -> str:
         "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    limit = " | ".join(f"{measured.products[e]:.2f} | –" for e in encoders)
-    lines.append(f"| the bare matrix products | {limit} |")
+    limits = {"products": measured.products, "products, weights and gradient": measured.least}
+    for name, limit in limits.items():
+        cells = " | ".join(f"{limit[e]:.2f} | –" for e in encoders)
+        lines.append(f"| the bare matrix {name} | {cells} |")
     for variant in VARIANTS:
         cells = " | ".join(f"{measured.ratios[e][variant][c]:.2f}" for e, c in columns)
         lines.append(f"| {variant} | {cells} |")
@@ -107,22 +115,30 @@ def table(measured: StepRatios) -> str:
     return "\n".join(lines)
 
 
-def _products(values: dict[str, Any], rounds: int) -> list[float]:
-    """Return the seconds of 2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing
-    else."""
+def _limits(values: dict[str, Any], rounds: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of 2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing else;
+    and of these with weighted rows, the value ⟨Uᵀ U, G⟩ and the addition to another gradient."""
     recipe = Recipe.of(values)
     dim = recipe.model.dim_of(0)
     size = values["training"]["batch_size"]
     rows, matrix = torch.randn(size, dim), torch.randn(dim, dim)
-    times = []
+    weights, gradients = torch.rand(size, 1), torch.zeros(2, size, dim)
+    products, least = [], []
     for number in range(rounds + 2):
         started = time.perf_counter()
         for _ in range(2):
             rows.T @ rows
             rows @ matrix
+        between = time.perf_counter()
+        for gradient in gradients:
+            weighted = rows * weights
+            moment = weighted.T @ rows
+            (moment * matrix).sum()
+            gradient.add_(weighted @ matrix)
         if number > 1:
-            times.append(time.perf_counter() - started)
-    return times
+            products.append(between - started)
+            least.append(time.perf_counter() - between)
+    return products, least
 
 
 class Turns:
