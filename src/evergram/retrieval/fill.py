@@ -113,26 +113,27 @@ def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[d
 
     version = lineage.production
     kinds = {side: id_type(lineage, side, version) for side in addresses}
+    _refuse_shared(addresses)  # before one is made
     with ExitStack() as opened:
         stores = {
             side: opened.enter_context(open_store(address, create=kinds[side]))
             for side, address in addresses.items()
         }
-        _refuse_shared(stores)
+        _refuse_shared({side: store.place for side, store in stores.items()})
         for side, store in stores.items():
             check_store(lineage, store, side, withdrawn=True)
         yield stores
 
 
-def _refuse_shared(stores: Mapping[str, Store]) -> None:
+def _refuse_shared(places: Mapping[str, str]) -> None:
     """Refuse one store for two sides. Raises: DataError."""
-    places: dict[str, str] = {}
-    for side, store in stores.items():
-        first = places.setdefault(store.place, side)
+    sides: dict[str, str] = {}
+    for side, place in places.items():
+        first = sides.setdefault(place, side)
         if first != side:
             raise DataError(
-                f"{store.address} is given for side {first!r} and for side {side!r}; a store holds "
-                "one side: give each its own."
+                f"One store is given for side {first!r} and for side {side!r}; a store holds one "
+                "side: give each its own."
             )
 
 
@@ -176,14 +177,18 @@ def _snapshots(
     stores = {}
     mode = file_mode(lineage.path)
     check_tree(lineage.path, parent)
+    # Published files that are missing or damaged are refused before a folder is made.
+    manifest = lineage.manifest(version)
+    kinds = {side: id_type(lineage, side, version) for side in manifest.embeddings}
+    VersionMaps(lineage).norms(np.zeros((0, manifest.dim), dtype=np.float32), version)
     make_folder(lineage.path / "stores", mode)
-    for side in lineage.manifest(version).embeddings:
+    for side in manifest.embeddings:
         folder = parent / side
         marker = folder.with_name(f"{side}.json")
-        fingerprint = lineage.manifest(version).fingerprint
+        fingerprint = manifest.fingerprint
         loaded = _loaded(marker)
         try:
-            store = open_store(str(folder), create=id_type(lineage, side, version))
+            store = open_store(str(folder), create=kinds[side])
         except IntegrityError as error:
             # It was filled from the published file, but rows may have been added since.
             raise IntegrityError(
@@ -219,7 +224,7 @@ def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str
             else opened.enter_context(open_store(str(store)))
             for side, store in stores.items()
         }
-        _refuse_shared(by_side)
+        _refuse_shared({side: store.place for side, store in by_side.items()})
         opened.pop_all()  # From here on they are the caller's.
     return by_side
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_bytes
-from evergram.errors import EvergramError, FormatError, StoreError
-from evergram.stores.store import Space
+from evergram.errors import EvergramError, FormatError, IntegrityError, StoreError
+from evergram.stores.store import ID_TYPES, Space
 
 # Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT = 2
@@ -31,8 +31,11 @@ def errors_as_store_errors(shown: str) -> Iterator[None]:
         # Damaged files also make it panic, which is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        sentence = " ".join(str(error).split())[:200]
-        raise StoreError(f"{shown} cannot be read or written: {sentence}.") from error
+        sentence = " ".join(str(error).split())[:200].rstrip(".")
+        raise StoreError(
+            f"{shown} cannot be read or written: {sentence}; see that its folder may be read and "
+            "written, and restore it from a copy or fill another."
+        ) from error
 
 
 @contextmanager
@@ -71,15 +74,30 @@ class LanceRecord:
 
 
 def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
-    """Return a store's record. Raises: FormatError: it is of a later format."""
-    raw = json.loads(record_file(folder, name).read_text())
-    if raw["format_version"] not in READABLE:
-        raise FormatError(
-            f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
-            f"{READABLE[-1]}."
-        )
-    spaces = [Space(**space) for space in raw["spaces"]]
-    return LanceRecord(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
+    """Return a store's record.
+
+    Raises: FormatError: it is of a later format. IntegrityError: it is damaged.
+    """
+    file = record_file(folder, name)
+    try:
+        raw = json.loads(file.read_text())
+        if raw["format_version"] not in READABLE:
+            raise FormatError(
+                f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
+                f"{READABLE[-1]}: use a later Evergram."
+            )
+        spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
+        kind, side = raw["id_type"], raw.get("side")
+        if kind not in ID_TYPES:
+            raise ValueError(f"id_type is {kind!r}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise IntegrityError(
+            f"{file} is no record of a store ({error}); restore it from a copy, or give another "
+            "name."
+        ) from error
+    return LanceRecord(kind, spaces, side)
 
 
 def write_record(folder: Path, name: str, record: LanceRecord) -> None:

@@ -74,7 +74,7 @@ class LanceStore(TablePerVersionStore):
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         _lancedb()
         with errors_as_store_errors(shown):
-            if create is not None:
+            if create is not None and not record_file(folder, name).exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
                     if not record_file(folder, name).exists():
@@ -155,15 +155,29 @@ class LanceStore(TablePerVersionStore):
         with self._writing(), errors_as_store_errors(self.address):
             record = self._record()
             if space.version not in record.spaces:
-                # A table that the record does not name was left by a writer that was killed here.
                 name = f"{self._name}-v{space.version}"
-                self._database.drop_table(name, ignore_missing=True)
+                self._drop_left(name, schema)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
                 spaces = {**record.spaces, space.version: space}
                 write_record(self._folder, self._name, replace(record, spaces=spaces))
         if self.spaces()[space.version] != space:
             # Another process was quicker, with another one.
             self.add_space(space)
+
+    def _drop_left(self, name: str, schema: pa.Schema) -> None:
+        """Drop a table that the record does not name: a writer that was killed left it, empty.
+
+        Raises: StoreError: it is somebody's own.
+        """
+        if not (self._folder / f"{name}.lance").exists():
+            return
+        table = self._database.open_table(name)
+        if table.schema.names != schema.names or table.count_rows():
+            raise StoreError(
+                f"{self._folder} has a table {name} that {self.address} did not write; give "
+                "another name after #, or rename that table."
+            )
+        self._database.drop_table(name)
 
     def _set_side(self, side: str) -> None:
         with self._writing(), errors_as_store_errors(self.address):
