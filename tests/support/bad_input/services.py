@@ -57,6 +57,13 @@ def not_permitted(*_: object) -> None:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+BUCKET = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "any",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",
+    "EVERGRAM_CACHE": "cache",
+}
 ANYWHERE = "--no-auth --host"
 CASES = [
     served("a port that is taken", "", str(PORT), nothing, taken_port, f"l --port {PORT}"),
@@ -129,7 +136,12 @@ CASES = [
         put("x", "other/readme.txt"),
     ),
     served("a served store of another lineage", "--store candidate=s", "s", lineage="t --port 0"),
-    damaged("a served store without its record", "s/store.json", None, "--store object=s"),
+    served(
+        "a served store without its record",
+        "--store object=s",
+        "no store at s",
+        lambda folder: (folder / "s/store.json").unlink(),
+    ),
     damaged("a served store with a damaged record", "s/store.json", b"{", "--store object=s"),
     damaged("a served store with damaged rows", "s/segments/0.arrow", b"x", "--store object=s"),
     damaged("a served store without its rows", "s/segments/0.arrow", None, "--store object=s"),
@@ -160,8 +172,7 @@ CASES = [
     served("a lineage that cannot be written", "", "l/stores", nothing, read_only("l")),
     served("an encoder of the service of an unknown kind", "--encoder word2vec:x", "word2vec"),
     served("an encoder of the service without a kind", "--encoder minilm", "minilm"),
-    served("an encoder that no version records", "--encoder recorded", "recorded"),
-    served("an encoder that is not there", "--encoder model2vec:./gone", "gone"),
+    served("an encoder of the service of nothing", "--encoder model2vec:", "model2vec"),
     served("texts without an encoder", "--texts texts.csv", "--encoder"),
     served("kept vectors without texts", "--kept k", "--texts"),
     served(
@@ -176,5 +187,12 @@ CASES = [
         put("id,body\n1,a\n", "bad.csv"),
     ),
     served("no folder of a lineage", "", "", lineage="--port 0"),
-    served("a lineage in a bucket that is cut off", "", "", nothing, answering(CUT)),
+    served(
+        "a lineage in a bucket that is cut off",
+        "",
+        "s3://shop/l",
+        nothing,
+        all_of(answering(CUT, "AWS_ENDPOINT_URL"), environment(**BUCKET)),
+        "s3://shop/l --port 0",
+    ),
 ]

@@ -67,13 +67,15 @@ def spoilt(name: str, file: str, content: bytes | None, command: str) -> Case:
 
 
 def changed(name: str, file: str, command: str, **values: object) -> Case:
-    """Return the case of a JSON file of a backfill that somebody edits."""
+    """Return the case of a JSON file of a backfill that somebody edits; the error names a value."""
 
     def make(folder: Path) -> None:
         planned(folder)
         edited(str((backfill(folder) / file).relative_to(folder)), **values)(folder)
 
-    return asked(name, f"backfill {command} l --store object=older", file, make)
+    value = str(next(iter(values.values())))
+    names = file if value.startswith("sha256") else value
+    return asked(name, f"backfill {command} l --store object=older", names, make)
 
 
 def lance(name: str, make: Callable[[Path], object], names: str, address: str = "e#t") -> Case:
@@ -121,6 +123,12 @@ def filled_candidates(folder: Path) -> None:
     assert exit_code("store", "fill", "t", "--store", "candidate=c") == 0
 
 
+def side_of_another(folder: Path) -> None:
+    """Edit the record of the store `s`, and leave its checksum."""
+    record = json.loads((folder / "s/store.json").read_text())
+    edited("s/store.json", store={**record["store"], "side": "user"})(folder)
+
+
 def impatient(path: Path, _: float) -> SnapshotFolder:
     """Return a snapshot's folder whose writers wait for nobody."""
     return SnapshotFolder(path, 0.1)
@@ -147,11 +155,11 @@ CASES = [
     fill("a store that is a file", "shop.toml"),
     fill("a store below a file", "old.npy/new", "old.npy"),
     fill("a store in a folder of other files", "o", "", put("x", "o/segments/readme.txt")),
-    asked("a store of another lineage", "fill t --store candidate=s", "snapshot:s"),
+    asked("a store of another lineage", "fill t --store candidate=s", "s has ids"),
     asked("a store of another side", "fill t --store query=c", "c", filled_candidates),
     fill("a store's record that is no JSON", "s", "s/store.json", put("{", "s/store.json")),
     fill("a store's record that is empty", "s", "s/store.json", put("", "s/store.json")),
-    fill("a store's record edited by hand", "s", "s/store.json", edited("s/store.json", side="x")),
+    fill("a store's record edited by hand", "s", "s/store.json", side_of_another),
     fill("rows of a store that are damaged", "s", "0.arrow", put("x", "s/segments/0.arrow")),
     fill(
         "a store that another process writes",
@@ -177,8 +185,8 @@ CASES = [
     fill("a LanceDB of a bad name", "lance:e#a/b", "a/b"),
     lance("a LanceDB that is a file", nothing, "shop.toml", "shop.toml#t"),
     lance("a LanceDB below a file", nothing, "old.npy", "old.npy/e#t"),
-    lance("a LanceDB record that is no JSON", put("{", "e/t.json"), "lance:e#t"),
-    lance("a LanceDB record that is a list", put("[]", "e/t.json"), "lance:e#t"),
+    lance("a LanceDB record that is no JSON", put("{", "e/t.json"), "e/t.json"),
+    lance("a LanceDB record that is a list", put("[]", "e/t.json"), "e/t.json"),
     lance(
         "a LanceDB record of a later format",
         put(json.dumps({"format_version": 99}), "e/t.json"),
@@ -190,7 +198,7 @@ CASES = [
     fill("a Qdrant without a collection", "qdrant:http://127.0.0.1:9", "#NAME"),
     fill("a Qdrant of a bad name", "qdrant:http://127.0.0.1:9#a/b", "a/b"),
     fill("a Qdrant with a key in its address", "qdrant:http://key@127.0.0.1:9#t", "QDRANT_API_KEY"),
-    fill("a Qdrant of another scheme", "qdrant:ftp://127.0.0.1:9#t", "ftp"),
+    fill("a Qdrant of another scheme", "qdrant:ftp://127.0.0.1:9#t", "http://"),
     fill("a Qdrant without a port", "qdrant:http://127.0.0.1:port#t", "port"),
     fill("a Qdrant that is a web page", f"qdrant:http://127.0.0.1:{PORT}#t", "", nothing, answering(PAGE)),
     fill("a Qdrant that is cut off", f"qdrant:http://127.0.0.1:{PORT}#t", "", nothing, answering(CUT)),
@@ -224,7 +232,7 @@ CASES = [
     spoilt("an order that is gone", "order.sealed", None, "apply"),
     spoilt("a journal that is damaged", "journal/000000000000.sealed", b"x" * 9, "rollback"),
     spoilt("a journal that is empty", "journal/000000000000.sealed", b"", "rollback"),
-    spoilt("new rows of a backfill that are gone", "source/store.json", None, "apply"),
+    spoilt("new rows of a backfill whose record is damaged", "source/store.json", b"", "apply"),
     spoilt("new rows that are damaged", "source/segments/0.arrow", b"x", "apply"),
     asked(
         "two backfills of a store at once",

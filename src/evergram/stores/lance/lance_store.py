@@ -75,6 +75,7 @@ class LanceStore(TablePerVersionStore):
         _lancedb()
         with errors_as_store_errors(shown):
             if create is not None and not record_file(folder, name).exists():
+                _refuse_others(folder, name, shown)
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
                     if not record_file(folder, name).exists():
@@ -285,6 +286,18 @@ class LanceStore(TablePerVersionStore):
             # The rows are written; where this fails, say for want of room, it is done next time.
             with suppress(Exception):
                 table.optimize(cleanup_older_than=KEPT)
+
+
+def _refuse_others(folder: Path, name: str, shown: str) -> None:
+    """Refuse a new store whose tables are there already: they are somebody's own.
+
+    Raises: StoreError.
+    """
+    for path in sorted(folder.glob(f"{name}-v*.lance")):
+        raise StoreError(
+            f"{folder} has a table {path.stem} that {shown} did not write; give another name after "
+            "#, or rename that table."
+        )
 
 
 def _lancedb() -> Any:

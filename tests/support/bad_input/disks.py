@@ -1,0 +1,172 @@
+"""Disks that are full or may only be read, locks that others hold, downloads that are cut off."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tests.support.bad_input.case import Case, Content, nothing, put
+from tests.support.bad_input.conditions import (
+    CUT,
+    PAGE,
+    PORT,
+    all_of,
+    answering,
+    deadline,
+    full_disk,
+    locked,
+    read_only,
+    small_files,
+)
+from tests.support.bad_input.services import BUCKET
+from tests.support.bad_input.conditions import environment
+
+TRAIN = "train shop.toml --lineage"
+LETTERS = "encode texts.csv {} --encoder python:evergram.texts.canaries:letters"
+
+
+def during(
+    condition: Callable[[], AbstractContextManager[Any]],
+    name: str,
+    command: str,
+    names: str = "",
+    make: Callable[[Path], object] = nothing,
+) -> Case:
+    return Case(name, command, names, make, all_of(deadline, condition))
+
+
+def full(name: str, command: str, names: str = "No space left") -> Case:
+    """Return the case of a command that writes to the folder `full`, which has no more room."""
+    return during(full_disk("full"), f"no room for {name}", command, names)
+
+
+def small(name: str, command: str, names: str = "") -> Case:
+    """Return the case of a command where no file may grow."""
+    return during(small_files, f"no larger files for {name}", command, names)
+
+
+def unwritable(folder: str, name: str, command: str, names: str = "") -> Case:
+    """Return the case of a command that writes to a folder that may only be read."""
+    return during(read_only(folder), f"a read-only folder of {name}", command, names or folder)
+
+
+def held(name: str, command: str, lock: str, make: Callable[[Path], object] = nothing) -> Case:
+    """Return the case of a command while another process holds this lock."""
+
+    def with_folder(folder: Path) -> None:
+        make(folder)
+        (folder / lock).parent.mkdir(parents=True, exist_ok=True)
+        (folder / lock).touch()
+
+    return during(locked(lock), f"{name} while another writes", command, "Another process", with_folder)
+
+
+def half(name: str, file: str, content: Content, kind: str, names: str = "") -> Case:
+    """Return the case of a public data set of which a part was downloaded."""
+    command = f"train shop.toml --lineage new --set data.kind={kind} --set data.path={file}"
+    return Case(f"half a download of {name}", command, names or file, put(content, file))
+
+
+def archive(**files: str) -> bytes:
+    """Return a zip of these texts."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written:
+        for name, text in files.items():
+            written.writestr(f"ml-latest-small/{name}.csv", text)
+    return buffer.getvalue()
+
+
+RATINGS = "userId,movieId,rating,timestamp\n" + "1,2,3.5,17\n" * 500
+MOVIES = "movieId,title,genres\n2,A film,Drama\n"
+ZIP = archive(ratings=RATINGS, movies=MOVIES)
+
+CASES = [
+    full("a trained lineage", f"{TRAIN} full/l --set model.dim=256", ""),
+    full("an imported lineage", "import old.parquet --lineage full/l"),
+    full("an alignment", "align old.parquet new.parquet --lineage full/l"),
+    full("a store", "fill l --store object=full/s"),
+    full("a store in LanceDB", "fill l --store object=lance:full/s#t", ""),
+    full("a store in Qdrant", "fill l --store object=qdrant:full/s#t", ""),
+    full("exported vectors", "export l full/o.parquet --side object"),
+    full("exported shards", "export l full/o --side object --shards 2"),
+    full("transformed vectors", "transform new.parquet full/o.npy --lineage l --as 0"),
+    full("an exported transform", "export-transform l full/o.onnx --format onnx --as 0"),
+    small("a trained lineage", f"{TRAIN} new --set model.dim=64"),
+    small("an imported lineage", "import old.parquet --lineage new"),
+    small("an alignment", "align 1 old.parquet --lineage l"),
+    small("an upgrade", "upgrade shop.toml --lineage t"),
+    small("a store", "fill l --store object=new"),
+    small("a backfill", "backfill plan l --store object=older"),
+    small("exported vectors", "export l o.parquet --side object"),
+    small("an exported transform", "export-transform l o.onnx --format onnx --as 0"),
+    small("a page of a training", f"{TRAIN} new --report r.html"),
+    small("a consumer's probe", "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet"),
+    unwritable("ro", "a trained lineage", f"{TRAIN} ro/l"),
+    unwritable("ro", "an imported lineage", "import old.parquet --lineage ro/l"),
+    unwritable("ro", "exported vectors", "export l ro/o.parquet --side object"),
+    unwritable("ro", "encoded texts", LETTERS.format("ro/o.parquet")),
+    unwritable("ro", "a store", "fill l --store object=ro/s"),
+    unwritable("ro", "a store in LanceDB", "fill l --store object=lance:ro/s#t"),
+    unwritable("ro", "a store in Qdrant", "fill l --store object=qdrant:ro/s#t"),
+    unwritable("ro", "a first recipe", "init clicks.parquet --out ro/r.toml"),
+    unwritable("ro", "a page", f"{TRAIN} new --report ro/r.html"),
+    unwritable("l", "a label", "label l gold 0"),
+    unwritable("l", "a withdrawal", "withdraw l --reason bad"),
+    unwritable("l", "a consumer", "consumer-add l new --pin v0"),
+    unwritable("l", "a token", "consumer-token l ads"),
+    unwritable("l", "an alignment", "align 1 old.parquet --lineage l"),
+    unwritable("l", "a backfill", "backfill plan l --store object=older"),
+    unwritable("t", "an upgrade", "upgrade shop.toml --lineage t"),
+    unwritable("s", "a store's rows", "fill l --store object=s"),
+    held("a first training", f"{TRAIN} new", "new/.work/training.lock"),
+    held("an upgrade", "upgrade shop.toml --lineage t", "t/.work/training.lock"),
+    held("a first publication", "import old.parquet --lineage new", "new/.lock"),
+    held("an alignment", "align 1 old.parquet --lineage l", "l/.lock"),
+    held("a label", "label l gold 0", "l/.lock"),
+    held("a promotion", "promote l 0", "l/.lock"),
+    held("a withdrawal", "withdraw l --reason bad", "l/.lock"),
+    held("a consumer", "consumer-add l new --pin v0", "l/.lock"),
+    held("a token", "consumer-token l ads", "l/.lock"),
+    held("a removal", "consumer-remove l ads", "l/.lock"),
+    half("MovieLens", "ml-latest-small.zip", ZIP[: len(ZIP) // 2], "movielens"),
+    half("MovieLens by an empty file", "ml-latest-small.zip", b"", "movielens"),
+    half("MovieLens by a page", "ml-latest-small.zip", "<html>gone</html>", "movielens"),
+    half("MovieLens without films", "ml.zip", archive(ratings=RATINGS), "movielens", "movies"),
+    half("Amazon's reviews", "reviews_Beauty_5.json.gz", b"\x1f\x8b\x08\0\0\0\0\0", "amazon"),
+    half("Gowalla", "train.txt.gz", b"\x1f\x8b\x08\0\0\0\0\0", "table"),
+    half("Wikispeedia", "wikispeedia", lambda path: path.mkdir(), "wikispeedia"),
+    during(
+        answering(CUT),
+        "an encoder's server that is cut off",
+        f"encode texts.csv o.parquet --encoder openai:http://127.0.0.1:{PORT}/v1#m",
+        str(PORT),
+    ),
+    during(
+        answering(PAGE),
+        "an encoder's server that is a web page",
+        f"encode texts.csv o.parquet --encoder openai:http://127.0.0.1:{PORT}/v1#m",
+        str(PORT),
+    ),
+    during(
+        answering(b""),
+        "an encoder's server that hangs up",
+        f"encode texts.csv o.parquet --encoder openai:http://127.0.0.1:{PORT}/v1#m",
+        str(PORT),
+    ),
+    during(
+        all_of(answering(CUT, "AWS_ENDPOINT_URL"), environment(**BUCKET)),
+        "a bucket that is cut off",
+        "versions s3://shop/l",
+        "s3://shop/l",
+    ),
+    during(
+        all_of(answering(CUT, "AWS_ENDPOINT_URL"), environment(**BUCKET)),
+        "a new lineage in a bucket that is cut off",
+        "import old.parquet --lineage s3://shop/l",
+        "s3://shop/l",
+    ),
+]
