@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evergram.errors import DataError
 
-# The rest of a cell after the mark that opens it, to the one that closes it; a doubled one does not.
+# The rest of a cell after the mark that opens it, up to the one that closes it; a doubled one does
+# not close it.
 _REST = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 
 
@@ -25,7 +26,7 @@ def refuse_open_quotation(path: Path, delimiter: str) -> None:
     if not path.stat().st_size:
         return
     sign = delimiter.encode()
-    opening = re.compile(rb'(?:\A(?:\xef\xbb\xbf)?|[\r\n' + re.escape(sign) + rb'])"')
+    opening = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(sign) + rb'])"')
     ends = (b"", b"\r", b"\n", sign)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         place = 0

@@ -33,6 +33,7 @@ from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ID_TYPES, Rows, Store
+from evergram.system_errors import reason_and_remedy
 
 BATCH = 10_000
 
@@ -279,7 +280,7 @@ class Backfill:
             ) from None
         except OSError as error:
             raise LineageError(
-                f"{self.folder} cannot be written: {error.strerror or error}; the backfill is as "
+                f"{self.folder} cannot be written: {reason_and_remedy(error)}; the backfill is as "
                 "it was, and 'apply' goes on from there."
             ) from error
 

@@ -10,7 +10,6 @@ from typing import Any
 from evergram.atomic_files import write_text
 from evergram.errors import IntegrityError
 
-
 STATES = ("planned", "under way", "applied", "rolled back")
 
 

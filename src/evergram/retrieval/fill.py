@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evergram.atomic_files import make_folder, remove_folder, write_text
+from evergram.atomic_files import make_folder, remove_folder, remove_tree, write_text
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -102,27 +102,36 @@ def fill(
 def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
     """Yield a store for each side, made if it is not there yet, to be filled.
 
-    All are checked before the first row is written to any.
+    All are checked before the first row is written to any. A snapshot that was made and got no row
+    is removed again.
 
     Args:
         addresses: of the stores, by side.
     Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
         `fill`.
     """
-    from evergram.stores.open_store import open_store
+    from evergram.stores.open_store import open_store, snapshot_folder
 
     version = lineage.production
     kinds = {side: id_type(lineage, side, version) for side in addresses}
     _refuse_shared(addresses)  # before one is made
+    places = {side: snapshot_folder(address) for side, address in addresses.items()}
+    new = {side: place for side, place in places.items() if place and not place.exists()}
     with ExitStack() as opened:
         stores = {
             side: opened.enter_context(open_store(address, create=kinds[side]))
             for side, address in addresses.items()
         }
         _refuse_shared({side: store.place for side, store in stores.items()})
-        for side, store in stores.items():
-            check_store(lineage, store, side, withdrawn=True)
-        yield stores
+        try:
+            for side, store in stores.items():
+                check_store(lineage, store, side, withdrawn=True)
+            yield stores
+        except BaseException:
+            for side, folder in new.items():
+                if not stores[side].count():
+                    remove_tree(folder)
+            raise
 
 
 def _refuse_shared(places: Mapping[str, str]) -> None:

@@ -9,10 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from contextlib import AbstractContextManager as Context
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,14 @@ def locked(file: str) -> Callable[[], Context[Any]]:
 def small_files() -> Iterator[None]:
     """Let no file grow past a few kilobytes, as on a disk that has no more room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.MonkeyPatch.context() as patch:
+        # Python itself would leave the half of a module's bytecode, and fail to read it ever after.
+        patch.setattr(sys, "dont_write_bytecode", True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def full_disk(folder: str) -> Callable[[], Context[Any]]:
@@ -152,10 +156,7 @@ def read_only(folder: str) -> Callable[[], Context[Any]]:
 def _mounted(folder: str, *options: str) -> Iterator[None]:
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("only root can mount a disk")
-    os.makedirs(folder, exist_ok=True)
-    done = subprocess.run(
-        ["mount", *options, folder], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["mount", *options, folder], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     try:

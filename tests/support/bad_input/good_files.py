@@ -44,7 +44,8 @@ def make_good_files(folder: Path) -> None:
 
     A recipe and its clicks; vectors of two models with ids (`old`, `new`) in Parquet and .npy;
     texts; a consumer's probe; the lineage `l` of two versions of these vectors, with a consumer, a
-    filled store `s`, a store `older` with rows of version 0, and a pinned label; and the lineage `t` of three trained versions.
+    filled store `s`, a store `older` with rows of version 0, and a pinned label; and the lineage
+    `t` of three trained versions.
     """
     pq.write_table(clicks(), "clicks.parquet")
     (folder / "shop.toml").write_text(RECIPE)

@@ -1,4 +1,4 @@
-"""`evergram serve`: addresses, limits, tokens, lineages, stores and encoders that it cannot serve."""
+"""What `evergram serve` refuses: addresses, limits, tokens, lineages, stores and encoders."""
 
 from __future__ import annotations
 

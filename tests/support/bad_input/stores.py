@@ -178,7 +178,13 @@ CASES = [
     fill("a table with a quotation mark", 'postgresql://me@127.0.0.1:9/d#a"b', "a"),
     fill("a table of too long a name", f"postgresql://me@127.0.0.1:9/d#{'t' * 50}", "ttt"),
     fill("a database by its other scheme", "postgres://me@127.0.0.1:9/d#t", "postgres"),
-    fill("a database that is a web page", f"postgresql://me@127.0.0.1:{PORT}/d#t", "", nothing, answering(PAGE)),
+    fill(
+        "a database that is a web page",
+        f"postgresql://me@127.0.0.1:{PORT}/d#t",
+        "",
+        nothing,
+        answering(PAGE),
+    ),
     fill("a folder of sockets that is not there", "postgresql:///d?host=/gone#t", "gone"),
     fill("an unknown parameter of a database", "postgresql://h/d?speed=fast#t", "#NAME"),
     fill("a LanceDB without a table", "lance:e"),
@@ -200,8 +206,16 @@ CASES = [
     fill("a Qdrant with a key in its address", "qdrant:http://key@127.0.0.1:9#t", "QDRANT_API_KEY"),
     fill("a Qdrant of another scheme", "qdrant:ftp://127.0.0.1:9#t", "http://"),
     fill("a Qdrant without a port", "qdrant:http://127.0.0.1:port#t", "port"),
-    fill("a Qdrant that is a web page", f"qdrant:http://127.0.0.1:{PORT}#t", "", nothing, answering(PAGE)),
-    fill("a Qdrant that is cut off", f"qdrant:http://127.0.0.1:{PORT}#t", "", nothing, answering(CUT)),
+    fill(
+        "a Qdrant that is a web page",
+        f"qdrant:http://127.0.0.1:{PORT}#t",
+        "",
+        nothing,
+        answering(PAGE),
+    ),
+    fill(
+        "a Qdrant that is cut off", f"qdrant:http://127.0.0.1:{PORT}#t", "", nothing, answering(CUT)
+    ),
     fill("a Qdrant that is a file", "qdrant:shop.toml#t", "shop.toml"),
     fill("a Qdrant below a file", "qdrant:old.npy/q#t", "old.npy"),
     fill("a Qdrant folder that is damaged", "qdrant:q#t", "", put("{", "q/meta.json")),
@@ -217,7 +231,9 @@ CASES = [
     asked("the status of no backfill", "backfill status l --store object=s", "plan"),
     asked("the rollback of no backfill", "backfill rollback l --store object=s", "plan"),
     asked("an unknown word of a backfill", "backfill start l --store object=s", "start"),
-    asked("a backfill planned while one is under way", f"{PLAN} object=older", "under way", planned),
+    asked(
+        "a backfill planned while one is under way", f"{PLAN} object=older", "under way", planned
+    ),
     spoilt("a plan that is no JSON", "plan.json", b"{", "apply"),
     spoilt("a plan that is empty", "plan.json", b"", "status"),
     changed("a plan of negative batches", "plan.json", "apply", batch=-1),

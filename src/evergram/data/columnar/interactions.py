@@ -8,7 +8,6 @@ import pyarrow.compute as pc
 from evergram.errors import DataError
 from evergram.ids import first_missing, missing_sentence
 
-
 # In a unit of times; a nanosecond is less than one.
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from evergram.atomic_files import write_bytes
 from evergram.errors import EvergramError, FormatError, IntegrityError, StoreError
 from evergram.stores.store import ID_TYPES, Space
+from evergram.system_errors import reason_and_remedy
 
 # Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT = 2
@@ -52,7 +53,7 @@ def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
             f"Another process has been writing {shown} for {WAIT:.0f} s; try again later."
         ) from None
     except OSError as error:
-        raise StoreError(f"{shown} cannot be written: {error.strerror or error}.") from error
+        raise StoreError(f"{shown} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def record_file(folder: Path, name: str) -> Path:
