@@ -26,12 +26,18 @@ _REMEDIES = {
 }
 
 
-def reason_and_remedy(error: OSError) -> str:
-    """Return why the system refused, a semicolon, and what to do; no full stop."""
+def reason_and_remedy(error: OSError, meanwhile: str = "") -> str:
+    """Return why the system refused and what to do, without a full stop.
+
+    Args:
+        meanwhile: said in between, such as "the lineage is as it was".
+    """
     # Its number is in the text of an error of Arrow only.
     number = error.errno or next(
         (n for n in _REMEDIES if os.strerror(n).lower() in str(error).lower()), 0
     )
     reason = os.strerror(number) if number in _REMEDIES else error.strerror or str(error)
     remedy = _REMEDIES.get(number, "see that this file can be read and written, and try again")
+    if meanwhile:
+        return f"{reason.rstrip('.')}; {meanwhile}. {remedy[0].upper()}{remedy[1:]}"
     return f"{reason.rstrip('.')}; {remedy}"

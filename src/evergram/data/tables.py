@@ -203,7 +203,9 @@ def _read_text(
 
 
 def _has_lines(column: pa.ChunkedArray) -> bool:
-    return pa.types.is_string(column.type) and pc.any(pc.match_substring(column, "\n")).as_py()
+    return pa.types.is_string(column.type) and bool(
+        pc.any(pc.match_substring(column, "\n")).as_py()
+    )
 
 
 def _first_line(path: Path) -> str:

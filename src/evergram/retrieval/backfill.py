@@ -280,8 +280,9 @@ class Backfill:
             ) from None
         except OSError as error:
             raise LineageError(
-                f"{self.folder} cannot be written: {reason_and_remedy(error)}; the backfill is as "
-                "it was, and 'apply' goes on from there."
+                f"{self.folder} cannot be written: "
+                f"{reason_and_remedy(error, 'the backfill is as it was')}; 'apply' goes on from "
+                "there."
             ) from error
 
 

@@ -26,6 +26,20 @@ from tests.support.bad_input.conditions import (
 )
 from tests.support.bad_input.services import BUCKET
 
+# Of the corpus that the lineage `t` was trained on.
+RECIPE = """
+name = "tiny"
+[data]
+kind = "synthetic"
+queries = 30
+candidates = 20
+interactions = 400
+[model]
+dim = 64
+[training]
+epochs = 1
+"""
+UPGRADE = "--quiet upgrade up.toml --lineage t"
 TRAIN = "--quiet train shop.toml --lineage"
 REGISTRY = "evergram.lineage.consumers.registry"
 LETTERS = "encode texts.csv {} --encoder python:evergram.texts.canaries:letters"
@@ -41,6 +55,16 @@ def during(
     return Case(name, command, names, make, all_of(deadline, condition))
 
 
+def with_recipe(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a function that writes the recipe of the upgrade, and makes more."""
+
+    def both(folder: Path) -> None:
+        (folder / "up.toml").write_text(RECIPE)
+        make(folder)
+
+    return both
+
+
 def folder_of(name: str) -> Callable[[Path], None]:
     """Return a function that makes a folder unless it is there."""
     return lambda folder: (folder / name).mkdir(exist_ok=True)
@@ -51,15 +75,16 @@ def full(name: str, command: str, names: str = "No space left") -> Case:
     return during(full_disk("full"), f"no room for {name}", command, names, folder_of("full"))
 
 
-def small(name: str, command: str, names: str = "") -> Case:
+def small(name: str, command: str, names: str = "File too large") -> Case:
     """Return the case of a command where no file may grow."""
-    return during(small_files, f"no larger files for {name}", command, names)
+    return during(small_files, f"no larger files for {name}", command, names, with_recipe(nothing))
 
 
-def unwritable(folder: str, name: str, command: str, names: str = "") -> Case:
+def unwritable(folder: str, name: str, command: str, names: str = "Read-only file system") -> Case:
     """Return the case of a command that writes to a folder that may only be read."""
     named = f"a read-only folder of {name}"
-    return during(read_only(folder), named, command, names or folder, folder_of(folder))
+    make = with_recipe(folder_of(folder))
+    return during(read_only(folder), named, command, names, make)
 
 
 def held(name: str, command: str, lock: str, make: Callable[[Path], object] = nothing) -> Case:
@@ -72,7 +97,7 @@ def held(name: str, command: str, lock: str, make: Callable[[Path], object] = no
 
     condition = all_of(locked(lock), patched(f"{REGISTRY}.PATIENCE", 0.1))
     named = f"{name} while another writes"
-    return during(condition, named, command, "Another process", with_folder)
+    return during(condition, named, command, "Another process", with_recipe(with_folder))
 
 
 def half(name: str, file: str, content: Content, kind: str, names: str = "") -> Case:
@@ -102,12 +127,12 @@ CASES = [
     full("an alignment", "align old.parquet new.parquet --lineage full/l"),
     full("a store", "--quiet store fill l --store object=full/s"),
     full("exported vectors", "export l full/o.parquet --side object"),
-    full("transformed vectors", "transform new.parquet --lineage l --to 0 --out full/o.npy"),
+    full("transformed vectors", "transform new.parquet --lineage l --as 0 --out full/o.npy"),
     full("an exported transform", "export-transform l full/o.onnx --format onnx --as 0"),
     small("a trained lineage", f"{TRAIN} new --set model.dim=64"),
     small("an imported lineage", "import old.parquet --lineage new"),
     small("an alignment", "align 1 old.parquet --lineage l"),
-    small("an upgrade", "--quiet upgrade shop.toml --lineage t"),
+    small("an upgrade", UPGRADE),
     small("a store", "--quiet store fill l --store object=new"),
     small("exported vectors", "export l o.parquet --side object"),
     small("an exported transform", "export-transform l o.onnx --format onnx --as 0"),
@@ -127,10 +152,10 @@ CASES = [
     unwritable("l", "a token", "consumer-token l ads"),
     unwritable("l", "an alignment", "align 1 old.parquet --lineage l"),
     unwritable("l", "a backfill", "backfill plan l --store object=older"),
-    unwritable("t", "an upgrade", "--quiet upgrade shop.toml --lineage t"),
+    unwritable("t", "an upgrade", UPGRADE),
     unwritable("s", "a store's rows", "--quiet store fill l --store object=s"),
     held("a first training", f"{TRAIN} new", "new/.work/training.lock"),
-    held("an upgrade", "--quiet upgrade shop.toml --lineage t", "t/.work/training.lock"),
+    held("an upgrade", UPGRADE, "t/.work/training.lock"),
     held("a first publication", "import old.parquet --lineage new", "new/.lock"),
     held("an alignment", "align 1 old.parquet --lineage l", "l/.lock"),
     held("a label", "label l gold 0", "l/.lock"),
@@ -143,7 +168,7 @@ CASES = [
     half("MovieLens by an empty file", "ml-latest-small.zip", b"", "movielens"),
     half("MovieLens by a page", "ml-latest-small.zip", "<html>gone</html>", "movielens"),
     half("Amazon's reviews", "reviews_Beauty_5.json.gz", b"\x1f\x8b\x08\0\0\0\0\0", "amazon"),
-    half("Gowalla", "train.txt.gz", b"\x1f\x8b\x08\0\0\0\0\0", "table"),
+    half("Gowalla", "train.txt.gz", b"\x1f\x8b\x08\0\0\0\0\0", "adjacency_list"),
     half("Wikispeedia", "wikispeedia", lambda path: path.mkdir(), "wikispeedia"),
     during(
         all_of(answering(CUT), once),

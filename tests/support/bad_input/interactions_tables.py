@@ -93,7 +93,9 @@ CASES = [
     typed("a time null", table(time=[None, *DAYS[1:]])),
     typed("a time of floats NaN", table(time=[float("nan"), *[1.0] * (N - 1)])),
     typed(
-        "times in the year 292 billion", table(time=pa.array([2**63 - 1] * N, pa.timestamp("s")))
+        "times in the year 292 billion",
+        table(time=pa.array([2**63 - 1] * N, pa.timestamp("s"))),
+        "bad.arrow",
     ),
     typed("dates in the year 5 million", table(time=pa.array([2**31 - 1] * N, pa.date32()))),
     typed("a time past 64 bits unsigned", table(time=pa.array([2**63 + 5] * N, pa.uint64()))),

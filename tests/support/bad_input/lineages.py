@@ -86,7 +86,9 @@ CASES = [
         "versions",
         put("x", "other/versions/1/mine.txt"),
     ),
-    asked("an alignment in a store's folder", "align old.parquet new.parquet --lineage s", "store"),
+    asked(
+        "an alignment in a store's folder", "align old.parquet new.parquet --lineage s", "segments"
+    ),
     asked(
         "a new lineage where the record of one is lost",
         "train shop.toml --lineage l",

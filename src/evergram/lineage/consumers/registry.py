@@ -268,7 +268,7 @@ def _today() -> str:
 
 def _unwritten(where: str, error: OSError) -> LineageError:
     return LineageError(
-        f"{where} cannot be written: {reason_and_remedy(error)}; its consumers are as they were."
+        f"{where} cannot be written: {reason_and_remedy(error, 'its consumers are as they were')}."
     )
 
 

@@ -43,14 +43,13 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
             f"Another process is publishing to {where} or changing it; wait for it and try again."
         ) from None
     except (OSError, SafetensorError) as error:
-        raise LineageError(
-            f"{where} cannot be written: {_reason(error)}; the lineage is as it was."
-        ) from error
+        raise LineageError(f"{where} cannot be written: {_reason(error)}.") from error
 
 
 def _reason(error: OSError | SafetensorError) -> str:
     # An error of safetensors has the system's words in its text.
-    return reason_and_remedy(error if isinstance(error, OSError) else OSError(str(error)))
+    system = error if isinstance(error, OSError) else OSError(str(error))
+    return reason_and_remedy(system, "the lineage is as it was")
 
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:

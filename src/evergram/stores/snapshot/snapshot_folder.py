@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from evergram.stores.snapshot.snapshot_record import (
     write_record,
 )
 from evergram.stores.store import Space
+from evergram.system_errors import reason_and_remedy
 
 
 class SnapshotFolder:
@@ -151,7 +151,7 @@ class SnapshotFolder:
             ) from None
         except OSError as error:
             raise StoreError(
-                f"{self.address} cannot be written: {_reason(error)}; it is as it was."
+                f"{self.address} cannot be written: {reason_and_remedy(error, 'it is as it was')}."
             ) from error
 
     @contextmanager
@@ -231,6 +231,4 @@ class SnapshotFolder:
 def _reason(error: OSError) -> str:
     if isinstance(error, Timeout):
         return "another process holds its lock"
-    if error.errno == errno.EFBIG:
-        return "a file may not be so large here"
     return error.strerror or str(error)

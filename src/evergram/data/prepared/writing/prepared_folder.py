@@ -87,4 +87,4 @@ def new_content(out: Path) -> Iterator[Path]:
 
 
 def _unwritable(out: Path, error: OSError) -> DataError:
-    return DataError(f"{out} cannot be written: {reason_and_remedy(error)}; it is as it was.")
+    return DataError(f"{out} cannot be written: {reason_and_remedy(error, 'it is as it was')}.")
