@@ -12,7 +12,7 @@ from tests.support.serving_process import newest_vectors
 
 JSON = "application/json"
 EMBEDDINGS, SEARCH, TRANSFORM, FOLD_IN = (
-    f"/v1/{route}" for route in ("embeddings", "search", "transform", "fold_in")
+    f"/v1/{route}" for route in ("embeddings", "search", "transform", "fold-in")
 )
 
 
@@ -184,8 +184,20 @@ REQUESTS = [
     arrow("a stream that is none", SEARCH, b"nothing of the kind" * 9),
     arrow("a stream cut in half", SEARCH, GOOD[: len(GOOD) // 2]),
     arrow("a stream of a later length", SEARCH, b"\xff\xff\xff\xff\xff\xff\xff\x7f" + GOOD[8:]),
-    arrow("a stream without its request", SEARCH, stream({"vector": newest_vectors()}, "")),
-    arrow("a stream with half a request", SEARCH, stream({"vector": newest_vectors()}, '{"k": ')),
+    arrow(
+        "a stream without its request",
+        SEARCH,
+        stream({"vector": newest_vectors()}, ""),
+        "",
+        "request",
+    ),
+    arrow(
+        "a stream with half a request",
+        SEARCH,
+        stream({"vector": newest_vectors()}, '{"k": '),
+        "",
+        "request",
+    ),
     arrow("a stream of another column", SEARCH, stream({"v": newest_vectors()}, {}), "vector"),
     arrow("a stream of two columns", SEARCH, stream({"vector": newest_vectors(), "b": [1]}, {})),
     arrow("a stream of words", SEARCH, stream({"vector": ["a"]}, {"version": 1}), "vector"),
@@ -220,11 +232,11 @@ REQUESTS = [
     posted("a fold-in as a stream", FOLD_IN, GOOD, 415, "request", Content_Type=ARROW),
     wrong("a fold-in of nothing", FOLD_IN, {"candidates": []}, "candidates"),
     posted("a fold-in of a lineage of files", FOLD_IN, {"candidates": [[1]]}, 400, "lineage"),
-    asked("a path that is not there", "/v1/nothing", 404, "not_found"),
-    asked("a path of files", "/v1/../../etc/passwd", 404, "not_found"),
+    asked("a path that is not there", "/v1/nothing", 404, "http"),
+    asked("a path of files", "/v1/../../etc/passwd", 404, "http"),
     asked("a model that is not there", "/v1/models/other@v0", 404, "unknown_version", "other"),
     asked("consumers without the right", "/v1/consumers", 403, "forbidden"),
     asked("metrics without the right", "/metrics", 403, "forbidden"),
-    asked("a GET of a search", SEARCH, 405, "method"),
-    posted("a POST of a list", "/v1/versions", {}, 405, "method"),
+    asked("a GET of a search", SEARCH, 405, "http"),
+    posted("a POST of a list", "/v1/versions", {}, 405, "http"),
 ]
