@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_bytes
-from evergram.errors import EvergramError, FormatError, IntegrityError, StoreError
+from evergram.errors import EvergramError, FormatError, StoreError
 from evergram.stores.store import ID_TYPES, Space
 from evergram.system_errors import reason_and_remedy
 
@@ -77,7 +77,7 @@ class LanceRecord:
 def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
     """Return a store's record.
 
-    Raises: FormatError: it is of a later format. IntegrityError: it is damaged.
+    Raises: FormatError: it is of a later format. StoreError: it is damaged.
     """
     file = record_file(folder, name)
     try:
@@ -94,7 +94,7 @@ def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
-        raise IntegrityError(
+        raise StoreError(
             f"{file} is no record of a store ({error}); restore it from a copy, or give another "
             "name."
         ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
-from evergram.errors import FormatError, IntegrityError
+from evergram.errors import FormatError, StoreError
 from evergram.stores.store import ID_TYPES, Space
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
     Args:
         payloads: by the points' ids.
         shown: how errors name the store.
-    Raises: FormatError: it is of a later format. IntegrityError: the collection is no record.
+    Raises: FormatError: it is of a later format. StoreError: the collection is no record.
     """
     try:
         head = payloads[0]
@@ -59,7 +59,7 @@ def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
-        raise IntegrityError(
+        raise StoreError(
             f"{shown} is a collection of something else, or damaged ({type(error).__name__}: "
             f"{error}); give another name after #, or restore it."
         ) from error
