@@ -81,7 +81,7 @@ def test_of_two_imports_at_once_one_is_published_whole(shop: Path) -> None:
     """Whichever comes second meets the lock of the first, or its lineage."""
     import numpy as np
 
-    files = []
+    files: list[str] = []
     for name in ("a", "b"):
         values = np.full((2000, 8), 1.0 + len(files), dtype=np.float32)
         np.save(f"{name}.npy", values + np.arange(2000, dtype=np.float32)[:, None])

@@ -95,8 +95,8 @@ def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
         if isinstance(error, FormatError):
             raise
         raise StoreError(
-            f"{file} is no record of a store ({error}); restore it from a copy, or give another "
-            "name."
+            f"{shown} cannot be read: {file} is no record of a store ({error}); restore it from a "
+            "copy, or give another name."
         ) from error
     return LanceRecord(kind, spaces, side)
 
