@@ -83,7 +83,8 @@ DATA_SETS = {
         "reviews of Yelp, 2018, in the public split of LightGCN and NGCF",
         "Yelp open data set (for research)",
         f"mkdir -p yelp2018 && cd yelp2018 && curl -fL --fail-early "
-        f"-O {_LIGHTGCN}/yelp2018/train.txt -O {_LIGHTGCN}/yelp2018/test.txt && gzip train.txt test.txt",
+        f"-O {_LIGHTGCN}/yelp2018/train.txt -O {_LIGHTGCN}/yelp2018/test.txt && "
+        "gzip train.txt test.txt",
     ),
     "wikispeedia": DataSet(
         "the links, categories and texts of Wikipedia for Schools, 2007",

@@ -128,6 +128,9 @@ CASES = [
     served("a store of a side twice", "--store object=s --store object=s", "object"),
     served("a store of an unknown kind", "--store object=redis:host#t", "redis"),
     served("a served store that is not there", "--store object=gone", "gone"),
+    served(
+        "a store of two processes that is not there", "--processes 2 --store object=gone", "gone"
+    ),
     served("a served store that is a file", "--store object=shop.toml", "shop.toml"),
     served(
         "a served store that is a folder of others",

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_bytes
@@ -111,3 +113,32 @@ def write_record(folder: Path, name: str, record: LanceRecord) -> None:
         "spaces": listed,
     }
     write_bytes(record_file(folder, name), json.dumps(raw, indent=2).encode())
+
+
+def refuse_others(folder: Path, name: str, shown: str) -> None:
+    """Refuse a new store whose tables are there already: they are somebody's own.
+
+    Raises: StoreError.
+    """
+    for path in sorted(folder.glob(f"{name}-v*.lance")):
+        raise _not_ours(path.stem, shown)
+
+
+def drop_left(database: Any, table: str, schema: pa.Schema, shown: str) -> None:
+    """Drop a table that the record does not name: a writer that was killed left it, empty.
+
+    Raises: StoreError: it is somebody's own.
+    """
+    if not (Path(database.uri) / f"{table}.lance").exists():
+        return
+    left = database.open_table(table)
+    if left.schema.names != schema.names or left.count_rows():
+        raise _not_ours(table, shown)
+    database.drop_table(table)
+
+
+def _not_ours(table: str, shown: str) -> StoreError:
+    return StoreError(
+        f"There is a table {table} that {shown} did not write; give another name after #, or "
+        "rename that table."
+    )

@@ -18,9 +18,11 @@ import pyarrow as pa
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
+    drop_left,
     errors_as_store_errors,
     read_record,
     record_file,
+    refuse_others,
     write_lock,
     write_record,
 )
@@ -75,7 +77,7 @@ class LanceStore(TablePerVersionStore):
         _lancedb()
         with errors_as_store_errors(shown):
             if create is not None and not record_file(folder, name).exists():
-                _refuse_others(folder, name, shown)
+                refuse_others(folder, name, shown)
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
                     if not record_file(folder, name).exists():
@@ -157,28 +159,13 @@ class LanceStore(TablePerVersionStore):
             record = self._record()
             if space.version not in record.spaces:
                 name = f"{self._name}-v{space.version}"
-                self._drop_left(name, schema)
+                drop_left(self._database, name, schema, self.address)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
                 spaces = {**record.spaces, space.version: space}
                 write_record(self._folder, self._name, replace(record, spaces=spaces))
         if self.spaces()[space.version] != space:
             # Another process was quicker, with another one.
             self.add_space(space)
-
-    def _drop_left(self, name: str, schema: pa.Schema) -> None:
-        """Drop a table that the record does not name: a writer that was killed left it, empty.
-
-        Raises: StoreError: it is somebody's own.
-        """
-        if not (self._folder / f"{name}.lance").exists():
-            return
-        table = self._database.open_table(name)
-        if table.schema.names != schema.names or table.count_rows():
-            raise StoreError(
-                f"{self._folder} has a table {name} that {self.address} did not write; give "
-                "another name after #, or rename that table."
-            )
-        self._database.drop_table(name)
 
     def _set_side(self, side: str) -> None:
         with self._writing(), errors_as_store_errors(self.address):
@@ -286,18 +273,6 @@ class LanceStore(TablePerVersionStore):
             # The rows are written; where this fails, say for want of room, it is done next time.
             with suppress(Exception):
                 table.optimize(cleanup_older_than=KEPT)
-
-
-def _refuse_others(folder: Path, name: str, shown: str) -> None:
-    """Refuse a new store whose tables are there already: they are somebody's own.
-
-    Raises: StoreError.
-    """
-    for path in sorted(folder.glob(f"{name}-v*.lance")):
-        raise StoreError(
-            f"{folder} has a table {path.stem} that {shown} did not write; give another name after "
-            "#, or rename that table."
-        )
 
 
 def _lancedb() -> Any:

@@ -66,6 +66,14 @@ def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
     return record
 
 
+def not_ours(collection: str, shown: str) -> StoreError:
+    """Return the error about a collection with points that a store did not write."""
+    return StoreError(
+        f"There is a collection {collection} that is not of the store {shown}; give another name "
+        "after #, or rename that collection."
+    )
+
+
 def points_of(keys: Sequence[int | str]) -> list[Any]:
     """Return the ids of the points of rows: a UUID made of each row's own id."""
     return [str(uuid5(NAMESPACE, str(key))) for key in keys]

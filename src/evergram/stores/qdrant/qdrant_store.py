@@ -23,6 +23,7 @@ from evergram.stores.qdrant.qdrant_points import (
     FORMAT,
     QdrantRecord,
     blocks_of,
+    not_ours,
     points_of,
     record_of,
 )
@@ -191,10 +192,7 @@ class QdrantStore(TablePerVersionStore):
     def _refuse_filled(self, collection: str) -> None:
         """Refuse a collection with points that this store did not write. Raises: StoreError."""
         if self._ask("count", collection, exact=True).count:
-            raise StoreError(
-                f"{self._place} has a collection {collection} that is not of the store "
-                f"{self.address}; give another name after #, or rename that collection."
-            )
+            raise not_ours(collection, self.address)
 
     def _add_space(self, space: Space) -> None:
         from qdrant_client import models
@@ -202,8 +200,7 @@ class QdrantStore(TablePerVersionStore):
         point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
         with self._writing():
             if space.version not in self.spaces():
-                # A collection that the record does not name was left by a writer that was killed,
-                # and is empty.
+                # A collection that the record does not name was left, empty, by a killed writer.
                 if self._ask("collection_exists", self._at(space.version)):
                     self._refuse_filled(self._at(space.version))
                     self._ask("delete_collection", self._at(space.version))
