@@ -191,8 +191,15 @@ def answering(content: bytes, variable: str = "") -> Callable[[], Context[Any]]:
     return during
 
 
+def free_port() -> int:
+    """Return a port that nobody listens at; tests that run beside these have others."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
 # Of a server that a case's command line names.
-PORT = 18_461
+PORT = free_port()
 CUT = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
 PAGE = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 21\r\nConnection: close\r\n\r\n"
