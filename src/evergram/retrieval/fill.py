@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.atomic_files import make_folder, remove_folder, remove_tree, write_text
-from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
@@ -117,20 +117,20 @@ def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[d
     _refuse_shared(addresses)  # before one is made
     places = {side: snapshot_folder(address) for side, address in addresses.items()}
     new = {side: place for side, place in places.items() if place and not place.exists()}
+    stores: dict[str, Store] = {}
     with ExitStack() as opened:
-        stores = {
-            side: opened.enter_context(open_store(address, create=kinds[side]))
-            for side, address in addresses.items()
-        }
-        _refuse_shared({side: store.place for side, store in stores.items()})
         try:
+            for side, address in addresses.items():
+                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
+            _refuse_shared({side: store.place for side, store in stores.items()})
             for side, store in stores.items():
                 check_store(lineage, store, side, withdrawn=True)
             yield stores
         except BaseException:
-            for side, folder in new.items():
-                if not stores[side].count():
-                    remove_tree(folder)
+            for side in new.keys() & stores.keys():
+                with suppress(EvergramError):  # another error is on its way
+                    if not stores[side].count():
+                        remove_tree(new[side])
             raise
 
 

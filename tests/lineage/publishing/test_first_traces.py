@@ -35,6 +35,16 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in path.iterdir()) == ["embeddings", "versions"]
 
 
+def test_the_lock_of_a_lineage_that_another_process_made_stays(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    made = not_there_yet(path)
+    make(path)
+    (path / "lineage.json").touch()
+    with pytest.raises(OSError, match="late"), removed_on_failure(made):
+        raise OSError("late")
+    assert len(list(path.iterdir())) == 4
+
+
 def test_a_success_leaves_all(tmp_path: Path) -> None:
     made = not_there_yet(tmp_path / "line")
     make(tmp_path / "line")

@@ -141,6 +141,7 @@ def refreshing() -> Iterator[None]:
         yield
 
 
+OFF = "qdrant:http://127.0.0.1:9#t"
 PLAN = "backfill plan l --store"
 CASES = [
     asked("no store to fill", "fill l", "--store"),
@@ -149,6 +150,9 @@ CASES = [
     asked("a side to fill that is not there", "fill l --store user=new", "user"),
     asked("a side filled twice", "fill l --store object=a --store object=b", "object"),
     asked("one store for two sides", "fill t --store query=b --store candidate=b", "'candidate'"),
+    asked(
+        "one of two stores that is off", f"fill t --store query=new --store candidate={OFF}", ":9"
+    ),
     asked("a fill from no lineage", "fill gone --store object=new", "gone"),
     fill("an unknown kind of store", "redis:host#t", "redis"),
     fill("an address without a scheme and with a password", "me:secret//a:b@host/d", "scheme"),

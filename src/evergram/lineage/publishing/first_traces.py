@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LOCK = ".lock"
+LOCK, RECORD = ".lock", "lineage.json"
 
 
 def not_there_yet(path: Path) -> list[Path]:
@@ -26,6 +26,9 @@ def removed_on_failure(made: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException:
         for part in made:
+            # Another process may have been quicker, and the lock is then its lineage's.
+            if part.name == LOCK and part.with_name(RECORD).exists():
+                break
             with suppress(OSError):
                 part.unlink() if part.name == LOCK else part.rmdir()
         raise
