@@ -18,6 +18,8 @@ FLOORS = {
     "validation": 1,
     "atomic_files": 1,
     "file_content": 1,
+    "quotation": 1,
+    "system_errors": 1,
     "collectives": 1,
     "data": 2,
     "vector_files": 2,

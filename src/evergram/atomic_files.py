@@ -75,8 +75,11 @@ def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[
                 part.chmod(mode)
             yield file
         commit(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        # Of a full disk, say, the system does not name the file.
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
 
 

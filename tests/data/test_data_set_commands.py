@@ -9,10 +9,16 @@ import gzip
 import io
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -37,6 +43,8 @@ while words:
     word = words.pop(0)
     if word == "-o":
         name = words.pop(0)
+    elif word == "--fail-early":
+        continue
     elif word != "-O":
         assert word.startswith("https://")
         source = pathlib.Path({served!r}) / word.removeprefix("https://")
@@ -170,3 +178,43 @@ def test_a_file_that_is_gone_ends_the_command(name: str, tmp_path: Path) -> None
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", "-c", DATA_SETS[name].command]
     assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 22
+
+
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\nConnection: close\r\n\r\n0 1 2\n1"
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n0 1 2\n"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_download_that_is_cut_off_ends_the_command(name: str, tmp_path: Path) -> None:
+    """Of several files curl reports the last alone, and the half of another would be used."""
+    with answering_each(CUT, WHOLE) as address:
+        command = re.sub(r"https://[^/\s]+", address, DATA_SETS[name].command)
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False)
+    assert done.returncode == 18, "curl's code of a part of a file"
+    # Nothing that comes after the download was done with its half.
+    assert not [*tmp_path.rglob("train.txt.gz"), *tmp_path.rglob("*.tar.xz")]
+
+
+@contextmanager
+def answering_each(*answers: bytes) -> Iterator[str]:
+    """Send these answers, one a connection, the last again and again. Yields: the address."""
+
+    def answer() -> None:
+        for content in chain(answers, repeat(answers[-1])):
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(content)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()

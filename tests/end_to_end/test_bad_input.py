@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from tests.support.bad_input import (
     consumers,
+    disks,
     interactions_tables,
     interactions_text,
     lineages,
     recipes,
+    services,
+    stores,
     texts,
     vectors,
 )
@@ -29,6 +32,9 @@ FAMILIES: dict[str, list[Case]] = {
     "lineages": lineages.CASES,
     "consumers": consumers.CASES,
     "texts": texts.CASES,
+    "stores": stores.CASES,
+    "the service": services.CASES,
+    "disks, locks and downloads": disks.CASES,
 }
 REMEDY = re.compile(r"; |\. [A-Z'-]|: (give|write|export|Give) |\b(must|needs|takes|made of) ")
 # Sentences that say what is wrong and not yet what to do; one that comes to say it is struck out.

@@ -29,11 +29,13 @@ class ServingProcess:
 
     Args:
         announcement: the JSON line that the command printed when it began to listen.
+        log: all that it wrote to stderr, once it has ended.
     """
 
     process: subprocess.Popen[str]
     announcement: dict[str, Any]
     http: httpx.Client
+    log: str = ""
 
     @property
     def url(self) -> str:
@@ -74,16 +76,20 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[Servi
         text=True,
         env={**os.environ, **environment},
     ) as process:
+        served: ServingProcess | None = None
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, process.communicate()[1]
             announcement = json.loads(line)
             with httpx.Client(base_url=announcement["url"], timeout=PATIENCE) as http:
-                yield ServingProcess(process, announcement, http)
+                served = ServingProcess(process, announcement, http)
+                yield served
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE)
+            _, log = process.communicate(timeout=PATIENCE)
+            if served is not None:
+                served.log = log
 
 
 @pytest.fixture(scope="module")

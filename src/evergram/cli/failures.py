@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from evergram.cli.old_names import command_at
 from evergram.collectives import is_first_process
 from evergram.errors import EvergramError
+from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
 # Bad input or something impossible; an error that nobody foresaw, as in BSD's sysexits.h; Ctrl-C.
@@ -34,25 +35,6 @@ _MEMORY = re.compile(
     r"|realloc of size|storage size calculation overflowed"
 )
 _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
-# What to do about an error of the system.
-_REMEDIES = {
-    errno.ENOSPC: "free some space, or name a place on another disk",
-    errno.EDQUOT: "free some space, or name a place on another disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name a place on another disk",
-    errno.EACCES: "let this user read and write there, or name another place",
-    errno.EPERM: "let this user read and write there, or name another place",
-    errno.EROFS: "name a place that can be written to",
-    errno.ENOENT: "make it first, or correct the name",
-    errno.EEXIST: "remove it, or name another place",
-    errno.ENOTDIR: "a file stands where a folder is needed: remove it, or name another place",
-    errno.EISDIR: "a folder stands where a file is needed: name a file",
-    errno.ENOTEMPTY: "empty the folder, or name another place",
-    errno.ELOOP: "these links lead to each other: name the file itself",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EINVAL: "name a file or a folder of this machine's disk",
-    errno.EBUSY: "wait until no other program uses it, or name another place",
-}
 
 
 class _WarningPrinter(logging.Handler):
@@ -105,14 +87,8 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
 
 def _of_the_system(error: OSError) -> str:
     """Return a sentence on what the system refused: the file, the reason, and what to do."""
-    # Its number is in the text of an error of Arrow only.
-    number = error.errno or next(
-        (n for n in _REMEDIES if os.strerror(n).lower() in str(error).lower()), 0
-    )
     files = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    reason = os.strerror(number) if number in _REMEDIES else error.strerror or str(error)
-    remedy = _REMEDIES.get(number, "see that this file can be read and written, and try again")
-    return _one_line(f"{' and '.join(files) or 'a file'}: {reason.rstrip('.')}; {remedy}.")
+    return _one_line(f"{' and '.join(files) or 'a file'}: {reason_and_remedy(error)}.")
 
 
 def _one_line(sentence: str) -> str:

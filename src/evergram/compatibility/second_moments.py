@@ -12,6 +12,7 @@ from torch import Tensor
 from evergram.atomic_files import replacing_path
 from evergram.collectives import Collectives
 from evergram.errors import DataError, ShapeError
+from evergram.system_errors import reason_and_remedy
 
 # Columns multiplied at once; blocks below the diagonal are never computed.
 PANEL = 256
@@ -194,7 +195,7 @@ class SecondMoments:
             with replacing_path(path) as part:
                 save_file(self.state_dict(), part)
         except OSError as error:
-            raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+            raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
 
     @classmethod
     def load(cls, path: Path) -> SecondMoments:

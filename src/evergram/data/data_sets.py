@@ -63,7 +63,7 @@ DATA_SETS = {
     "amazon-beauty": DataSet(
         "Amazon reviews of beauty products, 2014, 5-core",
         "no licence stated; cite He and McAuley, WWW 2016",
-        f"mkdir -p amazon-beauty && cd amazon-beauty && curl -fL -O "
+        f"mkdir -p amazon-beauty && cd amazon-beauty && curl -fL --fail-early -O "
         f"{_AMAZON}/reviews_Beauty_5.json.gz -O {_AMAZON}/meta_Beauty.json.gz",
     ),
     "amazon-musical-instruments": DataSet(
@@ -75,20 +75,22 @@ DATA_SETS = {
     "gowalla": DataSet(
         "check-ins of Gowalla, in the public split of LightGCN and NGCF",
         "public check-ins (SNAP); cite Cho, Myers and Leskovec, KDD 2011",
-        f"mkdir -p gowalla && cd gowalla && curl -fL -O {_LIGHTGCN}/gowalla/train.txt "
+        f"mkdir -p gowalla && cd gowalla && curl -fL --fail-early -O {_LIGHTGCN}/gowalla/train.txt "
         f"-O {_LIGHTGCN}/gowalla/test.txt && gzip train.txt test.txt",
         tables="python -m benchmarks.gowalla",
     ),
     "yelp2018": DataSet(
         "reviews of Yelp, 2018, in the public split of LightGCN and NGCF",
         "Yelp open data set (for research)",
-        f"mkdir -p yelp2018 && cd yelp2018 && curl -fL -O {_LIGHTGCN}/yelp2018/train.txt "
-        f"-O {_LIGHTGCN}/yelp2018/test.txt && gzip train.txt test.txt",
+        f"mkdir -p yelp2018 && cd yelp2018 && curl -fL --fail-early "
+        f"-O {_LIGHTGCN}/yelp2018/train.txt -O {_LIGHTGCN}/yelp2018/test.txt && "
+        "gzip train.txt test.txt",
     ),
     "wikispeedia": DataSet(
         "the links, categories and texts of Wikipedia for Schools, 2007",
         "GFDL texts; cite West, Pineau and Precup, IJCAI 2009",
-        f"mkdir -p wikispeedia && curl -fL -O {_WIKISPEEDIA}/wikispeedia_paths-and-graph.tar.gz "
+        f"mkdir -p wikispeedia && curl -fL --fail-early "
+        f"-O {_WIKISPEEDIA}/wikispeedia_paths-and-graph.tar.gz "
         f"-O {_WIKISPEEDIA}/wikispeedia_articles_plaintext.tar.gz && tar -xzf "
         "wikispeedia_paths-and-graph.tar.gz --strip-components=1 -C wikispeedia && gunzip -c "
         "wikispeedia_articles_plaintext.tar.gz | xz > wikispeedia/plaintext_articles.tar.xz",
@@ -106,7 +108,7 @@ DATA_SETS = {
     "foursquare": DataSet(
         "check-ins of Foursquare, as LibRec has them",
         "no licence of the data stated; cite LibRec (Guo and others, UMAP 2015)",
-        f"mkdir -p foursquare && cd foursquare && curl -fL -O {_LIBREC}/trainData.txt "
+        f"mkdir -p foursquare && cd foursquare && curl -fL --fail-early -O {_LIBREC}/trainData.txt "
         f"-O {_LIBREC}/testData.txt",
     ),
     "scifact": DataSet(
@@ -119,7 +121,7 @@ DATA_SETS = {
         "the repositories' licences, MIT and Apache 2.0; cite Bruni, Tran and Baroni, JAIR 2014, "
         "Finkelstein and others, 2002, Hill, Reichart and Korhonen, 2015, and Mikolov and others, "
         "2013",
-        f"mkdir -p words && cd words && curl -fL -O {_WORD_PAIRS}/EN-MEN-TR-3k.txt "
+        f"mkdir -p words && cd words && curl -fL --fail-early -O {_WORD_PAIRS}/EN-MEN-TR-3k.txt "
         f"-O {_WORD_PAIRS}/EN-WS-353-ALL.txt -O {_WORD_PAIRS}/EN-SIMLEX-999.txt "
         f"-O {_WORD2VEC}/questions-words.txt",
     ),

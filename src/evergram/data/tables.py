@@ -21,6 +21,7 @@ from evergram.data.files.csv_file import read_csv
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import ids_of_text
+from evergram.quotation import refuse_open_quotation
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 SUFFIXES = ".parquet, .pq, .arrow, .feather, .csv, .tsv, .csv.gz, .tsv.gz"
@@ -195,7 +196,16 @@ def _read_text(
         if name in ids and table.column_names.count(name) == 1:
             refuse_missing(table[name], name, str(path), text_file=True)
             table = table.set_column(i, name, ids_of_text(table[name]))
+    # A cell of several lines may be the rows after a quotation mark that nobody closed.
+    if path.suffix.lower() != ".gz" and any(_has_lines(column) for column in table.columns):
+        refuse_open_quotation(path, delimiter)
     return table
+
+
+def _has_lines(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_string(column.type) and bool(
+        pc.any(pc.match_substring(column, "\n")).as_py()
+    )
 
 
 def _first_line(path: Path) -> str:

@@ -55,7 +55,8 @@ class Lineage(ReadOnlyLineage):
 
         Args:
             name: letters, digits, '.', '_' and '-', beginning with a letter or a digit.
-        Raises: LineageError: a lineage is there already, or the name cannot be used.
+        Raises: LineageError: a lineage or other files are there already, or the name cannot be
+            used.
         """
         return cls(Catalog.create(path, name))
 

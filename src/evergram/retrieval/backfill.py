@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import make_folder
-from evergram.errors import IntegrityError, LineageError
+from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
@@ -33,6 +33,7 @@ from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ID_TYPES, Rows, Store
+from evergram.system_errors import reason_and_remedy
 
 BATCH = 10_000
 
@@ -126,9 +127,15 @@ class Backfill:
             progress: called with rows done and rows in all.
         Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
         """
+        self._plan()  # before a lock is made
         with self._locked():
             plan = self._plan()
             state, done = self._state.progress()
+            if done > plan.rows:
+                raise IntegrityError(
+                    f"{self.folder} says that {done} of {plan.rows} rows are refreshed; remove it "
+                    "and plan again."
+                )
             if state == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
             self.lineage.manifest(plan.target)
@@ -137,7 +144,7 @@ class Backfill:
             space = space_of(self.lineage, plan.target)
             self.store.add_space(self.store.spaces().get(plan.target, space))
             last = len(order) if rows is None else min(len(order), done + rows)
-            with open_store(str(self.folder / "source")) as source:
+            with self._source() as source:
                 while done < last:
                     ids = order.slice(done, plan.batch)
                     self._refresh(source, plan.target, ids, self._journal(done))
@@ -157,10 +164,11 @@ class Backfill:
 
         Raises: LineageError: nothing is planned.
         """
+        self._plan()  # before a lock is made
         with self._locked():
             target = self._plan().target
             journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
-            with open_store(str(self.folder / "source")) as source:
+            with self._source() as source:
                 for i, path in enumerate(journals, start=1):
                     for old in journal_rows(path):
                         ours = pc.is_in(old.ids, value_set=self._ours(source, target, old.ids))
@@ -226,6 +234,16 @@ class Backfill:
             ours = pa.concat_arrays([ours, rows.ids.filter(pa.array(same))])
         return ours
 
+    def _source(self) -> Store:
+        """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
+        try:
+            return open_store(str(self.folder / "source"))
+        except EvergramError as error:
+            raise IntegrityError(
+                f"The new rows of the backfill cannot be read ({error}) Remove {self.folder} and "
+                "plan again; rows that were refreshed stay so."
+            ) from error
+
     def _journal(self, start: int) -> Path:
         return self.folder / "journal" / f"{start:012d}.sealed"
 
@@ -258,12 +276,13 @@ class Backfill:
                 yield
         except Timeout:
             raise LineageError(
-                f"Another process is refreshing {self.store.address}; wait for it."
+                f"Another process is refreshing {self.store.address}; wait for it and try again."
             ) from None
         except OSError as error:
             raise LineageError(
-                f"{self.folder} cannot be written: {error.strerror or error}; the backfill is as "
-                "it was, and 'apply' goes on from there."
+                f"{self.folder} cannot be written: "
+                f"{reason_and_remedy(error, 'the backfill is as it was')}; 'apply' goes on from "
+                "there."
             ) from error
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from evergram.atomic_files import write_text
 from evergram.errors import IntegrityError
 
+STATES = ("planned", "under way", "applied", "rolled back")
+
 
 @dataclass(frozen=True)
 class BackfillPlan:
@@ -52,6 +54,8 @@ class BackfillState:
         """Return the plan. Raises: IntegrityError: it cannot be read."""
         kinds = {"target": int, "fingerprint": str, "batch": int, "rows": int, "without": int}
         facts = _read_facts(self.plan_path, kinds)
+        if not facts["batch"]:
+            raise _unreadable(self.plan_path, "batch is 0")
         side, store = (str(facts.get(name, "")) for name in ("side", "store"))
         return BackfillPlan(side, store, **{name: facts[name] for name in kinds})
 
@@ -61,6 +65,8 @@ class BackfillState:
         Raises: IntegrityError: it cannot be read.
         """
         facts = _read_facts(self._progress_path, {"state": str, "done": int})
+        if facts["state"] not in STATES:
+            raise _unreadable(self._progress_path, f"state is {facts['state']!r}")
         return facts["state"], facts["done"]
 
     def write_plan(self, plan: BackfillPlan) -> None:
@@ -87,8 +93,12 @@ def _read_facts(path: Path, kinds: dict[str, type]) -> dict[str, Any]:
             if type(facts[name]) is not kind or (kind is int and facts[name] < 0):
                 raise ValueError(f"{name} is {facts[name]!r}")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise IntegrityError(
-            f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
-            "refreshed stay so."
-        ) from error
+        raise _unreadable(path, error) from error
     return facts
+
+
+def _unreadable(path: Path, why: object) -> IntegrityError:
+    return IntegrityError(
+        f"{path} cannot be read: {why}. Remove {path.parent} and plan again; rows that were "
+        "refreshed stay so."
+    )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from evergram.atomic_files import make_folder, remove_folder, write_text
-from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.atomic_files import make_folder, remove_folder, remove_tree, write_text
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
@@ -102,37 +102,47 @@ def fill(
 def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
     """Yield a store for each side, made if it is not there yet, to be filled.
 
-    All are checked before the first row is written to any.
+    All are checked before the first row is written to any. A snapshot that was made and got no row
+    is removed again.
 
     Args:
         addresses: of the stores, by side.
     Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
         `fill`.
     """
-    from evergram.stores.open_store import open_store
+    from evergram.stores.open_store import open_store, snapshot_folder
 
     version = lineage.production
     kinds = {side: id_type(lineage, side, version) for side in addresses}
+    _refuse_shared(addresses)  # before one is made
+    places = {side: snapshot_folder(address) for side, address in addresses.items()}
+    new = {side: place for side, place in places.items() if place and not place.exists()}
+    stores: dict[str, Store] = {}
     with ExitStack() as opened:
-        stores = {
-            side: opened.enter_context(open_store(address, create=kinds[side]))
-            for side, address in addresses.items()
-        }
-        _refuse_shared(stores)
-        for side, store in stores.items():
-            check_store(lineage, store, side, withdrawn=True)
-        yield stores
+        try:
+            for side, address in addresses.items():
+                stores[side] = opened.enter_context(open_store(address, create=kinds[side]))
+            _refuse_shared({side: store.place for side, store in stores.items()})
+            for side, store in stores.items():
+                check_store(lineage, store, side, withdrawn=True)
+            yield stores
+        except BaseException:
+            for side in new.keys() & stores.keys():
+                with suppress(EvergramError):  # another error is on its way
+                    if not stores[side].count():
+                        remove_tree(new[side])
+            raise
 
 
-def _refuse_shared(stores: Mapping[str, Store]) -> None:
+def _refuse_shared(places: Mapping[str, str]) -> None:
     """Refuse one store for two sides. Raises: DataError."""
-    places: dict[str, str] = {}
-    for side, store in stores.items():
-        first = places.setdefault(store.place, side)
+    sides: dict[str, str] = {}
+    for side, place in places.items():
+        first = sides.setdefault(place, side)
         if first != side:
             raise DataError(
-                f"{store.address} is given for side {first!r} and for side {side!r}; a store holds "
-                "one side: give each its own."
+                f"One store is given for side {first!r} and for side {side!r}; a store holds one "
+                "side: give each its own."
             )
 
 
@@ -176,14 +186,18 @@ def _snapshots(
     stores = {}
     mode = file_mode(lineage.path)
     check_tree(lineage.path, parent)
+    # Published files that are missing or damaged are refused before a folder is made.
+    manifest = lineage.manifest(version)
+    kinds = {side: id_type(lineage, side, version) for side in manifest.embeddings}
+    VersionMaps(lineage).norms(np.zeros((0, manifest.dim), dtype=np.float32), version)
     make_folder(lineage.path / "stores", mode)
-    for side in lineage.manifest(version).embeddings:
+    for side in manifest.embeddings:
         folder = parent / side
         marker = folder.with_name(f"{side}.json")
-        fingerprint = lineage.manifest(version).fingerprint
+        fingerprint = manifest.fingerprint
         loaded = _loaded(marker)
         try:
-            store = open_store(str(folder), create=id_type(lineage, side, version))
+            store = open_store(str(folder), create=kinds[side])
         except IntegrityError as error:
             # It was filled from the published file, but rows may have been added since.
             raise IntegrityError(
@@ -219,7 +233,7 @@ def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str
             else opened.enter_context(open_store(str(store)))
             for side, store in stores.items()
         }
-        _refuse_shared(by_side)
+        _refuse_shared({side: store.place for side, store in by_side.items()})
         opened.pop_all()  # From here on they are the caller's.
     return by_side
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.texts.served_texts import RECORDED, ServedTexts
+from evergram.texts.addresses import check_encoder_address
 
 if TYPE_CHECKING:
     import uvicorn
@@ -136,10 +138,13 @@ def listen(
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:
     """Return the encoders of text that settings name; None if they name none.
 
-    Raises: DataError: the file of texts cannot be read.
+    Raises: DataError: the file of texts cannot be read, or an address is of no encoder's form.
     """
     if not settings.encoders:
         return None
+    for address in settings.encoders:
+        if address != RECORDED:
+            check_encoder_address(address)
     documents = None
     if settings.texts is not None:
         folder = None if settings.kept is None else Path(settings.kept)
@@ -206,9 +211,14 @@ def bound_socket(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
-        raise ServiceError(
-            f"{host}:{port} cannot be listened on: {error.strerror}; choose another with --port."
-        ) from error
+        number = error.errno if isinstance(error, OSError) else None
+        todo = "choose another with --port"
+        if number == errno.EACCES:
+            todo = "choose one above 1023 with --port, which needs no right of its own"
+        elif number == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror | UnicodeError):
+            todo = "give --host a name or an address of this machine, such as 127.0.0.1, no port"
+        reason = getattr(error, "strerror", None) or error
+        raise ServiceError(f"{host}:{port} cannot be listened on: {reason}; {todo}.") from error
     return listening

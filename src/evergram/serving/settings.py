@@ -10,6 +10,8 @@ from ipaddress import ip_address
 
 from evergram.errors import ServiceError
 
+# Seconds that the system's timers take, of any unit.
+LONGEST = 1_000_000
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 
@@ -94,7 +96,8 @@ class ServiceSettings:
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Refuse settings that would let strangers in, or that no request could match.
+        """Refuse settings that would let strangers in, that no request could match, or that no
+        clock has.
 
         Args:
             tokens: whether any consumer has a token.
@@ -102,6 +105,19 @@ class ServiceSettings:
             allowed host is not a host's name; or texts are given without an encoder, or a folder
             for their vectors without texts.
         """
+        if not self.host:
+            raise ServiceError(
+                "--host is empty; give an address of this machine: 127.0.0.1 for its own programs "
+                "alone, 0.0.0.0 for all networks."
+            )
+        for name in ("timeout", "silence", "keep_alive", "canary_every", "poll"):
+            seconds = getattr(self, name)
+            # Also false for NaN.
+            if not seconds <= LONGEST:
+                raise ServiceError(
+                    f"--{name.replace('_', '-')} is {seconds} seconds; it must be at most "
+                    f"{LONGEST:,}."
+                )
         if self.texts is not None and not self.encoders:
             raise ServiceError(
                 "--texts is for searches that re-rank by an encoder, and no --encoder is given; "
@@ -122,7 +138,7 @@ class ServiceSettings:
         if self.no_auth or self.loopback or tokens or self.admin_token is not None:
             return
         raise ServiceError(
-            f"Bound to {self.host}, others can reach the service, and no consumer has a token: add "
+            f"Bound to {self.host}, others can reach the service, and no consumer has a token; add "
             "one with 'evergram consumer token', "
             f"set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
         )

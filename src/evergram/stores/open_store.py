@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, Store
@@ -47,6 +48,14 @@ KINDS = {
         "QdrantStore",
     ),
 }
+
+
+def snapshot_folder(address: str) -> Path | None:
+    """Return the folder of a snapshot's address; None if it is of another kind."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "snapshot":
+        return Path(rest)
+    return None if scheme in KINDS else Path(address)
 
 
 def open_store(address: str, *, create: str | None = None) -> Store:

@@ -14,7 +14,7 @@ def checked_name(name: str) -> str:
     """Return the name. Raises: DataError: no store may have it."""
     if not NAME.fullmatch(name):
         raise DataError(
-            f"{name!r} cannot be the name of a store: at most 40 ASCII letters, digits, _ and - "
-            "are allowed, and no - in front."
+            f"{name!r} cannot be the name of a store; give one of at most 40 ASCII letters, "
+            "digits, _ and -, and no - in front."
         )
     return name

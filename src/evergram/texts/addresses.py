@@ -39,14 +39,7 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     Raises: DataError: the address is of another form, or there is no such model. ServiceError: the
         package of its kind is not installed.
     """
-    kind, colon, rest = address.partition(":")
-    if not colon or kind not in _OPENERS:
-        raise DataError(
-            f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
-            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm."
-        )
-    if not rest and kind != "wordllama":
-        raise DataError(f"{address!r} names no encoder after the colon; see docs/text.md.")
+    kind, rest = check_encoder_address(address)
     try:
         return _OPENERS[kind](rest, prompts)
     except ModuleNotFoundError as error:
@@ -56,6 +49,22 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
             f"{kind}: needs {error.name}, which is not installed: pip install {PACKAGES[kind]}, or "
             "'evergram[text]' for those that it lists."
         ) from error
+
+
+def check_encoder_address(address: str) -> tuple[str, str]:
+    """Return the kind and the rest of an encoder's address; it need not be there.
+
+    Raises: DataError: the address is of another form.
+    """
+    kind, colon, rest = address.partition(":")
+    if not colon or kind not in _OPENERS:
+        raise DataError(
+            f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
+            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm."
+        )
+    if not rest and kind != "wordllama":
+        raise DataError(f"{address!r} names no encoder after the colon; see docs/text.md.")
+    return kind, rest
 
 
 def _sentence_transformer(rest: str, prompts: Prompts | None) -> TextEncoder:

@@ -14,17 +14,19 @@ import pyarrow.parquet as pq
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import first_missing, ids_of_text, missing_sentence
+from evergram.quotation import refuse_open_quotation
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def read_texts(
-    path: Path, *, id_column: str = "id", text_column: str = "text"
+    path: Path, *, id_column: str = "id", text_column: str = "text", options: bool = True
 ) -> tuple[pa.Array, list[str]]:
     """Return the ids, int64 or string, and the texts of a file, in its order.
 
     Args:
         id_column, text_column: names of the columns, or of the keys of each line.
+        options: whether who reads an error can name them by --id-column and --text-column.
     Raises: DataError: the file is missing, damaged or of another format, or lacks a column; an id
         or a text is missing, or an id is there twice; the error names the row.
     """
@@ -42,9 +44,8 @@ def read_texts(
     for name, option in ((id_column, "--id-column"), (text_column, "--text-column")):
         if name not in table.column_names:
             has = ", ".join(table.column_names)
-            raise DataError(
-                f"{path} has no column {name!r}; it has {has}. Name the right one by {option}."
-            )
+            todo = f"Name the right one by {option}." if options else f"Rename the one of {name}s."
+            raise DataError(f"{path} has no column {name!r}; it has {has}. {todo}")
         if table.column_names.count(name) > 1:
             raise DataError(f"{path} has the column {name!r} twice; rename one of them.")
     text_file = suffix in (".csv", ".tsv")
@@ -59,6 +60,7 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
         return feather.read_table(path)
     if suffix in (".csv", ".tsv"):
         kinds = {id_column: pa.string(), text_column: pa.string()}
+        refuse_open_quotation(path, "\t" if suffix == ".tsv" else ",")
         return arrow_csv.read_csv(
             path,
             parse_options=arrow_csv.ParseOptions(

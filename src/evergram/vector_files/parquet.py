@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
+from evergram.system_errors import reason_and_remedy
 
 
 def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
@@ -54,7 +55,7 @@ def write_embeddings(
             if writer is None:
                 raise DataError(f"There are no embeddings to write to {path}.")
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
     return rows
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from evergram.atomic_files import replacing, sync
 from evergram.errors import DataError
+from evergram.system_errors import reason_and_remedy
 
 RECORD, SUCCESS = "_SHARDS.json", "_SUCCESS"
 # The key of the record that has the finished shards; the others are settings.
@@ -56,7 +57,7 @@ class ShardRecord:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(
-                f"{self.folder} cannot be written to: {error.strerror or error}."
+                f"{self.folder} cannot be written to: {reason_and_remedy(error)}."
             ) from error
         with self._locked():
             self._begin(overwrite)
@@ -163,7 +164,7 @@ class ShardRecord:
         try:
             descriptor = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise DataError(f"{self.folder} cannot be read: {error.strerror or error}.") from error
+            raise DataError(f"{self.folder} cannot be read: {reason_and_remedy(error)}.") from error
         try:
             # Some file systems lock no folders; see the class.
             with suppress(OSError):
@@ -193,7 +194,7 @@ def _digest(path: Path) -> dict[str, str | int]:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
 
 
 def _difference(path: Path, entry: object) -> str | None:
@@ -224,4 +225,4 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
         sync(path.parent)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
+from evergram.system_errors import reason_and_remedy
 from evergram.vector_files.open_embeddings import (
     ARROW,
     PARQUET,
@@ -275,4 +276,4 @@ def _beside(path: Path) -> Iterator[Path]:
         with replacing_path(path) as part:
             yield part
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error

@@ -11,9 +11,15 @@ import pytest
 from tests.support.lineages import publish
 from tests.support.outside import SECRET
 
-from evergram.errors import IntegrityError
+from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.lineage.disk.path_check import PARTS, check_inside, check_parts, check_tree
+from evergram.lineage.disk.path_check import (
+    PARTS,
+    check_inside,
+    check_parts,
+    check_tree,
+    refuse_occupied,
+)
 from evergram.lineage.lineage import Lineage
 
 
@@ -113,3 +119,31 @@ def test_a_tree_is_searched_at_any_depth(tmp_path: Path) -> None:
     check_parts(tmp_path / "line")
     with pytest.raises(IntegrityError, match="by a symbolic link; nothing is read or written"):
         check_tree(tmp_path / "line", tmp_path / "line" / "a")
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        ([], False),
+        ([".gitkeep", "lost+found/x"], False),
+        ([".work/training.json"], False),
+        ([".lock", "versions/0/manifest.json", "embeddings/.0.part/x"], False),
+        (["readme.txt"], True),
+        (["versions/0/manifest.json"], True),
+        ([".lock", "versions/1/manifest.json"], True),
+        ([".lock", "versions/0/x", "consumers.json"], True),
+    ],
+)
+def test_a_new_lineage_takes_no_folder_of_other_files(
+    tmp_path: Path, files: list[str], refused: bool
+) -> None:
+    """They would be removed where they stand in `versions` or `embeddings`."""
+    folder = tmp_path / "shop"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    if not refused:
+        refuse_occupied(folder, "shop")
+        return
+    with pytest.raises(LineageError, match=r"holds other files .* give an empty folder"):
+        Lineage.create(folder, "shop")

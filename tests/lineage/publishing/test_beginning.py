@@ -58,9 +58,9 @@ def test_without_the_second_nothing_is_left_and_it_can_begin_again(tmp_path: Pat
 
 
 def test_a_folder_that_was_there_stays_with_what_is_in_it(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / ".notes").write_text("mine")
     refused(Lineage.create(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == [".notes"]
 
 
 def test_in_a_bucket_nothing_is_left_either(bucket: str) -> None:

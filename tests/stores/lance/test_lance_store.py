@@ -214,3 +214,23 @@ def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(store: LanceStore
                 assert set(np.unique(part.vectors)) <= {i, i + 50 if i + 50 == last + 1 else i}
         store.delete(range(1000))
         assert store.count() == {}
+
+
+def test_a_table_of_somebody_else_is_refused_and_stays(store: LanceStore) -> None:
+    """It was dropped: a table of that name was taken for what a killed writer had left."""
+    mine = store._database.create_table("emb-v7", pa.table({"name": ["a"], "price": [1.0]}))
+    with pytest.raises(StoreError, match=r"a table emb-v7 that .* did not write; give another"):
+        store.add_space(Space(7, 4, "sha256:seven"))
+    assert mine.count_rows() == 1
+    assert list(store.spaces()) == [0]
+    store._database.create_table("mine-v0", pa.table({"name": ["a"]}))
+    with pytest.raises(StoreError, match="a table mine-v0"):
+        LanceStore.open(f"lance:{store._folder}#mine", "int64")
+
+
+def test_an_empty_table_that_a_killed_writer_left_is_made_anew(store: LanceStore) -> None:
+    schema = store._table(0).schema
+    store._database.create_table("emb-v3", schema=schema)
+    store.add_space(Space(3, 6, "sha256:three"))
+    store.upsert(rows(range(5), 3, 6))
+    assert store.count() == {3: 5}

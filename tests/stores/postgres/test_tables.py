@@ -54,3 +54,14 @@ def test_a_store_of_before_the_side_was_kept(server: PostgresServer, store: Pgve
         assert again.count() == {0: 3}
         again.take_side("candidate")
     assert store.side == "candidate"
+
+
+def test_tables_of_somebody_else_are_refused_and_left_alone(server: PostgresServer) -> None:
+    name = next(NAMES)
+    server.sql(f"create table {name}_vectors (id int primary key, version int, price int)")
+    server.sql(f"insert into {name}_vectors values (1, 2, 3)")
+    for create in (None, "int64"):
+        with pytest.raises(StoreError, match="give another name after #"):
+            open_store(server.address(name), create=create)
+    assert server.sql(f"select * from {name}_vectors") == [(1, 2, 3)]
+    assert server.sql(f"select to_regclass('{name}_spaces')") == [(None,)]

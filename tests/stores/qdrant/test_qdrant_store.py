@@ -212,3 +212,25 @@ def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path) -
                     assert set(np.unique(part.vectors)) <= {i, last + 1}
             store.delete(range(1000))
             assert store.count() == {}
+
+
+def test_collections_of_somebody_else_are_refused_and_stay(store: QdrantStore) -> None:
+    """They were deleted: one of that name was taken for what a killed writer had left."""
+    from qdrant_client import models
+
+    shape = models.VectorParams(size=1, distance=models.Distance.DOT)
+    for name in ("emb-v7", "mine"):
+        store._ask("create_collection", name, vectors_config=shape)
+        point = models.PointStruct(id=5, vector=[1.0], payload={"price": 3})
+        store._ask("upsert", name, [point], wait=True)
+    with pytest.raises(StoreError, match="a collection emb-v7 that is not of the store"):
+        store.add_space(Space(7, 4, "sha256:seven"))
+    with pytest.raises(StoreError, match="a collection mine that is not of the store"):
+        QdrantStore.open(f"qdrant:{store._place}#mine", "int64")
+    for name in ("emb-v7", "mine"):
+        assert store._ask("count", name, exact=True).count == 1
+
+
+def test_a_collection_that_is_no_record_is_refused(store: QdrantStore) -> None:
+    with pytest.raises(StoreError, match="is a collection of something else, or damaged"):
+        QdrantStore.open(f"qdrant:{store._place}#emb-v0")

@@ -44,7 +44,8 @@ def make_good_files(folder: Path) -> None:
 
     A recipe and its clicks; vectors of two models with ids (`old`, `new`) in Parquet and .npy;
     texts; a consumer's probe; the lineage `l` of two versions of these vectors, with a consumer, a
-    filled store `s`, and a pinned label; and the lineage `t` of three trained versions.
+    filled store `s`, a store `older` with rows of version 0, and a pinned label; and the lineage
+    `t` of three trained versions.
     """
     pq.write_table(clicks(), "clicks.parquet")
     (folder / "shop.toml").write_text(RECIPE)
@@ -60,6 +61,7 @@ def make_good_files(folder: Path) -> None:
     (folder / "texts.csv").write_text("id,text\n" + "".join(f"{i},word {i}\n" for i in range(20)))
     for command in (
         "vectors import old.parquet --lineage l",
+        "store fill l --store object=older",
         "consumer add l ads --pin v0",
         "vectors align 0 new.parquet --lineage l",
         "store fill l --store object=s",

@@ -92,6 +92,12 @@ CASES = [
     typed("times all null", table(time=pa.nulls(N))),
     typed("a time null", table(time=[None, *DAYS[1:]])),
     typed("a time of floats NaN", table(time=[float("nan"), *[1.0] * (N - 1)])),
+    typed(
+        "times in the year 292 billion",
+        table(time=pa.array([2**63 - 1] * N, pa.timestamp("s"))),
+        "bad.arrow",
+    ),
+    typed("dates in the year 5 million", table(time=pa.array([2**31 - 1] * N, pa.date32()))),
     typed("a time past 64 bits unsigned", table(time=pa.array([2**63 + 5] * N, pa.uint64()))),
     typed("a Parquet cut short", parquet()[:-300]),
     typed("a Parquet's first half", parquet()[:3000]),

@@ -135,6 +135,9 @@ CASES = [
     of("a date by day, month, year", TIMED + rows(400, "{},i{},31/12/2024\n")),
     of("a date that there is not", TIMED + rows(400, "{},i{},2024-02-30\n")),
     of("two forms of dates", TIMED + rows(400, "{},i{},2024-01-01\n") + "1,2,17\n"),
+    of("a time past 64 bits", TIMED + rows(400, "{},i{},17\n") + "1,2,99999999999999999999\n"),
+    of("a time in the year 292 billion", TIMED + rows(400, "{},i{},17\n") + f"1,2,{2**63 - 1}\n"),
+    of("a time that stands for none", TIMED + rows(400, "{},i{},17\n") + f"1,2,{-(2**63)}\n"),
     of("a time NaT", TIMED + rows(400, "{},i{},2024-01-01\n") + "1,2,NaT\n"),
     of(
         "constant times, split by time",

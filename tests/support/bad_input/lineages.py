@@ -74,6 +74,27 @@ CASES = [
     asked("a new lineage over one that is there", "train shop.toml --lineage l", "l"),
     asked("an import over a lineage that is there", "import new.parquet --lineage l", "l"),
     asked("a new lineage where a file is", "train shop.toml --lineage old.npy", "old.npy"),
+    asked(
+        "a new lineage among other files",
+        "train shop.toml --lineage other",
+        "readme.txt",
+        put("x", "other/readme.txt"),
+    ),
+    asked(
+        "an import among other files",
+        "import new.parquet --lineage other",
+        "versions",
+        put("x", "other/versions/1/mine.txt"),
+    ),
+    asked(
+        "an alignment in a store's folder", "align old.parquet new.parquet --lineage s", "segments"
+    ),
+    asked(
+        "a new lineage where the record of one is lost",
+        "train shop.toml --lineage l",
+        "no lineage",
+        lambda folder: (folder / "l/lineage.json").unlink(),
+    ),
     asked("a new lineage below a file", "train shop.toml --lineage old.npy/l", "old.npy"),
     asked(
         "no record of a lineage",

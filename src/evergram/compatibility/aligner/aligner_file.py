@@ -31,6 +31,7 @@ from evergram.compatibility.aligner.solution import Solution
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
 from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
 KEY = "evergram.aligner"
@@ -110,7 +111,7 @@ def write_aligner(path: Path, state: AlignerState) -> None:
         with replacing(path, owner=f".{os.getpid()}") as file:
             file.write(save(tensors, metadata))
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def read_aligner(path: Path) -> AlignerState:

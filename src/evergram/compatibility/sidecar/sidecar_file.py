@@ -20,6 +20,7 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError
+from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.sidecar"
 FORMAT_VERSION = 1
@@ -53,7 +54,7 @@ def write_sidecar(path: Path, sidecar: Sidecar, codes: Tensor, ids: Sequence[int
         with replacing(path) as file:
             file.write(content)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]:

@@ -8,6 +8,9 @@ import pyarrow.compute as pc
 from evergram.errors import DataError
 from evergram.ids import first_missing, missing_sentence
 
+# In a unit of times; a nanosecond is less than one.
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+
 
 def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) -> pa.Table:
     """Return the table with `value` and `weight` as float32 and `time` as int64 or float64.
@@ -35,6 +38,8 @@ def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) ->
         kind = column.type
         if name == "time" and pa.types.is_uint64(kind):
             _refuse_large(column, (name, source, first_row), "a time below 2⁶³")
+        if name == "time":
+            _refuse_beyond(column, (name, source, first_row))
         if name == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             # One integer unit for every clock, as only order and differences are used.
             column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
@@ -103,6 +108,33 @@ def refuse_missing(
     if row >= 0:
         where, cell = f"{source} row {first_row + row + 1}", column[row].as_py()
         raise DataError(missing_sentence(where, name, cell, text_file=text_file))
+
+
+def _refuse_beyond(column: pa.ChunkedArray, where: tuple[str, str, int]) -> None:
+    """Refuse a time that 64 bits do not hold, in microseconds where it is a date; the largest
+    integers stand for no time."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        numbers, limit = column, 2.0**63
+    elif pa.types.is_signed_integer(kind):
+        numbers, limit = column.cast(pa.int64()), 2**63 - 1
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
+        days = column.cast(pa.int32()) if unit == "D" else column
+        numbers, limit = days.cast(pa.int64()), (2**63 - 1) // _MICROSECONDS[unit]
+    else:
+        return
+    beyond = pc.or_kleene(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
+    if pa.types.is_floating(kind):
+        beyond = pc.and_kleene(beyond, pc.is_finite(numbers))
+    row = pc.index(beyond, True).as_py()
+    if row >= 0:
+        name, source, first_row = where
+        raise DataError(
+            f"{source} row {first_row + row + 1}: {name} is {numbers[row].as_py()}, which is no "
+            "time: it does not fit into 64 bits, or stands for a missing one; correct the row, or "
+            "leave it out."
+        )
 
 
 def _refuse_large(column: pa.ChunkedArray, where: tuple[str, str, int], wanted: str) -> None:

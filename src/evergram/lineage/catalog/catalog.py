@@ -17,7 +17,7 @@ from evergram.lineage.disk.lineage_record import (
 )
 from evergram.lineage.disk.manifest import Manifest, check_files, read_manifest
 from evergram.lineage.disk.names import check_name
-from evergram.lineage.disk.path_check import check_inside, check_parts
+from evergram.lineage.disk.path_check import check_inside, check_parts, refuse_occupied
 from evergram.lineage.locks.write_lock import unchanged
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import RECORD, Remote
@@ -73,7 +73,10 @@ class Catalog:
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:
-        """Return a new lineage without versions; nothing is written."""
+        """Return a new lineage without versions; nothing is written.
+
+        Raises: LineageError: a lineage or other files are there, or the name cannot be used.
+        """
         check_name(name, "a lineage")
         folder = local_folder(path)
         if cls.exists(path):
@@ -91,6 +94,7 @@ class Catalog:
                 raise LineageError(
                     f"{place} is a file; a lineage is a folder, so name one in its place."
                 )
+        refuse_occupied(folder, name)
         return cls(folder, record)
 
     @property

@@ -33,6 +33,7 @@ from evergram.lineage.disk.path_check import check_inside, check_parts, check_tr
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import CONSUMERS, Remote
+from evergram.system_errors import reason_and_remedy
 
 # Seconds that a change of consumers waits for the lock, which a publication holds while it writes.
 PATIENCE = 30.0
@@ -267,7 +268,7 @@ def _today() -> str:
 
 def _unwritten(where: str, error: OSError) -> LineageError:
     return LineageError(
-        f"{where} cannot be written: {error.strerror or error}; its consumers are as they were."
+        f"{where} cannot be written: {reason_and_remedy(error, 'its consumers are as they were')}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evergram.errors import IntegrityError
+from evergram.errors import IntegrityError, LineageError
 
 # The files and folders that this package reads and writes in a lineage's folder.
 PARTS = (
@@ -42,6 +42,37 @@ def check_parts(root: Path) -> None:
     Raises: IntegrityError.
     """
     check_inside(root, *(path for name in PARTS if (path := root / name).is_symlink()))
+
+
+def refuse_occupied(folder: Path, name: str) -> None:
+    """Refuse a folder for a new lineage that holds other files, some of which it would remove.
+
+    What a killed first publication left may be there, beside its lock; hidden files, too.
+
+    Args:
+        name: of the new lineage.
+    Raises: LineageError.
+    """
+    if not folder.is_dir():
+        return
+    left = {"versions", "embeddings"} if (folder / ".lock").exists() else set()
+    others = sorted(
+        path.name
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+        and path.name != "lost+found"  # of a disk of its own
+        and not (path.name in left and _is_left(path))
+    )
+    if others:
+        raise LineageError(
+            f"{folder} holds other files ({others[0]}) and no lineage; give an empty folder, or a "
+            f"new one such as {folder / name}."
+        )
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether a folder holds nothing but version 0, perhaps half of it."""
+    return all(path.name == "0" or path.name.startswith(".") for path in folder.iterdir())
 
 
 def check_tree(root: Path, folder: Path) -> None:

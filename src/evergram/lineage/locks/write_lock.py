@@ -15,6 +15,7 @@ from evergram.lineage.disk.lineage_record import LineageRecord, read_record
 from evergram.lineage.disk.path_check import check_parts
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.mirror import RECORD, Remote
+from evergram.system_errors import reason_and_remedy
 
 
 @contextmanager
@@ -42,10 +43,13 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
             f"Another process is publishing to {where} or changing it; wait for it and try again."
         ) from None
     except (OSError, SafetensorError) as error:
-        raise LineageError(
-            f"{where} cannot be written: {getattr(error, 'strerror', None) or error}; "
-            "the lineage is as it was."
-        ) from error
+        raise LineageError(f"{where} cannot be written: {_reason(error)}.") from error
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    # An error of safetensors has the system's words in its text.
+    system = error if isinstance(error, OSError) else OSError(str(error))
+    return reason_and_remedy(system, "the lineage is as it was")
 
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:

@@ -22,6 +22,7 @@ from evergram.lineage.locks.training_claim import clear_work
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.pair_history import PairHistory, pair_history_of
 from evergram.lineage.publishing.artefact_check import check_artefact, check_canaries
+from evergram.lineage.publishing.first_traces import not_there_yet, removed_on_failure
 from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
@@ -39,7 +40,8 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     if number:
         newest = catalog.newest
         check_transform_on_canaries(artefact, catalog.reader(newest).canaries(), newest)
-    with writing(catalog.path, catalog.remote):
+    made = [] if number else not_there_yet(catalog.path)
+    with writing(catalog.path, catalog.remote), removed_on_failure(made):
         record = _unchanged_record(catalog, artefact)
         if number:
             resolve = partial(record_changes.resolve, record)

@@ -128,7 +128,8 @@ class RemoteStorage:
             raise
         except Exception as error:
             raise LineageError(
-                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was."
+                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
+                "See that its address, the key and the network are right, and try again."
             ) from error
 
     def _place(self, name: str) -> str:

@@ -19,6 +19,7 @@ from evergram.errors import DataError, FormatError, IntegrityError
 from evergram.lineage.disk.manifest import EncoderRecord, check_files, sha256
 from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.disk.tensor_files import load_tensors, save_tensors
+from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
 FORMAT_VERSION = 1
@@ -110,7 +111,7 @@ def write_encoder_folder(
             if folder.exists():
                 remove_folder(folder)
     except OSError as error:
-        raise DataError(f"{folder} cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{folder} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def read_encoder_folder(folder: Path) -> EncoderFolder:
@@ -125,7 +126,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
     except OSError as error:
         raise DataError(
             f"{folder} is not a folder that save_pretrained wrote: {CONFIG} cannot be read "
-            f"({error.strerror or error})."
+            f"({reason_and_remedy(error)})."
         ) from error
     try:
         raw = json.loads(text)

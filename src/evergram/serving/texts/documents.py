@@ -150,6 +150,6 @@ class Documents:
         except OSError:
             stamp = (-1, -1)
         if stamp != self._stamp:
-            ids, texts = read_texts(self.path)
+            ids, texts = read_texts(self.path, options=False)
             self._texts = dict(zip(ids.to_pylist(), texts, strict=True))
             self._stamp = stamp

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_bytes
 from evergram.errors import EvergramError, FormatError, StoreError
-from evergram.stores.store import Space
+from evergram.stores.store import ID_TYPES, Space
+from evergram.system_errors import reason_and_remedy
 
 # Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT = 2
@@ -31,8 +34,11 @@ def errors_as_store_errors(shown: str) -> Iterator[None]:
         # Damaged files also make it panic, which is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        sentence = " ".join(str(error).split())[:200]
-        raise StoreError(f"{shown} cannot be read or written: {sentence}.") from error
+        sentence = " ".join(str(error).split())[:200].rstrip(".")
+        raise StoreError(
+            f"{shown} cannot be read or written: {sentence}; see that its folder may be read and "
+            "written, and restore it from a copy or fill another."
+        ) from error
 
 
 @contextmanager
@@ -49,7 +55,7 @@ def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
             f"Another process has been writing {shown} for {WAIT:.0f} s; try again later."
         ) from None
     except OSError as error:
-        raise StoreError(f"{shown} cannot be written: {error.strerror or error}.") from error
+        raise StoreError(f"{shown} cannot be written: {reason_and_remedy(error)}.") from error
 
 
 def record_file(folder: Path, name: str) -> Path:
@@ -71,15 +77,30 @@ class LanceRecord:
 
 
 def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
-    """Return a store's record. Raises: FormatError: it is of a later format."""
-    raw = json.loads(record_file(folder, name).read_text())
-    if raw["format_version"] not in READABLE:
-        raise FormatError(
-            f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
-            f"{READABLE[-1]}."
-        )
-    spaces = [Space(**space) for space in raw["spaces"]]
-    return LanceRecord(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
+    """Return a store's record.
+
+    Raises: FormatError: it is of a later format. StoreError: it is damaged.
+    """
+    file = record_file(folder, name)
+    try:
+        raw = json.loads(file.read_text())
+        if raw["format_version"] not in READABLE:
+            raise FormatError(
+                f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
+                f"{READABLE[-1]}: use a later Evergram."
+            )
+        spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
+        kind, side = raw["id_type"], raw.get("side")
+        if kind not in ID_TYPES:
+            raise ValueError(f"id_type is {kind!r}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise StoreError(
+            f"{shown} cannot be read: {file} is no record of a store ({error}); restore it from a "
+            "copy, or give another name."
+        ) from error
+    return LanceRecord(kind, spaces, side)
 
 
 def write_record(folder: Path, name: str, record: LanceRecord) -> None:
@@ -92,3 +113,32 @@ def write_record(folder: Path, name: str, record: LanceRecord) -> None:
         "spaces": listed,
     }
     write_bytes(record_file(folder, name), json.dumps(raw, indent=2).encode())
+
+
+def refuse_others(folder: Path, name: str, shown: str) -> None:
+    """Refuse a new store whose tables are there already: they are somebody's own.
+
+    Raises: StoreError.
+    """
+    for path in sorted(folder.glob(f"{name}-v*.lance")):
+        raise _not_ours(path.stem, shown)
+
+
+def drop_left(database: Any, table: str, schema: pa.Schema, shown: str) -> None:
+    """Drop a table that the record does not name: a writer that was killed left it, empty.
+
+    Raises: StoreError: it is somebody's own.
+    """
+    if not (Path(database.uri) / f"{table}.lance").exists():
+        return
+    left = database.open_table(table)
+    if left.schema.names != schema.names or left.count_rows():
+        raise _not_ours(table, shown)
+    database.drop_table(table)
+
+
+def _not_ours(table: str, shown: str) -> StoreError:
+    return StoreError(
+        f"There is a table {table} that {shown} did not write; give another name after #, or "
+        "rename that table."
+    )

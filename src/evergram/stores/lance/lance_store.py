@@ -18,9 +18,11 @@ import pyarrow as pa
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
+    drop_left,
     errors_as_store_errors,
     read_record,
     record_file,
+    refuse_others,
     write_lock,
     write_record,
 )
@@ -74,7 +76,8 @@ class LanceStore(TablePerVersionStore):
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         _lancedb()
         with errors_as_store_errors(shown):
-            if create is not None:
+            if create is not None and not record_file(folder, name).exists():
+                refuse_others(folder, name, shown)
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
                     if not record_file(folder, name).exists():
@@ -155,9 +158,8 @@ class LanceStore(TablePerVersionStore):
         with self._writing(), errors_as_store_errors(self.address):
             record = self._record()
             if space.version not in record.spaces:
-                # A table that the record does not name was left by a writer that was killed here.
                 name = f"{self._name}-v{space.version}"
-                self._database.drop_table(name, ignore_missing=True)
+                drop_left(self._database, name, schema, self.address)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
                 spaces = {**record.spaces, space.version: space}
                 write_record(self._folder, self._name, replace(record, spaces=spaces))

@@ -140,7 +140,8 @@ class ConnectionPool:
             raise DataError(f"{self.shown} cannot hold a value: {_sentence(error)}.") from None
         except psycopg.Error as error:
             raise StoreError(
-                f"{self.shown} did not do what was asked: {_sentence(error)}."
+                f"{self.shown} did not do what was asked: {_sentence(error)}; correct that on the "
+                "server, or name another store."
             ) from None
         finally:
             self._semaphore.release()

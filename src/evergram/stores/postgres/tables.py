@@ -11,6 +11,13 @@ from psycopg.sql import SQL, Identifier  # isort: skip
 
 COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
 
+# The ends of the names of a store's tables, and their columns.
+OWN = {
+    "_vectors": {"id", "version", "vector", "check_"},
+    "_spaces": {"version", "dim", "fingerprint"},
+    "_side": {"side"},
+}
+
 # One row at most: which side the store holds. Older stores lack the table.
 SIDE_TABLE = SQL(
     "create table if not exists {side} (one boolean primary key default true check (one),"
@@ -41,6 +48,7 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
     """Make the tables that are missing, for ids int64 or string. Raises: StoreError: no
     extension."""
     table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
+    _refuse_others(connection, name)
     with connection.transaction():
         # One at a time: "if not exists" alone is no protection against another who creates it.
         connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
@@ -76,6 +84,24 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
                     id=COLUMNS[id_type],
                     index=index,
                 )
+            )
+
+
+def _refuse_others(connection: Connection, name: str) -> None:
+    """Refuse tables of somebody's own that have the names of the store's. Raises: StoreError."""
+    for suffix, columns in OWN.items():
+        shown = Identifier(f"{name}{suffix}").as_string(connection)
+        there = connection.execute(
+            SQL(
+                "select attname::text from pg_attribute where attrelid = to_regclass(%s)"
+                " and attnum > 0 and not attisdropped"
+            ),
+            [shown],
+        ).fetchall()
+        if there and not columns <= {column for (column,) in there}:
+            raise StoreError(
+                f"The database has a table {name}{suffix} that is no store's: it lacks the column "
+                f"{min(columns - {column for (column,) in there})}; give another name after #."
             )
 
 
@@ -133,4 +159,10 @@ def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]
         )
     oid = connection.execute(SQL("select 'vector'::regtype::oid")).fetchone()
     assert oid is not None
-    return {"bigint": "int64", "text": "string"}[column[0]], oid[0]
+    kinds = {"bigint": "int64", "text": "string"}
+    if column[0] not in kinds:
+        raise StoreError(
+            f"{shown} is no store: its table {name}_vectors has ids of type {column[0]}; give "
+            "another name after #."
+        )
+    return kinds[column[0]], oid[0]

@@ -41,10 +41,11 @@ class QdrantConnection:
             ) from None
         self._shown = shown
         self._closed = False
+        self._is_url = is_url(place)
         # A writer holds it: one at a time of this store, or of all stores in the folder.
         self.writing = threading.RLock()
         self._local: LocalClient | None = None
-        if is_url(place):
+        if self._is_url:
             with self.errors_as_store_errors():
                 # It asks for the server's version and only warns where nobody answers.
                 self._remote = QdrantClient(
@@ -93,8 +94,13 @@ class QdrantConnection:
             raise
         except Exception as error:
             sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            todo = (
+                "see that the server runs at this address and is a Qdrant"
+                if self._is_url
+                else "see that no other process has this folder open, or give another"
+            )
             raise StoreError(
-                f"{self._shown} cannot be reached, read or written: {sentence}."
+                f"{self._shown} cannot be reached, read or written: {sentence}; {todo}."
             ) from error
 
     def close(self) -> None:

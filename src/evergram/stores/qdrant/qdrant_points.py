@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
-from evergram.stores.store import Space
+from evergram.errors import FormatError, StoreError
+from evergram.stores.store import ID_TYPES, Space
 
 T = TypeVar("T")
 
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
+
+# Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
+FORMAT = 2
+READABLE = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,45 @@ class QdrantRecord:
     spaces: dict[int, Space]
     side: str | None
     moved: str | None
+
+
+def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
+    """Return the record in the points of a store's small collection.
+
+    Args:
+        payloads: by the points' ids.
+        shown: how errors name the store.
+    Raises: FormatError: it is of a later format. StoreError: the collection is no record.
+    """
+    try:
+        head = payloads[0]
+        if head["format_version"] not in READABLE:
+            raise FormatError(
+                f"{shown} has format {head['format_version']}; this Evergram reads {READABLE[0]} "
+                f"to {READABLE[-1]}: use a later Evergram."
+            )
+        spaces = {one["version"]: Space(**one) for key, one in payloads.items() if key != 0}
+        record = QdrantRecord(
+            head["id_type"], dict(sorted(spaces.items())), head.get("side"), head.get("moved")
+        )
+        if record.id_type not in ID_TYPES:
+            raise ValueError(f"id_type is {record.id_type!r}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise StoreError(
+            f"{shown} is a collection of something else, or damaged ({type(error).__name__}: "
+            f"{error}); give another name after #, or restore it."
+        ) from error
+    return record
+
+
+def not_ours(collection: str, shown: str) -> StoreError:
+    """Return the error about a collection with points that a store did not write."""
+    return StoreError(
+        f"There is a collection {collection} that is not of the store {shown}; give another name "
+        "after #, or rename that collection."
+    )
 
 
 def points_of(keys: Sequence[int | str]) -> list[Any]:

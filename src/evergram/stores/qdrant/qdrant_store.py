@@ -17,18 +17,21 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, FormatError, StoreError
+from evergram.errors import DataError, StoreError
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
-from evergram.stores.qdrant.qdrant_points import QdrantRecord, blocks_of, points_of
+from evergram.stores.qdrant.qdrant_points import (
+    FORMAT,
+    QdrantRecord,
+    blocks_of,
+    not_ours,
+    points_of,
+    record_of,
+)
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
-
-# Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
-FORMAT = 2
-READABLE = (1, 2)
 
 # A request has so many points, and so many floats, at most: 32 MB is what a server takes.
 POINTS = 1_000
@@ -65,7 +68,8 @@ class QdrantStore(TablePerVersionStore):
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`. The key of a server is in the environment, as QDRANT_API_KEY."""
         place, _, name = address.removeprefix("qdrant:").rpartition("#")
-        if not place or (is_url(place) and set("@?") & set(place)):
+        foreign = "://" in place and not is_url(place)
+        if not place or foreign or (is_url(place) and set("@?") & set(place)):
             raise DataError(
                 "A store in Qdrant is at qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME; a key "
                 f"is not part of the address but of the environment, as {KEY}."
@@ -142,6 +146,7 @@ class QdrantStore(TablePerVersionStore):
         if create is not None:
             self._make(self._name, 1)
             if not self._ask("retrieve", self._name, [0]):
+                self._refuse_filled(self._name)
                 payload = {"format_version": FORMAT, "id_type": create}
                 point = models.PointStruct(id=0, vector=[0.0], payload=payload)
                 self._ask("upsert", self._name, [point], wait=True)
@@ -159,16 +164,7 @@ class QdrantStore(TablePerVersionStore):
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
         with self._connection.errors_as_store_errors():
-            payloads = {point.id: point.payload for point in points}
-            head = payloads.pop(0)
-            if head["format_version"] not in READABLE:
-                raise FormatError(
-                    f"{self.address} has format {head['format_version']}; this Evergram reads "
-                    f"{READABLE[0]} to {READABLE[-1]}."
-                )
-            spaces = {one["version"]: Space(**one) for one in payloads.values()}
-            id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
-        return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
+            return record_of({point.id: point.payload for point in points}, self.address)
 
     def _set_fields(self, **facts: str) -> None:
         """Set some fields of the record; the others stay."""
@@ -193,14 +189,20 @@ class QdrantStore(TablePerVersionStore):
             if not self._ask("collection_exists", collection):
                 raise
 
+    def _refuse_filled(self, collection: str) -> None:
+        """Refuse a collection with points that this store did not write. Raises: StoreError."""
+        if self._ask("count", collection, exact=True).count:
+            raise not_ours(collection, self.address)
+
     def _add_space(self, space: Space) -> None:
         from qdrant_client import models
 
         point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
         with self._writing():
             if space.version not in self.spaces():
-                # A collection that the record does not name was left by a writer that was killed.
+                # A collection that the record does not name was left, empty, by a killed writer.
                 if self._ask("collection_exists", self._at(space.version)):
+                    self._refuse_filled(self._at(space.version))
                     self._ask("delete_collection", self._at(space.version))
                 self._make(self._at(space.version), space.dim)
                 self._ask("upsert", self._name, [point], wait=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from evergram.stores.snapshot.snapshot_record import (
     write_record,
 )
 from evergram.stores.store import Space
+from evergram.system_errors import reason_and_remedy
 
 
 class SnapshotFolder:
@@ -49,20 +49,30 @@ class SnapshotFolder:
     def create(self, id_type: str) -> None:
         """Make an empty store unless there is one. Raises: StoreError: it cannot be written."""
         try:
+            self._refuse_others()
             self.segments.mkdir(parents=True, exist_ok=True)
             with self._file_lock.acquire(timeout=self.wait):
                 if not (self.path / NAME).exists():
-                    # Writing removes from it what the store does not list.
-                    if any(self.segments.iterdir()):
-                        raise StoreError(
-                            f"{self.path} cannot be made a store: it has a folder 'segments' with "
-                            f"other files, and no {NAME}; give another folder."
-                        )
+                    self._refuse_others()
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
                     sync(self.path)
                     sync(self.path.parent)
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
+            raise StoreError(
+                f"{self.path} cannot be made a store: {_reason(error)}; give another folder."
+            ) from error
+
+    def _refuse_others(self) -> None:
+        """Refuse a folder with somebody's files: writing removes what the store does not list.
+
+        Raises: StoreError.
+        """
+        is_store = (self.path / NAME).exists()
+        if not is_store and self.segments.is_dir() and any(self.segments.iterdir()):
+            raise StoreError(
+                f"{self.path} cannot be made a store: it has a folder 'segments' with other files, "
+                f"and no {NAME}; give another folder."
+            )
 
     def current(self) -> Generation:
         """Return the newest generation; a look at the inode of `store.json` tells whether it
@@ -141,7 +151,7 @@ class SnapshotFolder:
             ) from None
         except OSError as error:
             raise StoreError(
-                f"{self.address} cannot be written: {_reason(error)}; it is as it was."
+                f"{self.address} cannot be written: {reason_and_remedy(error, 'it is as it was')}."
             ) from error
 
     @contextmanager
@@ -221,6 +231,4 @@ class SnapshotFolder:
 def _reason(error: OSError) -> str:
     if isinstance(error, Timeout):
         return "another process holds its lock"
-    if error.errno == errno.EFBIG:
-        return "a file may not be so large here"
     return error.strerror or str(error)

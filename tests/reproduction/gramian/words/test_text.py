@@ -92,7 +92,9 @@ def test_the_lines_of_files_are_paragraphs(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_not_there_is_named_with_its_command(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"curl -fL -O .*wikispeedia_articles_plaintext"):
+    with pytest.raises(
+        DataError, match=r"curl -fL --fail-early -O .*wikispeedia_articles_plaintext"
+    ):
         list(paragraphs(tmp_path / "wikispeedia"))
     (tmp_path / "wikispeedia").mkdir()
     with pytest.raises(DataError, match=f"{ARTICLES}: get the links"):

@@ -18,6 +18,7 @@ from evergram.atomic_files import (
 )
 from evergram.data.prepared.prepared_record import NAME
 from evergram.errors import DataError
+from evergram.system_errors import reason_and_remedy
 
 
 @contextmanager
@@ -86,4 +87,4 @@ def new_content(out: Path) -> Iterator[Path]:
 
 
 def _unwritable(out: Path, error: OSError) -> DataError:
-    return DataError(f"{out} cannot be written: {error.strerror or error}; it is as it was.")
+    return DataError(f"{out} cannot be written: {reason_and_remedy(error, 'it is as it was')}.")

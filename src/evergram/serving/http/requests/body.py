@@ -117,8 +117,16 @@ def is_arrow(request: Request) -> bool:
     Nothing else is accepted: a web page of another origin can send texts and forms without asking
     first, but neither of these two.
 
-    Raises: RefusedError: the header says something else, or is missing.
+    Raises: RefusedError: the header says something else, or is missing; or the body is compressed.
     """
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise RefusedError(
+            415,
+            "media_type",
+            f"The body is compressed ({coding[:80]!r}); send it as it is, without the header "
+            "'Content-Encoding'.",
+        )
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (JSON, ARROW):
         described = f"of the type {kind[:80]!r}" if kind else "of no type"

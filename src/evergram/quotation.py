@@ -1,0 +1,42 @@
+"""Check the quotation marks of a CSV, which parsers read as they come."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+from evergram.errors import DataError
+
+# The rest of a cell after the mark that opens it, up to the one that closes it; a doubled one does
+# not close it.
+_REST = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+
+
+def refuse_open_quotation(path: Path, delimiter: str) -> None:
+    """Refuse a CSV in which a quoted cell has no end, or ends before the cell does.
+
+    A parser takes all rows up to the next mark, or up to the end of the file, for one cell.
+
+    Args:
+        path: not compressed.
+        delimiter: between cells, of one byte.
+    Raises: DataError: a quotation mark is not closed; the error names the line that opens it.
+    """
+    if not path.stat().st_size:
+        return
+    sign = delimiter.encode()
+    opening = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(sign) + rb'])"')
+    ends = (b"", b"\r", b"\n", sign)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        place = 0
+        while opened := opening.search(text, place):
+            rest = _REST.match(text, opened.end())
+            place = len(text) if rest is None else rest.end()
+            if rest is None or text[place : place + 1] not in ends:
+                line = text[: opened.end()].count(b"\n") + 1
+                what = "never ends" if rest is None else "ends within its cell"
+                raise DataError(
+                    f"{path} line {line}: a quotation mark opens a cell there that {what}; close "
+                    "it at the cell's end, and double each quotation mark within it."
+                )

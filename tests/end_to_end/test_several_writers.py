@@ -1,0 +1,102 @@
+"""Two commands that publish to one lineage at once: one is refused, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.bad_input.case import tree_of
+from tests.support.bad_input.good_files import RECIPE, clicks
+from tests.support.command import PROGRAM, Command
+
+from evergram.lineage.lineage import Lineage
+
+import pyarrow.parquet as pq  # isort: skip
+
+PATIENCE = 120
+# Epochs that no test waits for, and as few as can be.
+LONG = ("--set", "training.epochs=1_000_000", "--set", "training.patience=0")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.toml").write_text(RECIPE)
+    pq.write_table(clicks(), tmp_path / "clicks.parquet")
+    return tmp_path
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """Start a command that trains until it is killed."""
+    words = [sys.executable, "-c", PROGRAM, "--quiet", *arguments]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until, f"{path} never came"
+        time.sleep(0.02)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "upgrade"])
+def test_the_second_of_two_trainings_is_refused(
+    shop: Path, evergram: Command, command: str
+) -> None:
+    words = (command, "shop.toml", "--lineage", "l")
+    if command == "upgrade":
+        assert evergram("train", "shop.toml", "--lineage", "l").code == 0
+    published = tree_of(shop / "l") if command == "upgrade" else {}
+    first = started(*words, *LONG)
+    try:
+        wait_for(shop / "l/.work/training.json", first)
+        sentence = evergram.refused("--quiet", *words)
+        assert "Another process is training the next version of l" in sentence
+        assert f"process {first.pid}" in sentence
+        assert first.poll() is None
+    finally:
+        ended(first)
+    now = tree_of(shop / "l")
+    assert {name: now[name] for name in published} == published
+    # The lock of a killed process is free, and its training is not in the way of another.
+    again = evergram(*words, "--resume", "never")
+    assert again.code == 0, again.err
+    versions = Lineage.open("l").versions
+    assert [each.version for each in versions] == [0, 1][: 1 + (command == "upgrade")]
+
+
+@pytest.mark.long
+def test_of_two_imports_at_once_one_is_published_whole(shop: Path) -> None:
+    """Whichever comes second meets the lock of the first, or its lineage."""
+    import numpy as np
+
+    files: list[str] = []
+    for name in ("a", "b"):
+        values = np.full((2000, 8), 1.0 + len(files), dtype=np.float32)
+        np.save(f"{name}.npy", values + np.arange(2000, dtype=np.float32)[:, None])
+        files.append(f"{name}.npy")
+    (shop / "ids.txt").write_text("".join(f"{i}\n" for i in range(2000)))
+    runs = [
+        started("vectors", "import", file, "--ids", "ids.txt", "--lineage", "l") for file in files
+    ]
+    errors = [run.communicate(timeout=PATIENCE)[1] for run in runs]
+    assert sorted(run.returncode for run in runs) == [0, 2], errors
+    loser = next(i for i, run in enumerate(runs) if run.returncode)
+    assert errors[loser].count("\n") == 1
+    assert any(
+        words in errors[loser]
+        for words in ("Another process is publishing", "already holds a lineage", "has changed")
+    )
+    _, vectors = Lineage.open("l").embeddings("object")
+    assert float(vectors[0, 0]) == 2.0 - loser
