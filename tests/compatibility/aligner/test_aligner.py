@@ -243,3 +243,16 @@ def test_the_error_of_another_step_is_refused() -> None:
     assert certify(Chain(steps, 3), errors, 2, 0) is not None
     with pytest.raises(ShapeError, match=r"errors\[1\] is of 4 dims, and version 0"):
         certify(Chain(steps, 3), {1: errors[2], 2: errors[1]}, 2, 0)
+
+
+def test_too_few_rows_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    draw = torch.Generator().manual_seed(0)
+    new = torch.randn(60, 30, generator=draw)
+    few, enough = Aligner("linear").fit(new, new[:, :5]), Aligner("linear").fit(new[:, :4], new)
+    with caplog.at_level(logging.WARNING):
+        enough.transform(new[:, :4])
+        assert "is fitted to" not in caplog.text
+        few.transform(new)
+        few.transform(new)
+    assert few.report().fitted_rows < few.report().rows_needed == 90
+    assert caplog.text.count("a linear map from 30 to 5 dims needs 90: add rows") == 1

@@ -239,6 +239,13 @@ class Aligner:
                     report.held_out_rows,
                     report.r2,
                 )
+            if report.fitted_rows < report.rows_needed:
+                log.warning(
+                    "The map is fitted to %d rows, and a %s map from %d to %d dims needs %d: add "
+                    "rows, or take a kind that needs fewer.",
+                    *(report.fitted_rows, report.kind, report.new_dim, report.old_dim),
+                    report.rows_needed,
+                )
         return self._solution
 
     def _open_moments(self) -> GroupedMoments:
