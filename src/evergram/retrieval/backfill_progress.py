@@ -39,7 +39,7 @@ class BackfillProgress:
 
     @property
     def left(self) -> float | None:
-        """Seconds until all rows are done at this rate; None if it does not run, or is not known."""
+        """Seconds until all rows are done at this rate; None if not running or not known."""
         if self.state != "under way" or not self.rate:
             return None
         return (self.total - self.done) / self.rate
