@@ -70,7 +70,9 @@ def _read(path: Path, now: float) -> BackfillProgress:
         done, state, written = _number(at["done"]), str(at["state"]), _time(at.get("at", changed))
         since = _time(at["since"]) if "since" in at else None
         rows = done - _number(at["from"]) if since is not None else 0
-        rate = rows / (written - since) if since is not None and rows and written > since else None
+        rate = (
+            rows / (written - since) if since is not None and rows > 0 and written > since else None
+        )
         idle = now - written
         if state == "under way":
             batch = _number(plan["batch"]) / rate if rate and "batch" in plan else 0.0
