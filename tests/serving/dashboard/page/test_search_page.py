@@ -90,7 +90,7 @@ def test_the_hits_of_both_versions_and_their_overlap(page: Browser, folder: Path
         assert {row[4] for row in shown} == {"v3"}
         for row in shown:
             rank = found[other].index(row[1]) + 1 if row[1] in shared else None
-            assert row[3] == (f"＝ shared, rank {rank}" if rank else "–")
+            assert row[3] == (f"✓ rank {rank}" if rank else "–")
     assert f"Of 5 hits, {len(shared)} are the same at v0 and v3." in said
     # Ids can be taken from a list, and a hit can be searched for.
     offered = page.run("return [...document.querySelectorAll('#ids option')].map((o) => o.value)")

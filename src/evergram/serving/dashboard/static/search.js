@@ -116,7 +116,7 @@ async function hits(version, id, k) {
 function draw(node, version, own, other, otherVersion) {
   const rank = new Map(other.map(({ id }, i) => [id, i + 1]));
   const button = (id) => {
-    const again = html("button", { type: "button", "aria-label": `Search for ${id}` }, "Search");
+    const again = html("button", { type: "button", class: "id", title: `Search for ${id}` }, id);
     again.addEventListener("click", () => {
       at("id").value = id;
       at("id-side").value = at("side").value;
@@ -126,9 +126,9 @@ function draw(node, version, own, other, otherVersion) {
     return again;
   };
   table(node, `${plural(own.length, "hit")}, read as version ${version}`,
-    ["rank", "id", "score", `at v${otherVersion}`, "computed from", "search"],
+    ["rank", "id", "score", `also at v${otherVersion}`, "computed from"],
     own.map(({ id, score, computed_from: source }, i) => [
-      `${i + 1}`, id, number(score), rank.has(id) ? `＝ shared, rank ${rank.get(id)}` : "–", `v${source}`, button(id),
+      `${i + 1}`, button(id), number(score), rank.has(id) ? `✓ rank ${rank.get(id)}` : "–", `v${source}`,
     ]), { numeric: [0, 2], empty: "No hit." });
   node.querySelectorAll("tbody tr").forEach((row, i) => {
     if (own[i]) row.classList.toggle("shared", rank.has(own[i].id));
