@@ -11,9 +11,13 @@ function reachScrollable() {
 addEventListener("load", () => {
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
   // The copy button of each block of code is in a landmark of its own, all without a name.
-  document.querySelectorAll(".md-code__nav").forEach((nav) => nav.setAttribute("role", "group"));
-  // The navigation nests lists that are landmarks again, two of them of one name.
-  document.querySelectorAll(".md-nav .md-nav").forEach((nav) => nav.setAttribute("role", "group"));
+  document.querySelectorAll(".md-code__nav").forEach((nav) => nav.setAttribute("role", "none"));
+  // The navigation's inner lists are landmarks again, and have names that others have, too.
+  for (const nav of document.querySelectorAll('.md-nav[aria-labelledby^="__nav"]')) {
+    const name = document.getElementById(nav.getAttribute("aria-labelledby"))?.textContent.trim();
+    nav.removeAttribute("aria-labelledby");
+    nav.setAttribute("aria-label", `Pages in ${name}`);
+  }
   for (const header of document.querySelectorAll(".md-typeset th")) {
     if (header.textContent.trim()) continue;
     const cell = document.createElement("td");
