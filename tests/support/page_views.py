@@ -25,7 +25,17 @@ LIVE = Live(
         DriftFacts(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
     ],
     rows={"object": {2: 11, 3: 20}},
-    backfill=[BackfillFacts(side="object", version=3, done=9, total=20, state="running")],
+    backfill=[
+        BackfillFacts(
+            side="object",
+            version=3,
+            done=9,
+            total=20,
+            state="under way",
+            per_minute=600.0,
+            left=1.1,
+        )
+    ],
 )
 CONSUMERS = [
     ConsumerFacts(

@@ -144,12 +144,15 @@ class Backfill:
             space = space_of(self.lineage, plan.target)
             self.store.add_space(self.store.spaces().get(plan.target, space))
             last = len(order) if rows is None else min(len(order), done + rows)
+            if done < last:
+                self._state.begin_run(done)
             with self._source() as source:
                 while done < last:
                     ids = order.slice(done, plan.batch)
                     self._refresh(source, plan.target, ids, self._journal(done))
                     done += len(ids)
-                    self._state.write_progress("under way", done)
+                    paused = last <= done < len(order)
+                    self._state.write_progress("under way", done, paused=paused)
                     if progress is not None:
                         progress(done, len(order))
             if done == len(order):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class BackfillState:
         self.plan_path = folder / "plan.json"
         self._progress_path = folder / "progress.json"
         self._mode = mode
+        self._run: dict[str, float] = {}
 
     @property
     def is_planned(self) -> bool:
@@ -74,10 +76,19 @@ class BackfillState:
         self.write_progress("planned", 0)
         write_text(self.plan_path, json.dumps(asdict(plan), indent=2), self._mode)
 
-    def write_progress(self, state: str, done: int) -> None:
-        """Replace the progress."""
-        facts = json.dumps({"state": state, "done": done})
-        write_text(self._progress_path, facts, self._mode)
+    def begin_run(self, done: int) -> None:
+        """Write that rows are refreshed from now on, so that a rate can be told from here."""
+        self._run = {"since": time.time(), "from": done}
+        self.write_progress("under way", done)
+
+    def write_progress(self, state: str, done: int, *, paused: bool = False) -> None:
+        """Replace the progress, with the time: who reads it later can tell whether it still moves.
+
+        Args:
+            paused: whether it stops here because it was asked to, with rows left.
+        """
+        facts = {"state": state, "done": done, "at": time.time(), "paused": paused, **self._run}
+        write_text(self._progress_path, json.dumps(facts), self._mode)
 
 
 def _read_facts(path: Path, kinds: dict[str, type]) -> dict[str, Any]:

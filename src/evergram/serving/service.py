@@ -228,6 +228,12 @@ class Service:
         return None if self.texts is None else self.texts.problem
 
     @property
+    def problems(self) -> list[str]:
+        """What could not be loaded or reached, one sentence each."""
+        problems = (self.store_problem, self.problem, self.text_problem)
+        return [problem for problem in problems if problem is not None]
+
+    @property
     def production(self) -> int:
         return self._state.lineage.production
 

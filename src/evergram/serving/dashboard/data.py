@@ -14,10 +14,17 @@ import torch
 
 from evergram.compatibility.certificate import certify
 from evergram.errors import LineageError
-from evergram.lineage.canary_check import Reading, diagnose_lineage, measure_canaries
+from evergram.lineage.canary_check import (
+    CompatibilityLimits,
+    Reading,
+    diagnose_lineage,
+    measure_canaries,
+    past_limits,
+)
 from evergram.lineage.consumers.record import Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.sampled_metrics import sample_sentence, standard_errors
+from evergram.serving.dashboard.health import health
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,
     DashboardData,
@@ -73,16 +80,19 @@ def dashboard_data(
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
     facts = published_facts(lineage) if published is None else published
+    versions = [
+        _withdrawn(lineage, n, facts) if n in lineage.withdrawn else _version(lineage, n, facts)
+        for n in range(lineage.next_version)
+    ]
+    shown = sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name)
     return DashboardData(
         lineage=lineage.name,
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        health=health(versions, shown, lineage.newest, live),
         newest=lineage.newest,
         production=lineage.production,
-        versions=[
-            _withdrawn(lineage, n, facts) if n in lineage.withdrawn else _version(lineage, n, facts)
-            for n in range(lineage.next_version)
-        ],
-        consumers=sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name),
+        versions=versions,
+        consumers=shown,
         live=live,
     )
 
@@ -172,6 +182,7 @@ def _past(reading: Reading) -> PastFacts:
         bound=None if certificate is None else _finite(certificate.relative_bound),
         amplification=None if certificate is None else _finite(certificate.amplification),
         history={k: v for k, v in reading.history.items() if _finite(v) is not None},
+        belied=next(iter(past_limits([reading], CompatibilityLimits())), None),
     )
 
 

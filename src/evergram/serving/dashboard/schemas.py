@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -31,6 +33,7 @@ class PastFacts(_Facts):
     Args:
         canaries: how many canaries the measured error and cosine are of.
         history: the measured error at every version since, by version.
+        belied: a sentence, where the measured error is far above the certificate's bound.
     """
 
     canaries: int
@@ -40,6 +43,7 @@ class PastFacts(_Facts):
     bound: float | None
     amplification: float | None
     history: dict[int, float]
+    belied: str | None = None
 
 
 class VersionFacts(_Facts):
@@ -130,8 +134,10 @@ class BackfillFacts(_Facts):
     """Progress of bringing the rows of a store's side to a version.
 
     Args:
-        state: "planned", "under way", "applied" or "rolled back", as `store backfill` says;
-            "being filled" while the service fills its own snapshots.
+        state: as of `BackfillProgress`; "being filled" while the service fills its own snapshots.
+        per_minute: rows a minute in the last run; None where it is not known.
+        left: seconds until it is done at that rate; None if it does not run, or is not known.
+        idle: seconds since a row was last done; None where it is not known.
     """
 
     side: str
@@ -139,6 +145,9 @@ class BackfillFacts(_Facts):
     done: int
     total: int
     state: str
+    per_minute: float | None = None
+    left: float | None = None
+    idle: float | None = None
 
 
 class DriftFacts(_Facts):
@@ -176,6 +185,8 @@ class Live(_Facts):
     Args:
         started: when it started, ISO 8601.
         rates: rates of the last ten minutes, oldest first.
+        failed: requests of that time that the service failed to answer (status 500 and above).
+        problems: sentences on what the service could not load or reach; [] if there is nothing.
         latency_ms: "p50" and "p99" of the time to answer, in milliseconds.
         rows: side to version to rows in its store.
     """
@@ -183,10 +194,38 @@ class Live(_Facts):
     started: str | None = None
     traffic: list[Traffic] | None = None
     rates: list[Rate] | None = None
+    failed: int | None = None
+    problems: list[str] | None = None
     latency_ms: dict[str, float] | None = None
     drift: list[DriftFacts] | None = None
     rows: dict[str, dict[int, int]] | None = None
     backfill: list[BackfillFacts] | None = None
+
+
+class Reason(_Facts):
+    """One reason why not all is well.
+
+    Args:
+        kind: "broken", or "not known": nobody measured it, or the measurement failed.
+        part: the part of the page that has more: "consumers", "certificate", "requests", "drift" or
+            "store".
+    """
+
+    kind: Literal["broken", "not known"]
+    part: str
+    sentence: str
+
+
+class Health(_Facts):
+    """Whether all is well; see `health`.
+
+    Args:
+        state: "well", "not well" if anything is broken, else "not known" if anything is not known.
+        reasons: the broken first; [] if all is well.
+    """
+
+    state: Literal["well", "not well", "not known"]
+    reasons: list[Reason]
 
 
 class DashboardData(_Facts):
@@ -199,6 +238,7 @@ class DashboardData(_Facts):
 
     lineage: str
     at: str
+    health: Health
     newest: int
     production: int
     versions: list[VersionFacts]

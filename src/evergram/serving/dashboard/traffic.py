@@ -40,6 +40,7 @@ class TrafficLog:
         self._begun = time.monotonic()
         # Requests in each step of STEP seconds since then.
         self._steps: Counter[int] = Counter()
+        self._failed: Counter[int] = Counter()
         self._counted = -COUNTED_FOR
         self._rows: dict[str, dict[int, int]] | None = None
         self._latest: deque[tuple[float, str, int | None, float]] = deque(maxlen=REMEMBERED)
@@ -50,17 +51,18 @@ class TrafficLog:
         """Record one request; called from the event loop alone."""
         now = time.monotonic()
         self._latest.append((now, consumer, version, seconds))
-        self._count(now)
+        self._count(now, status >= 500)
         self._requests[consumer, version] += 1
         if status >= 400:
             self._errors[consumer, version] += 1
 
-    def _count(self, now: float) -> None:
+    def _count(self, now: float, failed: bool) -> None:
         step = int((now - self._begun) / STEP)
         if step not in self._steps:
             for old in [n for n in self._steps if n < step - WINDOW / STEP]:
-                del self._steps[old]
+                del self._steps[old], self._failed[old]
         self._steps[step] += 1
+        self._failed[step] += failed
 
     def live(
         self, reader: Reader, metrics: Metrics, filling: Mapping[str, tuple[int, int, int]]
@@ -103,6 +105,7 @@ class TrafficLog:
             started=self._started,
             traffic=traffic,
             rates=self._rates(now),
+            failed=self._failed_lately(now),
             latency_ms=latency or None,
             drift=drift or None,
             rows=self._rows_of(reader, now),
@@ -125,6 +128,10 @@ class TrafficLog:
             rates.append(Rate(ago=round(ago, 3), per_minute=steps[step] / seconds * 60))
         return rates
 
+    def _failed_lately(self, now: float) -> int:
+        first = int((now - self._begun - WINDOW) / STEP)
+        return sum(n for step, n in self._failed.copy().items() if step > first)
+
     def _rows_of(self, reader: Reader, now: float) -> dict[str, dict[int, int]] | None:
         if now - self._counted >= COUNTED_FOR:
             self._rows, self._counted = _rows(reader), now
@@ -143,7 +150,16 @@ def _backfills(reader: Reader, filling: Mapping[str, tuple[int, int, int]]) -> l
         for side, (version, done, total) in sorted(dict(filling).items())
     ]
     return own + [
-        BackfillFacts(side=b.side, version=b.version, done=b.done, total=b.total, state=b.state)
+        BackfillFacts(
+            side=b.side,
+            version=b.version,
+            done=b.done,
+            total=b.total,
+            state=b.state,
+            per_minute=None if b.rate is None else b.rate * 60,
+            left=b.left,
+            idle=b.idle,
+        )
         for b in backfill_progress(reader.lineage.path)
     ]
 

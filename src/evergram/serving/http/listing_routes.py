@@ -48,7 +48,9 @@ def versions(state: ServedState, access: Access) -> VersionsAnswer:
         for manifest in lineage.versions
         if manifest.version in readable
     ]
-    return VersionsAnswer(object="list", name=lineage.name, data=answers)
+    first = state.reader.default_side
+    sides = sorted(state.reader.sides, key=lambda side: (side != first, side))
+    return VersionsAnswer(object="list", name=lineage.name, sides=sides, data=answers)
 
 
 def models(state: ServedState, access: Access) -> ModelsAnswer:

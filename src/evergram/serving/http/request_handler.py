@@ -232,6 +232,7 @@ class RequestHandler:
         def collect() -> DashboardData:
             access.require_admin("The dashboard")
             live = self.traffic.live(state.reader, self.metrics, self.service.filling)
+            live = live.model_copy(update={"problems": self.service.problems})
             facts = state.shared.published_facts()
             return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
 

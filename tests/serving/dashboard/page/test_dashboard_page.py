@@ -58,7 +58,9 @@ def test_it_shows_what_the_service_says(
         ["object", "v3", "0.250", "0.100", "5,000", "▲ past the limit"]
     ]
     assert rows(browser, "rows") == [["object", "v2", "11"], ["object", "v3", "20"]]
-    assert rows(browser, "backfill") == [["object", "v3", "running", "9 of 20"]]
+    assert rows(browser, "backfill") == [
+        ["object", "v3", "under way", "9 of 20 (45 %)", "600", "1 s"]
+    ]
 
 
 def test_it_asks_only_its_own_service_and_logs_no_error(browser: Browser, service: Service) -> None:

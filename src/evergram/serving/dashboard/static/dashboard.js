@@ -3,6 +3,7 @@
 import { drawChain } from "./chain.js";
 import { drawErrors, drawQuality, drawRates } from "./charts.js";
 import { at, count, html, number, table, time } from "./elements.js";
+import { drawHealth, drawStale } from "./health.js";
 import {
   drawAlignment, drawConsumers, drawFacts, drawQualities, drawStore, drawTraffic, drawVersions,
   summary,
@@ -103,6 +104,7 @@ function draw() {
     drawConsumers(data);
     drawn = fingerprint;
   }
+  drawHealth(data.health);
   drawFacts(data, lastMinute());
   drawRate();
   drawTraffic(live);
@@ -134,6 +136,7 @@ function askForToken() {
 
 function failed(reason) {
   const kept = data ? ` What is shown is from ${time(data.at)}.` : "";
+  drawStale();
   say(`The dashboard could not be refreshed: ${reason}.${kept} It tries again every few seconds.`);
 }
 

@@ -36,6 +36,14 @@ export const time = (value) => clock.format(new Date(value));
 export const cut = (text, length) =>
   text.length > length ? `${text.slice(0, length - 1)}…` : text;
 
+// Seconds in words, as coarse as one wants to know them.
+export function lasting(seconds) {
+  if (missing(seconds)) return UNKNOWN;
+  const whole = Math.round(Math.abs(seconds));
+  if (whole < 120) return `${whole} s`;
+  return whole < 7200 ? `${Math.round(whole / 60)} min` : `${Math.round(whole / 3600)} h`;
+}
+
 export function date(value) {
   const found = new Date(value);
   if (missing(value) || Number.isNaN(found.getTime())) return UNKNOWN;

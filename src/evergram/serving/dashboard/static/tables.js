@@ -1,7 +1,7 @@
 // Everything that is a table, and the facts at the top.
 
 import { broken, states } from "./chain.js";
-import { UNKNOWN, at, count, date, html, number, plural, table } from "./elements.js";
+import { UNKNOWN, at, count, date, html, lasting, number, plural, table } from "./elements.js";
 
 const version = (n) => (n === null ? UNKNOWN : `v${n}`);
 
@@ -124,6 +124,11 @@ export function drawTraffic(live) {
     ]), { numeric: [2, 3, 4], empty: live.traffic ? "Nobody has asked for anything yet." : "Not known." });
 }
 
+function state(backfill) {
+  if (backfill.state !== "stalled") return backfill.state;
+  return html("span", { class: "bad" }, `✕ stalled or died: nothing for ${lasting(backfill.idle)}`);
+}
+
 export function drawStore(live) {
   table(at("drift"), "Drift by side", ["side", "version", "relative", "limit", "vectors served", "verdict"],
     (live.drift ?? []).map((d) => {
@@ -136,10 +141,12 @@ export function drawStore(live) {
     Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
   table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
     { numeric: [2], empty: live.rows ? "The store is empty." : "Not known." });
-  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done"],
-    (live.backfill ?? []).map((b) => [b.side, `v${b.version}`, b.state,
-      `${count(b.done)} of ${count(b.total)}`]),
-    { numeric: [3], empty: live.backfill ? "None is under way." : "Not known." });
+  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done", "rows a minute", "time left"],
+    (live.backfill ?? []).map((b) => [b.side, `v${b.version}`, state(b),
+      `${count(b.done)} of ${count(b.total)}${b.total ? ` (${Math.floor((100 * b.done) / b.total)} %)` : ""}`,
+      b.per_minute === null ? UNKNOWN : number(b.per_minute),
+      b.state === "under way" || b.state === "being filled" ? lasting(b.left) : "–"]),
+    { numeric: [3, 4, 5], empty: live.backfill ? "None is under way." : "Not known." });
 }
 
 export const summary = (data) =>

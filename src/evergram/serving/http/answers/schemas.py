@@ -100,11 +100,13 @@ class VersionsAnswer(_AnswerModel):
 
     `default` is true of the version that is read where a request names none. `computed_from` are
     the versions of the stores' rows. `warnings` are sentences for readers of the version, such as
-    that it has no certificate. `checked` are the published files that were compared with their
-    hashes; `unchecked` are compared when they are first read."""
+    that it has no certificate. `sides` are those that can be read and searched, the one that is
+    taken where a request names none first. `checked` are the published files that were compared
+    with their hashes; `unchecked` are compared when they are first read."""
 
     object: Literal["list"]
     name: str
+    sides: list[str]
     data: list[VersionAnswer]
 
 

@@ -1,0 +1,35 @@
+// The colour scheme: as the system has it, or as the reader chose. Runs before anything is drawn.
+
+(() => {
+  const KEY = "evergram-scheme";
+  const NAMES = ["system", "light", "dark"];
+  const kept = () => {
+    try {
+      const name = localStorage.getItem(KEY);
+      return NAMES.includes(name) ? name : "system";
+    } catch {
+      return "system"; // storage may be forbidden
+    }
+  };
+  const use = (name) => {
+    document.documentElement.dataset.scheme = name;
+  };
+  use(kept());
+  addEventListener("storage", ({ key }) => {
+    if (key !== KEY) return;
+    use(kept());
+    document.getElementById("scheme").value = kept();
+  });
+  document.addEventListener("DOMContentLoaded", () => {
+    const choice = document.getElementById("scheme");
+    choice.value = kept();
+    choice.addEventListener("change", () => {
+      use(choice.value);
+      try {
+        localStorage.setItem(KEY, choice.value);
+      } catch {
+        // Then it holds until the page is left.
+      }
+    });
+  });
+})();
