@@ -19,6 +19,7 @@ FLOORS = {
     "atomic_files": 1,
     "file_content": 1,
     "collectives": 1,
+    "tracing": 1,
     "data": 2,
     "vector_files": 2,
     "texts": 2,
