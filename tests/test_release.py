@@ -140,7 +140,7 @@ def test_wheel_and_sdist_are_installed_without_constraints(
         pytest.skip(f"this machine has no Python {minor}, neither on PATH nor of pyenv")
     place = tmp_path / "environment"
     subprocess.run([python, "-m", "venv", place], check=True)
-    pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    pip: list[str | Path] = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
     torch = os.environ["EVERGRAM_RELEASE"]
     subprocess.run([*pip, torch, wheel(built)], check=True, timeout=1800)
     small = ["--set", "data.interactions=8000", "--set", "training.epochs=2"]
