@@ -110,14 +110,14 @@ class VersionModel:
                 has = ", ".join(map(str, model_input.columns)) or "none"
                 raise DataError(f"The frame has no column 'id'; it has {has}. Rename one.")
             model_input = model_input["id"]
-        given = list(model_input)
+        keys = list(model_input)
         try:
-            ids = pa.array(given, self.id_type)
+            ids = pa.array(keys, self.id_type)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             raise DataError(f"The stored ids are {self.id_type}; give such ids.") from None
         rows = self.lookup.rows(ids)
         taken = self.vectors.take(pa.array(rows, mask=rows < 0))
-        return pd.DataFrame({"id": given, "vector": taken.to_pylist()})
+        return pd.DataFrame({"id": keys, "vector": taken.to_pylist()})
 
 
 def _load_pyfunc(data_path: str) -> VersionModel:
