@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo docs test test-fast lint release-check sbom bench clean
+.PHONY: demo docs test test-fast lint release-check lower-bounds sbom bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -48,9 +48,25 @@ docs: .venv/ready
 	$(BIN)/python -m website
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The wheel and the sdist, built and installed into an empty environment.
+# The wheel and the sdist, built, and installed without constraints on every Python that pyproject.toml names
+# and this machine has; the newest of all dependencies is downloaded.
 release-check: .venv/ready
-	$(BIN)/python -m pytest tests/test_release.py
+	env -u PIP_CONSTRAINT EVERGRAM_RELEASE=torch==2.13.0 $(BIN)/python -m pytest -s -rs tests/test_release.py
+
+# A part of the suite with the lowest versions that pyproject.toml allows, in an environment of their own
+# (downloads some gigabytes). Old releases warn of newer ones beside them; that is no fault of a bound.
+LOW := build/lowest
+LOW_EXTRAS := als client faiss graph hub onnx pgvector prepare qdrant remote serve tune
+lower-bounds:
+	$(PYTHON) -m venv $(LOW)/tools && $(LOW)/tools/bin/pip install --quiet uv
+	$(LOW)/tools/bin/uv pip compile --quiet pyproject.toml tests/support/lower_bounds.in $(LOW_EXTRAS:%=--extra %) \
+		--resolution lowest-direct --python $(PYTHON) --output-file $(LOW)/lowest.txt
+	$(LOW)/tools/bin/uv venv --quiet --clear --python $(PYTHON) $(LOW)/environment
+	$(LOW)/tools/bin/uv pip install --quiet --python $(LOW)/environment -r $(LOW)/lowest.txt
+	$(LOW)/tools/bin/uv pip install --quiet --python $(LOW)/environment --no-deps --editable .
+	OMP_NUM_THREADS=1 $(LOW)/environment/bin/python -m pytest -p no:cacheprovider -m "not long" -rs \
+		-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning -W ignore::FutureWarning \
+		tests/gramian tests/compatibility tests/lineage tests/cli
 
 # What is installed, with versions and licences, as CycloneDX.
 sbom: .venv/ready

@@ -359,6 +359,8 @@ def test_pages_and_sections_that_sources_cite_exist(path: Path) -> None:
 
 # Keys in the metadata of files and streams, which look like names in the package; and an example.
 METADATA = {"computed_from", "fingerprint", "model", "request", "side", "version"}
+# Spans and their attributes, likewise.
+METADATA |= {"chain", "encoder", "fetch", "search", "source", "store"}
 MADE_UP = {"evergram.stores.redis_store"}
 
 

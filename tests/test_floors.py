@@ -21,6 +21,7 @@ FLOORS = {
     "quotation": 1,
     "system_errors": 1,
     "collectives": 1,
+    "tracing": 1,
     "data": 2,
     "vector_files": 2,
     "texts": 2,

@@ -38,7 +38,7 @@ class KindSettings(BaseModel):
     a recipe that chooses the later of the two is refused.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     # The name in recipes and artefacts: never reused for another thing, never renamed.
     kind: ClassVar[str]

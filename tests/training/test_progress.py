@@ -33,6 +33,30 @@ def test_a_sentence_is_a_line_with_the_prefix(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "seed 1, One seed.\n"
 
 
+def test_without_epochs_a_pipe_gets_sentences_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress().without_epochs().of("seed 1")
+    progress.say("One seed.")
+    with progress.task("version 0", 10) as task:
+        task.describe("epoch 1")
+    assert capsys.readouterr().err == "seed 1, One seed.\n"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_without_epochs_a_bar_leaves_the_terminal_when_its_task_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stays: bool
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    progress = Progress() if stays else Progress().without_epochs()
+    with progress.task("version 0", 1) as task:
+        task.advance(1, 1)
+        task.describe("epoch 1")
+    written = capsys.readouterr().err
+    assert "version 0" in written
+    # The last thing that a bar which does not stay writes is: erase this line.
+    assert written.endswith("\x1b[2K") is not stays
+
+
 def test_a_quiet_progress_and_its_parts_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress.of_choice(False).of("part")
     progress.say("One seed.")

@@ -251,6 +251,15 @@ def demo(
     sys.stdout.write(f"Report: {report}\n")
 
 
+_DEMO_EXPLAINED = """\
+{metric}: how well each version ranks, beside one trained alone and popularity.
+A classifier of another team was trained once, on version 0, and never changed.
+AUC chain: it reads each version through the maps back to version 0; 0.5 is a guess.
+AUC raw: it is given each version's vectors as they are, cut or filled to its length.
+drift: distance from version 0's vectors after the chain, as a share of their length.
+"""
+
+
 def _print_demo(versions: list[DemoVersion], metric: str) -> None:
     """Print a line for each version: how well it ranks, and what the consumer keeps."""
     lines = [
@@ -266,3 +275,4 @@ def _print_demo(versions: list[DemoVersion], metric: str) -> None:
     ]
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     table("A consumer built on version 0", header, lines)
+    sys.stdout.write(_DEMO_EXPLAINED.format(metric=metric))

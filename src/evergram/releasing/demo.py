@@ -90,10 +90,15 @@ def run_demo(
     consumers: ConsumerClassifiers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
-    for version in range(len(recipe.split.versions)):
+    count = len(recipe.split.versions)
+    # In a file or a pipe one line a version: an epoch a line would hide the result.
+    progress = progress.without_epochs()
+    for version in range(count):
         if version == 0:
+            progress.say(f"Training version 0 of 0 to {count - 1}, and another team's classifier.")
             artefact = train(recipe, corpus, device=device, progress=progress)
         else:
+            progress.say(f"Training version {version}, with its map back to version {version - 1}.")
             artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
         lineage.publish(artefact)
         vectors = _of(artefact, ids)

@@ -30,6 +30,7 @@ from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
+from evergram.tracing import span
 
 Metric = Literal["ip", "l2", "cosine"]
 Scores = Literal["raw", "calibrated"]
@@ -191,7 +192,8 @@ class Reader:
             return replace(whole, vectors=cut(whole.vectors, dims))
         store = self._store(side, target)
         asked = store.as_ids(ids)
-        fetched = store.fetch(asked)
+        with span("fetch", store=store.kind, rows=len(asked)):
+            fetched = store.fetch(asked)
         if len(fetched) == 1 and fetched[0].ids.equals(asked):
             # Every id, once and in order: by far the most frequent case.
             source = fetched[0].version
@@ -255,7 +257,8 @@ class Reader:
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
-        hits = store.read_consistently(search)
+        with span("search", store=store.kind, version=target, rows=len(checked), k=k):
+            hits = store.read_consistently(search)
         if scores == "raw":
             return hits
         if scores != "calibrated":

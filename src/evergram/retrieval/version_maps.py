@@ -10,6 +10,7 @@ import torch
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.stores.store import Floats
+from evergram.tracing import span
 
 # A stored squared norm is scaled by this: beside a vector of length up to some hundreds it is then
 # a small coordinate, and a graph built on inner products of stored rows is that of the vectors.
@@ -62,11 +63,13 @@ class VersionMaps:
 
         Raises: LineageError: `target` is later, and no forward map was published between them.
         """
-        affine_map = self._map(source, target)
-        if affine_map is not None:
-            return affine_map.rows(vectors)
-        read: Floats = self._lineage.chain.apply(torch.from_numpy(vectors), source, target).numpy()
-        return read
+        with span("chain", source=source, target=target, rows=len(vectors)):
+            affine_map = self._map(source, target)
+            if affine_map is not None:
+                return affine_map.rows(vectors)
+            chain = self._lineage.chain
+            read: Floats = chain.apply(torch.from_numpy(vectors), source, target).numpy()
+            return read
 
     def affine(self, source: int, target: int) -> AffineMap:
         """Return the map from `source` to `target`.

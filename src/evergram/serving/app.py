@@ -38,8 +38,10 @@ from evergram.serving.http.requests.schemas import (
     SearchRequest,
     TransformRequest,
 )
+from evergram.serving.monitoring.request_spans import RequestSpans
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
+from evergram.tracing import tracer
 
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -78,6 +80,8 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         redoc_url=None,
         # A redirect would repeat the host of the request, whoever sent it.
         redirect_slashes=False,
+        # Its own span of a request would be a second one. FastAPI before 0.165 has none.
+        telemetry={"tracing": tracer() is None},
         responses=errors(403, 421),
     )
     app.state.handler = handler
@@ -93,6 +97,8 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         tokens=lambda: service.tokens,
         refused=handler.count_refusal,
     )
+    if (recording := tracer()) is not None:
+        app.add_middleware(RequestSpans, tracer=recording)
     describe(app, settings)
     return app
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -29,7 +29,9 @@ class Features(BaseModel):
         id: the object's id, which the encoder uses where it knows it; no store is asked for it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
     features: Annotated[
         dict[str, Id | Annotated[list[Id], Field(fail_fast=True)]], Field(max_length=MOST_FEATURES)

@@ -192,7 +192,9 @@ def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Serv
     # Imported here, so that `_check_packages` is asked first.
     from evergram.serving.app import create_app
     from evergram.serving.http.connections import uvicorn_server
+    from evergram.serving.monitoring.exporting import export_traces
 
+    export_traces()
     app = create_app(service, settings)
     return uvicorn_server(app, settings, app.state.handler.connections)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import (
@@ -36,7 +36,7 @@ class TextEncoderRecord(BaseModel):
             be cut to, ascending.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     address: str = Field(min_length=1, max_length=2048)
     fingerprint: str | None

@@ -57,15 +57,22 @@ class Progress:
     Args:
         quiet: report nothing.
         prefix: starts every title.
+        epochs: in a file or a pipe, write a line for each epoch, and on a terminal leave the bar
+            when its task has ended; without, only sentences stay.
     """
 
-    def __init__(self, quiet: bool = False, prefix: str = "") -> None:
+    def __init__(self, quiet: bool = False, prefix: str = "", epochs: bool = True) -> None:
         self._quiet = quiet
         self._prefix = prefix
+        self._epochs = epochs
 
     def of(self, part: str) -> Progress:
         """Return the progress of a part; the titles of its tasks start with its name."""
-        return Progress(self._quiet, f"{self._prefix}{part}, ")
+        return Progress(self._quiet, f"{self._prefix}{part}, ", self._epochs)
+
+    def without_epochs(self) -> Progress:
+        """Return this progress with fewer lines: bars on a terminal, while they run; sentences."""
+        return Progress(self._quiet, self._prefix, epochs=False)
 
     def say(self, sentence: str) -> None:
         """Write a line that belongs to no task."""
@@ -87,7 +94,7 @@ class Progress:
         title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal:
-            yield Handle(title, total, None, self._quiet, at_most)
+            yield Handle(title, total, None, self._quiet or not self._epochs, at_most)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -96,5 +103,5 @@ class Progress:
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
         )
-        with Bar(*columns, console=console) as bar:
+        with Bar(*columns, console=console, transient=not self._epochs) as bar:
             yield Handle(title, total, bar, False, at_most)

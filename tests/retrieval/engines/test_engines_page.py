@@ -27,6 +27,25 @@ ENGINES = {
     "Spark": ["pysail", "pyspark"],
 }
 SLOW = {"Ray Data", "Spark"}
+# These take the vectors themselves; and what must hold after their example.
+TAKERS = {
+    "MLflow": (
+        ["mlflow", "pandas"],
+        "assert answer['id'].tolist() == [12, 7] and len(answer['vector'][0]) == 6\n",
+    ),
+    "Feast": (
+        ["feast"],
+        "tags = FeatureStore('features').get_feature_view('shop_v0').tags\n"
+        "assert tags['evergram_version'] == '0'\n",
+    ),
+}
+FEAST_REPOSITORY = """\
+project: shop
+registry: registry.db
+provider: local
+online_store: {type: sqlite, path: online.db}
+entity_key_serialization_version: 3
+"""
 ROWS = 300
 # None of them may report that it was used.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true"}
@@ -64,7 +83,7 @@ def run(code: str, folder: Path) -> None:
 
 
 def test_the_page_has_every_engine() -> None:
-    assert set(sections()) == {"", *ENGINES}
+    assert set(sections()) == {"", *ENGINES, *TAKERS}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +99,18 @@ def test_an_engine_writes_the_vectors_of_the_past_version(engine: str, folder: P
     vectors = np.array(table["vector"].to_pylist())
     assert vectors.shape == (ROWS, DIMS[0])
     np.testing.assert_allclose(vectors, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_taker_of_vectors_takes_them(taker: str, folder: Path) -> None:
+    packages, check = TAKERS[taker]
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; the extra {taker.lower()} has it")
+    (folder / "features").mkdir()
+    (folder / "features" / "feature_store.yaml").write_text(FEAST_REPOSITORY)
+    run(sections()[taker] + check, folder)
 
 
 def test_the_first_example_makes_functions_of_vectors_and_of_ids(folder: Path) -> None:

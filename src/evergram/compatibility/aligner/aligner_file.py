@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -57,7 +57,7 @@ class AlignerState:
 class _MapRecord(BaseModel):
     """The map's transform and its report."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     kind: str
     options: dict[str, Any]
@@ -68,7 +68,7 @@ class _MapRecord(BaseModel):
 class AlignerRecord(BaseModel):
     """The JSON metadata of an aligner file."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     format_version: Literal[1] = FORMAT_VERSION
     settings: AlignerSettings

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -22,7 +22,9 @@ Resolve = Callable[[str], int]
 
 
 class _StrictRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
 
 
 class Baseline(_StrictRecord):
@@ -108,7 +110,7 @@ class Consumer(_StrictRecord):
 class ConsumersRecord(ChecksummedRecord):
     """The contents of `consumers.json`."""
 
-    model_config = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
     format_version: int
     consumers: tuple[Consumer, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from evergram.errors import IntegrityError, LineageError
@@ -87,6 +88,13 @@ def check_tree(root: Path, folder: Path) -> None:
 def _real(path: Path) -> Path | None:
     """Return the path without symbolic links; None if its links go in a circle."""
     try:
-        return path.resolve()
+        real = path.resolve()
     except (OSError, RuntimeError):
         return None
+    # From Python 3.13 on `resolve` is silent on a circle; the system is not.
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+    return real

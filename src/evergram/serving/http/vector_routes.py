@@ -49,6 +49,7 @@ from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.stores.store import Floats
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
+from evergram.tracing import span
 
 
 def embeddings(call: Call) -> Answer:
@@ -211,10 +212,11 @@ def _encoded(
     Returns: vectors [n, D], and the version that each was computed from.
     """
     source = max(version, call.lineage.production)
-    if role is None:
-        vectors = call.state.shared.encoders.encode(source, side, objects)
-    else:
-        vectors = _text_vectors(call, source, objects, role)
+    with span("encoder", version=source, side=side, rows=len(objects)):
+        if role is None:
+            vectors = call.state.shared.encoders.encode(source, side, objects)
+        else:
+            vectors = _text_vectors(call, source, objects, role)
     call.drift.note_vectors(side, source, vectors)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +54,8 @@ class Workers:
                 self._busy -= 1
             done()
 
-        future = self._pool.submit(work)
+        # With the request's context, in which its span is open.
+        future = self._pool.submit(contextvars.copy_context().run, work)
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 

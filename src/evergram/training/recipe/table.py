@@ -23,7 +23,7 @@ from evergram.kinds import KindSettings
 class RecipeTable(BaseModel):
     """A table of a recipe: unknown keys are refused, values are not converted, nothing changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
     def keys_with(cls, values: Mapping[str, Any]) -> set[str]:

@@ -6,7 +6,7 @@ fields are then JSON under `evergram.request` in the stream's metadata.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -40,7 +40,9 @@ Metric = Literal["ip", "l2", "cosine"]
 
 
 class _RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
 
 Objects = Annotated[list[Features], Field(fail_fast=True)]

@@ -1,0 +1,54 @@
+"""Spans of OpenTelemetry around what takes time: off, at the price of one comparison, until a
+tracer is set.
+
+`evergram serve` sets one where the standard variables name an exporter
+(`serving.monitoring.exporting`); a program with a provider of its own calls `trace_with`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer, TracerProvider
+
+_NOTHING = nullcontext()
+_tracer: Tracer | None = None
+
+
+def trace_with(provider: TracerProvider | None) -> None:
+    """Record spans with a provider from now on, in all threads; with None, record none.
+
+    A service records its requests if this is called before its application is made.
+    """
+    global _tracer
+    _tracer = None if provider is None else provider.get_tracer("evergram")
+
+
+def tracer() -> Tracer | None:
+    """Return the tracer that records spans; None if none are recorded."""
+    return _tracer
+
+
+def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
+    """Return a span for a `with` block, a child of the one that is open in this thread or task.
+
+    Where none is open, or the open one is not sampled, nothing is recorded: what a service does
+    beside requests, such as filling stores, would be a trace for each block of rows.
+
+    Args:
+        name: such as "chain"; the span's is "evergram.chain".
+        attributes: likewise: `rows=3` is recorded as evergram.rows.
+    """
+    if _tracer is None:
+        return _NOTHING
+    from opentelemetry.trace import get_current_span
+
+    if not get_current_span().is_recording():
+        return _NOTHING
+    described = {f"evergram.{key}": value for key, value in attributes.items()}
+    recorded: AbstractContextManager[Any] = _tracer.start_as_current_span(
+        f"evergram.{name}", attributes=described
+    )
+    return recorded

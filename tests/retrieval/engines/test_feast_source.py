@@ -1,0 +1,74 @@
+"""A view's vectors in the real Feast: joined as of a time, and read online."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.lineages import lineage_of
+
+from evergram.errors import DataError
+from evergram.lineage.view import View
+
+feast = pytest.importorskip("feast", reason="needs evergram[feast]")
+# Warnings of its own are not ours to fail on.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
+
+SINCE = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    return lineage_of(tmp_path / "line").view(version=0)
+
+
+def test_feast_joins_vectors_as_of_a_time_and_serves_them(view: View, tmp_path: Path) -> None:
+    import pandas as pd
+
+    from evergram.retrieval.engines.feast_source import feature_view
+
+    repository = feast.RepoConfig(
+        project="films",
+        registry=str(tmp_path / "registry.db"),
+        provider="local",
+        online_store={"type": "sqlite", "path": str(tmp_path / "online.db")},
+        offline_store={"type": "dask"},
+        entity_key_serialization_version=3,
+    )
+    store = feast.FeatureStore(config=repository)
+    entity, features = feature_view(
+        view, "object", tmp_path / "films.parquet", name="films_v0", since=SINCE
+    )
+    store.apply([entity, features])
+    _, vectors = view.embeddings("object")
+
+    day = timedelta(days=1)
+    asked = pd.DataFrame(
+        {"id": [12, 7, 7], "event_timestamp": [SINCE + day, SINCE + day, SINCE - day]}
+    )
+    joined = store.get_historical_features(asked, features=["films_v0:vector"]).to_df()
+    after = joined[joined["event_timestamp"] > SINCE].set_index("id")["vector"]
+    np.testing.assert_array_equal(np.stack(after[[12, 7]]), vectors[[12, 7]].numpy())
+    # Of a time before, Feast gives no row, or one without a vector.
+    assert joined[joined["event_timestamp"] < SINCE]["vector"].isna().all()
+
+    store.materialize(SINCE - day, SINCE + day)
+    online = store.get_online_features(["films_v0:vector"], [{"id": 12}, {"id": 10_000}]).to_dict()
+    np.testing.assert_array_equal(np.float32(online["vector"][0]), vectors[12].numpy())
+    assert online["vector"][1] is None
+    tags = store.get_feature_view("films_v0").tags
+    assert (tags["evergram_version"], tags["evergram_fingerprint"]) == ("0", view.fingerprint)
+
+
+def test_what_cannot_be_a_source_is_refused(view: View, tmp_path: Path) -> None:
+    from evergram.retrieval.engines.feast_source import feature_view
+
+    with pytest.raises(DataError, match="has no zone; give one"):
+        feature_view(view, "object", tmp_path / "a.parquet", name="a", since=datetime(2026, 3, 1))
+    with pytest.raises(DataError, match=r"must end in \.parquet"):
+        feature_view(view, "object", tmp_path / "a.npy", name="a", since=SINCE)
+    feature_view(view, "object", tmp_path / "a.parquet", name="a", since=SINCE)
+    with pytest.raises(DataError, match="there"):
+        feature_view(view, "object", tmp_path / "a.parquet", name="a", since=SINCE)
