@@ -19,6 +19,8 @@ FLOORS = {
     "atomic_files": 1,
     "file_content": 1,
     "collectives": 1,
+    "log_lines": 1,
+    "did_you_mean": 1,
     "data": 2,
     "vector_files": 2,
     "texts": 2,

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import evergram
+from evergram.log_lines import LogFormat, set_log_format
 
 # The page of `evergram --help`: its panels, and the commands and groups in each.
 PANELS = {
@@ -115,6 +116,13 @@ def _before_every_command(
         bool,
         typer.Option("--quiet", help="Show no progress; results, warnings and errors stay."),
     ] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            help="Write progress, warnings and errors as sentences, or each as one line of JSON.",
+        ),
+    ] = LogFormat.text,
     version: Annotated[
         bool,
         typer.Option(
@@ -127,3 +135,4 @@ def _before_every_command(
 ) -> None:
     global _quiet
     _quiet = quiet
+    set_log_format(log_format)

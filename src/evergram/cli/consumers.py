@@ -13,6 +13,7 @@ from evergram.cli.app import consumer_commands
 from evergram.cli.options import Json, LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
 from evergram.errors import DataError
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
     from evergram.lineage.consumers.record import Consumer, Probe
@@ -204,7 +205,7 @@ def run_probe(
         print_probes([r.as_json() for r in readings], f"Version {opened.newest} of {lineage}")
     for reading in readings:
         if reading.broken:
-            sys.stderr.write(f"{reading.sentence}\n")
+            write_line("past_limit", reading.sentence, level="warning", consumer=reading.consumer)
     if any(r.broken for r in readings):
         sys.exit(1)
 

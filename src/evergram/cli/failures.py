@@ -19,9 +19,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from evergram.cli.old_names import command_at
+from evergram.cli.command_line.words import command_at
 from evergram.collectives import is_first_process
 from evergram.errors import EvergramError
+from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
 from evergram.validation import sentence_of
 
 # Bad input or something impossible; an error that nobody foresaw, as in BSD's sysexits.h; Ctrl-C.
@@ -56,24 +57,30 @@ _REMEDIES = {
 
 
 class _WarningPrinter(logging.Handler):
-    """Writes each warning of the library as a line to what `sys.stderr` is at that moment."""
+    """Writes each warning as a line to what `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"warning: {record.getMessage()}\n")
+        sys.stderr.write(self.format(record) + "\n")
 
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """Print the library's warnings for a `with` block; `serve` has a log of its own."""
-    logger, handler = logging.getLogger("evergram"), _WarningPrinter(logging.WARNING)
+    """Print the library's warnings for a `with` block, as JSON those of all other libraries, too;
+    `serve` has a log of its own."""
+    as_json = log_format() is LogFormat.json
+    logger = logging.getLogger(None if as_json else "evergram")
+    handler = _WarningPrinter(logging.WARNING)
+    handler.setFormatter(LineFormatter("warning: %(message)s", "warning"))
     words = sys.argv[1:]
     place = command_at(words)
     if (place is None or words[place] != "serve") and is_first_process():
         logger.addHandler(handler)
+        logging.captureWarnings(as_json)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logging.captureWarnings(False)
 
 
 def sentence_and_code(error: Exception) -> tuple[str, int]:
@@ -178,8 +185,7 @@ def _log(error: Exception) -> str:
     return f"the details, for a report of it, are in {path}."
 
 
-def error_line(sentence: str) -> str:
+def error_line(sentence: str, code: int = REFUSED) -> str:
     """Return the line that reports an error, with the process where there are several."""
-    if is_first_process():
-        return f"error: {sentence}\n"
-    return f"error in a process that is not the first: {sentence}\n"
+    where = "error" if is_first_process() else "error in a process that is not the first"
+    return line_of("error", sentence, level="error", before=f"{where}: ", exit_code=code) + "\n"

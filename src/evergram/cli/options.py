@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import app, is_quiet
+from evergram.cli.command_line.words import command_at
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 
@@ -231,7 +232,7 @@ def other_processes() -> Collectives:
 
 def refuse_unshared(arguments: Sequence[str]) -> None:
     """Refuse a command whose processes would all do the same. Raises: RecipeError."""
-    words = [word for word in arguments if not word.startswith("-")]
+    words = [word for word in arguments[command_at(arguments) :] if not word.startswith("-")]
     grouped = words[:1] and words[0] in {group.name for group in app.registered_groups}
     command = " ".join(words[: 2 if grouped else 1])
     if process_count() > 1 and command and command not in SHARING:

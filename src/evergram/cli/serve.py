@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from evergram.cli.app import app
 from evergram.cli.options import Json, LineageFolder, stores_by_side
+from evergram.log_lines import log_to_stderr, write_line
 
 if TYPE_CHECKING:
     from evergram.serving.server import Server
@@ -157,7 +157,7 @@ def serve(
         texts=texts,
         kept=kept,
     )
-    _log_to_stderr()
+    log_to_stderr()
     stores = stores_by_side(store or ()) or None
     where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
     service = (
@@ -170,19 +170,14 @@ def serve(
         server.run()
 
 
-def _log_to_stderr() -> None:
-    """Log which changes were loaded, and which could not be."""
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("evergram").setLevel(logging.INFO)
-
-
 def _announce(lineage: str, server: Server | ServerProcesses, as_json: bool) -> None:
     """Print where the server listens, for people on stderr and as JSON on stdout."""
-    sys.stderr.write(f"{server.checked_sentence}\n")
+    write_line("service", server.checked_sentence)
     facts = server.as_json()
     if as_json:
         sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
         sys.stdout.flush()
     access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
-    sys.stderr.write(f"Serving version {facts['version']} on {facts['url']} ({access}).\n")
-    sys.stderr.flush()
+    where = {name: facts[name] for name in ("url", "version", "open")}
+    serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
+    write_line("service", serving, lineage=lineage, **where)

@@ -14,6 +14,7 @@ from evergram.cli.app import group, is_quiet, store_commands
 from evergram.cli.options import Json, LineageFolder, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
+from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill, BackfillStatus
@@ -134,10 +135,11 @@ def _print_side(side: str, version: int, done: int, total: int) -> None:
 def _print_progress(done: int, total: int, what: str) -> None:
     if is_quiet():
         return
-    if not sys.stderr.isatty():
-        sys.stderr.write(f"{done} of {total} {what}\n")
+    sentence = f"{done} of {total} {what}"
+    if sys.stderr.isatty() and log_format() is LogFormat.text:
+        sys.stderr.write(f"\r{sentence}" + ("\n" if done >= total else ""))
         return
-    sys.stderr.write(f"\r{done} of {total} {what}" + ("\n" if done >= total else ""))
+    write_line("progress", sentence, task=what, done=done, total=total)
 
 
 def _print(status: BackfillStatus, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from evergram.cli.printing import (
     print_warnings,
     table,
 )
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
     from evergram.lineage.canary_check import Reading
@@ -168,7 +169,7 @@ def check(
             f"{_described(opened, checked)}."
         )
     for sentence in sentences:
-        sys.stderr.write(f"{sentence}\n")
+        write_line("past_limit", sentence, level="warning")
     if sentences:
         sys.exit(1)
 
