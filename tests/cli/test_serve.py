@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -148,10 +149,11 @@ def test_as_json_each_line_of_a_service_is_an_object(line: Path, processes: int)
         assert service.stdout is not None
         url = json.loads(service.stdout.readline())["url"]
         publish(Lineage.open(line), 3)
-        newest = None
-        while newest != 3:  # until the change is loaded, which is logged
+        newest, until = 2, time.monotonic() + 60
+        while newest != 3 and time.monotonic() < until:  # the change is loaded, and logged
             with urllib.request.urlopen(f"{url}/v1/versions") as answer:
-                newest = json.load(answer)["newest"]
+                newest = json.load(answer)["data"][-1]["version"]
+            time.sleep(0.1)
         service.send_signal(signal.SIGINT)
         _, err = service.communicate(timeout=60)
     lines = [json.loads(text) for text in err.splitlines()]
