@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 import evergram
+from evergram.did_you_mean import did_you_mean
 from evergram.log_lines import LogFormat, set_log_format
 
 # The page of `evergram --help`: its panels, and the commands and groups in each.
@@ -41,9 +41,10 @@ class NamedCommands(TyperGroup):
 
     def _refuse(self, ctx: Any, name: str) -> NoReturn:
         """Raise typer's error of a wrong command line."""
-        near = {each for word, each in self._words() if get_close_matches(name, [word], n=1)}
-        meant = " or ".join(repr(each) for each in sorted(near)[:3])
-        hint = f" (did you mean {meant}?)" if near else ""
+        meant: dict[str, list[str]] = {}
+        for word, each in self._words():
+            meant.setdefault(word, []).append(repr(each))
+        hint = did_you_mean(name, meant, write=lambda word: " or ".join(sorted(meant[word])))
         ctx.fail(f"No such command {name!r}{hint}.")
         raise AssertionError  # for type checkers: `fail` does not return
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from evergram.cli.command_line.words import command_at
 from evergram.collectives import is_first_process
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import EvergramError
 from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
 from evergram.validation import sentence_of
@@ -134,13 +135,24 @@ def _usage(error: Any) -> str:
         # Rich has printed it already, and the message is then empty.
         sys.stdout.write(error.format_message())
         return ""
-    problem = " ".join(error.format_message().split()).rstrip(".")
+    # Its own guess, in brackets, is replaced by ours.
+    text = getattr(error, "message", "") if hasattr(error, "possibilities") else ""
+    problem = " ".join((text or error.format_message()).split()).rstrip(".")
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
     command = "evergram" if context is None else context.command_path
-    joint = "" if problem.endswith("?") else ";"
-    return f"{problem}{joint} '{command} --help' says what there is."
+    return f"{problem}{_meant(error, problem)}; '{command} --help' says what there is."
+
+
+def _meant(error: Any, problem: str) -> str:
+    """Return the option, or the value of one, that was probably meant."""
+    if (name := getattr(error, "option_name", None)) and "No such option" in problem:
+        parameters = error.ctx.command.get_params(error.ctx) if error.ctx is not None else ()
+        return did_you_mean(name, [o for p in parameters for o in p.opts if o.startswith("--")])
+    if choice := re.search(r"'([^']*)' is not one of (.*)$", problem):
+        return did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
+    return ""
 
 
 def without_passwords(text: str) -> str:

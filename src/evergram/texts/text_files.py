@@ -11,6 +11,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import first_missing, ids_of_text, missing_sentence
@@ -43,7 +44,8 @@ def read_texts(
         if name not in table.column_names:
             has = ", ".join(table.column_names)
             raise DataError(
-                f"{path} has no column {name!r}; it has {has}. Name the right one by {option}."
+                f"{path} has no column {name!r}; it has {has}"
+                f"{did_you_mean(name, table.column_names)}. Name the right one by {option}."
             )
         if table.column_names.count(name) > 1:
             raise DataError(f"{path} has the column {name!r} twice; rename one of them.")

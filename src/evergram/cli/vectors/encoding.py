@@ -11,6 +11,7 @@ import typer
 from evergram.cli.app import vector_commands
 from evergram.cli.options import Force, IdColumn, Json, new_progress
 from evergram.cli.printing import dump, file_written
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 TextFile = Annotated[
@@ -64,7 +65,10 @@ def encode(
     from evergram.texts.text_files import read_texts
 
     if role not in ("document", "query"):
-        raise DataError(f"--role is {role!r}; it is document or query.")
+        raise DataError(
+            f"--role is {role!r}; it is document or query"
+            f"{did_you_mean(role, ('document', 'query'))}."
+        )
     ids, rows = read_texts(texts, id_column=id_column or "id", text_column=text_column or "text")
     prompts = None
     if query_prompt is not None or document_prompt is not None:

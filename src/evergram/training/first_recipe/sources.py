@@ -10,6 +10,7 @@ from evergram.data.files.column_names import has_no_header, lacking, suggestions
 from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
 from evergram.data.tables import COLUMNS, SUFFIXES, TEXT, read_table
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training.memory import memory_bytes
 
@@ -54,7 +55,10 @@ def source_at(
         raise DataError(f"There is no file or folder {path}; give the interactions' own path.")
     chosen = _kind_of(path) if kind is None else kind
     if chosen not in READ_FROM_A_PATH:
-        raise DataError(f"--kind is {chosen!r}; it is one of: {', '.join(READ_FROM_A_PATH)}.")
+        raise DataError(
+            f"--kind is {chosen!r}; it is one of: {', '.join(READ_FROM_A_PATH)}"
+            f"{did_you_mean(chosen, READ_FROM_A_PATH)}."
+        )
     if chosen != "table":
         if named:
             raise DataError(
@@ -85,10 +89,14 @@ def columns_of(
     for role, name in named.items():
         if role not in COLUMNS:
             raise DataError(
-                f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}."
+                f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}"
+                f"{did_you_mean(role, COLUMNS)}."
             )
         if name not in names:
-            raise DataError(f"{source} has no column {name!r}; its columns are: {has}.")
+            raise DataError(
+                f"{source} has no column {name!r}; its columns are: {has}"
+                f"{did_you_mean(name, names)}."
+            )
     if text and not named and has_no_header(names):
         raise DataError(lacking(source, {"query"}, names, {}))
     columns = {**named, **{r: r for r in COLUMNS if r in names and r not in named}}
