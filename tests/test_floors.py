@@ -20,7 +20,7 @@ FLOORS = {
     "file_content": 1,
     "collectives": 1,
     "log_lines": 1,
-    "did_you_mean": 1,
+    "did_you_mean": 0,
     "data": 2,
     "vector_files": 2,
     "texts": 2,

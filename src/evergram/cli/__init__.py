@@ -32,6 +32,7 @@ from evergram.cli import (
     vectors,
 )
 from evergram.cli.app import app
+from evergram.cli.command_line.completion import words_of_bash
 from evergram.cli.command_line.old_names import with_new_names
 from evergram.cli.command_line.words import log_format_of
 from evergram.cli.failures import INTERRUPTED, error_line, sentence_and_code, warnings_on_stderr
@@ -56,7 +57,7 @@ def main() -> None:
         if renamed and is_first_process():
             write_line("renamed", renamed, level="warning", before="note: ")
         refuse_unshared(arguments)
-        with warnings_on_stderr():
+        with warnings_on_stderr(), words_of_bash():
             code = app(args=arguments, standalone_mode=False)
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -80,7 +80,6 @@ app = typer.Typer(
     help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
     epilog="Begin with 'evergram demo', or with 'evergram init FILE' on a file of your own.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 lineage_commands = group(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergram.cli.app import consumer_commands
+from evergram.cli.command_line.completion import choices, consumers, versions
 from evergram.cli.options import Json, LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
 from evergram.errors import DataError
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from evergram.lineage.consumers.record import Consumer, Probe
     from evergram.lineage.lineage import Lineage
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the consumer.", autocompletion=consumers)
+]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 ProbeModel = Annotated[
     Path | None,
     typer.Option(
@@ -35,7 +39,14 @@ ProbeData = Annotated[
 ProbeSide = Annotated[
     str | None, typer.Option(help="Side of the ids (default: candidate, or the only side).")
 ]
-Metric = Annotated[str | None, typer.Option(help="auc, accuracy or rmse.", show_default="auc")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="auc, accuracy or rmse.",
+        show_default="auc",
+        autocompletion=choices("auc", "accuracy", "rmse"),
+    ),
+]
 Least = Annotated[float | None, typer.Option("--min", help="The least value that is good enough.")]
 Most = Annotated[float | None, typer.Option("--max", help="The most that is good enough, of rmse.")]
 
@@ -77,13 +88,22 @@ def list_consumers(
 @consumer_commands.command("add")
 def add(
     lineage: LineageFolder,
-    name: Name,
+    name: NewName,
     pin: Annotated[
-        str, typer.Option(metavar="VERSION", help="Version that it reads: v0, or a label.")
+        str,
+        typer.Option(
+            metavar="VERSION",
+            help="Version that it reads: v0, or a label.",
+            autocompletion=versions,
+        ),
     ],
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="VERSION", help="Version that it may read too; repeatable."),
+        typer.Option(
+            metavar="VERSION",
+            help="Version that it may read too; repeatable.",
+            autocompletion=versions,
+        ),
     ] = None,
     contact: Annotated[str | None, typer.Option(help="Address for news of a broken probe.")] = None,
     token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
@@ -117,7 +137,9 @@ def add(
 def pin(
     lineage: LineageFolder,
     name: Name,
-    version: Annotated[str, typer.Argument(metavar="VERSION", help="v0, or a label.")],
+    version: Annotated[
+        str, typer.Argument(metavar="VERSION", help="v0, or a label.", autocompletion=versions)
+    ],
     probe: ProbeModel = None,
     data: ProbeData = None,
     side: ProbeSide = None,
@@ -181,7 +203,10 @@ def remove(
 def run_probe(
     lineage: LineageFolder,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Run one consumer's probe only.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Run one consumer's probe only.", autocompletion=consumers
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import app, is_quiet
+from evergram.cli.command_line.completion import choices, recipe_settings, versions
 from evergram.cli.command_line.words import command_at
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
@@ -34,7 +35,10 @@ StrictProbes = Annotated[
 As = Annotated[
     str | None,
     typer.Option(
-        "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
+        "--as",
+        metavar="VERSION",
+        help="Read as this version or label (default: newest).",
+        autocompletion=versions,
     ),
 ]
 MaxDegradation = Annotated[
@@ -66,7 +70,9 @@ AllowSmallOverlap = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu or cuda.", autocompletion=choices("auto", "cpu", "cuda"))
+]
 Board = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
@@ -77,7 +83,12 @@ Report = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
+    typer.Option(
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Override a key of the recipe.",
+        autocompletion=recipe_settings,
+    ),
 ]
 CheckpointEvery = Annotated[
     str | None,
@@ -97,6 +108,7 @@ Resume = Annotated[
         "--resume",
         metavar="auto|never",
         help="Resume an interrupted training, or drop its checkpoints.",
+        autocompletion=choices("auto", "never"),
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import app
+from evergram.cli.command_line.completion import recipe_settings
 from evergram.cli.options import (
     Device,
     Json,
@@ -36,6 +37,7 @@ def tune(
             metavar="KEY=VALUES",
             help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
             "by task).",
+            autocompletion=recipe_settings,
         ),
     ] = None,
     trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,

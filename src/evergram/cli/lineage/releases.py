@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import lineage_commands
+from evergram.cli.command_line.completion import versions
 from evergram.cli.options import (
     Json,
     LineageFolder,
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
 
 _Version = Annotated[
-    str, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.", show_default=True)
+    str,
+    typer.Argument(
+        metavar="VERSION",
+        help="A number, a label or 'newest'.",
+        autocompletion=versions,
+        show_default=True,
+    ),
 ]
 
 
@@ -28,7 +35,10 @@ def label(
     lineage: LineageFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
     version: Annotated[
-        str | None, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.")
+        str | None,
+        typer.Argument(
+            metavar="VERSION", help="A number, a label or 'newest'.", autocompletion=versions
+        ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
     as_json: Json = False,

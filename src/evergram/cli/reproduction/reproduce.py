@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
+from evergram.cli.command_line.completion import choices
 from evergram.cli.options import Device, Json, new_progress
 from evergram.cli.printing import dump, table
 from evergram.cli.reproduction.checkout import reproduction
@@ -24,7 +25,13 @@ def reproduce(
             metavar="[NAME|report]", help="What to run, such as gramian/table2 (default: list all)."
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="small, gowalla, paper or tiny.")] = "small",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="small, gowalla, paper or tiny.",
+            autocompletion=choices("small", "gowalla", "paper", "tiny"),
+        ),
+    ] = "small",
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Folder of data sets ($EVERGRAM_DATA).")
     ] = None,

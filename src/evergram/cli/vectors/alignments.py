@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices, versions
 from evergram.cli.options import (
     AllowSmallOverlap,
     As,
@@ -53,7 +54,13 @@ OldVectors = Annotated[
     ),
 ]
 NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
-TransformKind = Annotated[str, typer.Option(help="linear, affine, orthogonal or low_rank.")]
+TransformKind = Annotated[
+    str,
+    typer.Option(
+        help="linear, affine, orthogonal or low_rank.",
+        autocompletion=choices("linear", "affine", "orthogonal", "low_rank"),
+    ),
+]
 Rank = Annotated[
     int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
 ]
@@ -183,7 +190,13 @@ def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
     as_version: Annotated[
-        str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
+        str,
+        typer.Option(
+            "--as",
+            metavar="VERSION",
+            help="The version or label to write.",
+            autocompletion=versions,
+        ),
     ],
     out: Annotated[
         Path,
@@ -192,7 +205,10 @@ def transform(
     from_version: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
+            "--from",
+            metavar="VERSION",
+            help="The version or label of FILE (default: newest).",
+            autocompletion=versions,
         ),
     ] = None,
     id_column: IdColumn = None,
@@ -241,7 +257,11 @@ def export_transform(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="onnx, pgvector, duckdb or sentence-transformers."),
+        typer.Option(
+            "--format",
+            help="onnx, pgvector, duckdb or sentence-transformers.",
+            autocompletion=choices("onnx", "pgvector", "duckdb", "sentence-transformers"),
+        ),
     ],
     as_version: As = None,
     name: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices
 from evergram.cli.options import Force, IdColumn, Json, new_progress
 from evergram.cli.printing import dump, file_written
 from evergram.did_you_mean import did_you_mean
@@ -25,7 +26,12 @@ EncoderAddress = Annotated[
 ]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts.", show_default="text")]
 RoleOfTexts = Annotated[
-    str, typer.Option("--role", help="document or query: which prompt stands before each text.")
+    str,
+    typer.Option(
+        "--role",
+        help="document or query: which prompt stands before each text.",
+        autocompletion=choices("document", "query"),
+    ),
 ]
 Prompt = Annotated[
     str | None, typer.Option(show_default="the model's own", help="Words before each of these.")

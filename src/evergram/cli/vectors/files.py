@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices
 from evergram.cli.options import (
     As,
     Force,
@@ -68,7 +69,13 @@ def export(
             "file beside it), .safetensors or .csv. With --shards, a folder.",
         ),
     ],
-    side: Annotated[str, typer.Option(help="query or candidate; object in a lineage of files.")],
+    side: Annotated[
+        str,
+        typer.Option(
+            help="query or candidate; object in a lineage of files.",
+            autocompletion=choices("query", "candidate", "object"),
+        ),
+    ],
     as_version: As = None,
     shards: ShardCount = None,
     shard: OneShard = None,
