@@ -29,7 +29,8 @@ ProbeModel = Annotated[
     typer.Option(
         "--probe",
         metavar="MODEL",
-        help="The consumer's own model: .onnx, or .safetensors of a linear one.",
+        help="The consumer's own model, to try every new version with: .onnx, or "
+        ".safetensors of a linear one.",
     ),
 ]
 ProbeData = Annotated[
@@ -42,16 +43,21 @@ ProbeSide = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="auc, accuracy or rmse.",
+        help="Measure of the probe: auc, accuracy or rmse.",
         show_default="auc",
         autocompletion=choices("auc", "accuracy", "rmse"),
     ),
 ]
-Least = Annotated[float | None, typer.Option("--min", help="The least value that is good enough.")]
-Most = Annotated[float | None, typer.Option("--max", help="The most that is good enough, of rmse.")]
+Least = Annotated[
+    float | None,
+    typer.Option("--min", help="The least value of auc or accuracy that is good enough."),
+]
+Most = Annotated[
+    float | None, typer.Option("--max", help="The largest value of rmse that is good enough.")
+]
 
 
-@consumer_commands.command("list")
+@consumer_commands.command("list", epilog="Example: evergram consumer list lineages/shop")
 def list_consumers(
     lineage: LineageFolder,
     as_json: Json = False,
@@ -85,7 +91,9 @@ def list_consumers(
     table(f"Consumers of {lineage}", header, lines)
 
 
-@consumer_commands.command("add")
+@consumer_commands.command(
+    "add", epilog="Example: evergram consumer add lineages/shop ads --pin v0 --token"
+)
 def add(
     lineage: LineageFolder,
     name: NewName,
@@ -133,12 +141,17 @@ def add(
     _print_consumer(added, as_json, registry.issue_token(name) if token else None)
 
 
-@consumer_commands.command("pin")
+@consumer_commands.command("pin", epilog="Example: evergram consumer pin lineages/shop ads v1")
 def pin(
     lineage: LineageFolder,
     name: Name,
     version: Annotated[
-        str, typer.Argument(metavar="VERSION", help="v0, or a label.", autocompletion=versions)
+        str,
+        typer.Argument(
+            metavar="VERSION",
+            help="Version to read from now on: v0, or a label.",
+            autocompletion=versions,
+        ),
     ],
     probe: ProbeModel = None,
     data: ProbeData = None,
@@ -147,7 +160,7 @@ def pin(
     least: Least = None,
     most: Most = None,
     drop_probe: Annotated[
-        bool, typer.Option("--drop-probe", help="Leave it without a probe.")
+        bool, typer.Option("--drop-probe", help="Leave the consumer without a probe.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -169,7 +182,7 @@ def pin(
     _print_consumer(moved, as_json)
 
 
-@consumer_commands.command("token")
+@consumer_commands.command("token", epilog="Example: evergram consumer token lineages/shop ads")
 def token(
     lineage: LineageFolder,
     name: Name,
@@ -183,7 +196,7 @@ def token(
     _print_consumer(registry.get(name), as_json, token)
 
 
-@consumer_commands.command("remove")
+@consumer_commands.command("remove", epilog="Example: evergram consumer remove lineages/shop ads")
 def remove(
     lineage: LineageFolder,
     name: Name,
@@ -199,7 +212,7 @@ def remove(
     sys.stdout.write(f"{name} is no consumer any more.\n")
 
 
-@consumer_commands.command("probe")
+@consumer_commands.command("probe", epilog="Example: evergram consumer probe lineages/shop")
 def run_probe(
     lineage: LineageFolder,
     name: Annotated[

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 # Commands whose processes, started by torchrun, share one work.
 SHARING = ("train", "upgrade", "vectors align", "vectors export", "vectors transform")
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe to run.")]
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE.toml", help="The recipe: data, model and training, as docs/recipes.md says."
+    ),
+]
 # Text, as a Path would make s3:/ of s3://.
 LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
 LineageFolder = Annotated[
@@ -68,25 +73,33 @@ AllowSmallOverlap = Annotated[
         help="Publish, without a certificate, a version with few objects in common with the past.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Seed = Annotated[int | None, typer.Option(help="The seed, in place of the recipe's.")]
 Device = Annotated[
-    str, typer.Option(help="auto, cpu or cuda.", autocompletion=choices("auto", "cpu", "cuda"))
+    str,
+    typer.Option(
+        help="Where to compute: auto, cpu or cuda.", autocompletion=choices("auto", "cpu", "cuda")
+    ),
 ]
 Board = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
+    typer.Option(
+        metavar="DIR",
+        help="Write TensorBoard's files to this folder (pip install 'evergram[tensorboard]').",
+    ),
 ]
 Report = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Write what was measured as one page."),
+    typer.Option(
+        "--report", metavar="FILE.html", help="Write what was measured as one page of HTML."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
-        help="Override a key of the recipe.",
+        help="Set a key of the recipe, such as model.dim=64; repeatable.",
         autocompletion=recipe_settings,
     ),
 ]
@@ -100,14 +113,15 @@ CheckpointEvery = Annotated[
     ),
 ]
 KeepCheckpoints = Annotated[
-    int, typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of them.")
+    int,
+    typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of these checkpoints."),
 ]
 Resume = Annotated[
     str,
     typer.Option(
         "--resume",
         metavar="auto|never",
-        help="Resume an interrupted training, or drop its checkpoints.",
+        help="Resume an interrupted training (auto), or drop its checkpoints (never).",
         autocompletion=choices("auto", "never"),
     ),
 ]

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Host = Annotated[
     str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
 ]
-Port = Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
+]
 ServedStores = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,22 +35,22 @@ ServedStores = Annotated[
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Let everybody read everything, wherever it listens.")
 ]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Rows of one request.")]
-MaxK = Annotated[int, typer.Option(min=1, help="Results of one query.")]
-MaxBody = Annotated[int, typer.Option(min=1, help="MiB of one request.")]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Most rows of one request.")]
+MaxK = Annotated[int, typer.Option(min=1, help="Most results of one query.")]
+MaxBody = Annotated[int, typer.Option(min=1, help="Most MiB of one request.")]
 MaxBuffered = Annotated[
-    int, typer.Option(min=1, help="MiB of all requests at once, beside their first 64 KiB.")
+    int, typer.Option(min=1, help="Most MiB of all requests at once, beside their first 64 KiB.")
 ]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")]
-Workers = Annotated[int, typer.Option(min=1, help="Requests worked on at once.")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Most seconds of one request.")]
+Workers = Annotated[int, typer.Option(min=1, help="Most requests that are worked on at once.")]
 Processes = Annotated[
     int, typer.Option(min=1, help="Processes behind the port; limits hold for each.")
 ]
 MaxWaiting = Annotated[
-    int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
+    int, typer.Option(min=0, help="Most requests that may wait; the next is answered 503.")
 ]
 MaxConnections = Annotated[
-    int, typer.Option(min=1, help="Connections; past it, the longest silent is closed.")
+    int, typer.Option(min=1, help="Most connections; past that, the longest silent one is closed.")
 ]
 Silence = Annotated[
     float, typer.Option(min=0.1, help="Seconds that a client may be silent within a request.")
@@ -75,7 +77,7 @@ Encoders = Annotated[
         "repeatable.",
     ),
 ]
-MaxText = Annotated[int, typer.Option(min=1, help="Characters of a text.")]
+MaxText = Annotated[int, typer.Option(min=1, help="Most characters of a text.")]
 TextCache = Annotated[int, typer.Option(min=0, help="MiB of vectors of recent texts.")]
 CanaryEvery = Annotated[
     float, typer.Option(min=1, help="Seconds between two checks of the encoders.")

@@ -40,7 +40,9 @@ backfill = group("Refresh a store's older rows to production's version, the wors
 store_commands.add_typer(backfill, name="backfill")
 
 
-@store_commands.command()
+@store_commands.command(
+    epilog="Example: evergram store fill lineages/shop --store candidate=lance:vectors#films"
+)
 def fill(
     lineage: LineageFolder,
     store: Stores,
@@ -65,7 +67,11 @@ def fill(
         )
 
 
-@backfill.command("plan")
+@backfill.command(
+    "plan",
+    epilog="Example: evergram store backfill plan lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def plan(
     lineage: LineageFolder,
     store: OneStore,
@@ -77,7 +83,11 @@ def plan(
         _print(opened.plan(batch), as_json)
 
 
-@backfill.command("apply")
+@backfill.command(
+    "apply",
+    epilog="Example: evergram store backfill apply lineages/shop --store "
+    "candidate=lance:vectors#films --rows 100000",
+)
 def apply(
     lineage: LineageFolder,
     store: OneStore,
@@ -91,7 +101,11 @@ def apply(
         _print(opened.apply(rows, progress=partial(_print_progress, what="rows")), as_json)
 
 
-@backfill.command("status")
+@backfill.command(
+    "status",
+    epilog="Example: evergram store backfill status lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def status(
     lineage: LineageFolder,
     store: OneStore,
@@ -102,7 +116,11 @@ def status(
         _print(opened.status(), as_json)
 
 
-@backfill.command("rollback")
+@backfill.command(
+    "rollback",
+    epilog="Example: evergram store backfill rollback lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def rollback(
     lineage: LineageFolder,
     store: OneStore,

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from evergram.training.tuning.trials import Tuned
 
 
-@app.command()
+@app.command(
+    epilog="Example: evergram tune recipe.toml --out trials --over model.dim=16,32,64 --over "
+    "task.penalty=log:1..100"
+)
 def tune(
     recipe: RecipeFile,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],

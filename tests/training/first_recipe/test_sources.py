@@ -109,7 +109,7 @@ ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
         ("when", MOMENTS, True),
         ("when", [1000 * t for t in MOMENTS], True),
         ("when", [f"{t}.25" for t in MOMENTS], True),
-        ("session_id", MOMENTS, False),
+        ("order_no", MOMENTS, False),
         ("when", [*MOMENTS[1:], ""], False),
         ("when", [*MOMENTS[1:], 1000 * MOMENTS[0]], False),
         ("price", range(20), False),

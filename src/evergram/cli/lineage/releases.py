@@ -30,7 +30,7 @@ _Version = Annotated[
 ]
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage label lineages/shop trusted v1")
 def label(
     lineage: LineageFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
@@ -56,7 +56,7 @@ def label(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage promote lineages/shop v1")
 def promote(
     lineage: LineageFolder,
     version: _Version = "newest",
@@ -70,7 +70,7 @@ def promote(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage withdraw lineages/shop --reason broken")
 def withdraw(
     lineage: LineageFolder,
     reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
@@ -87,7 +87,7 @@ def withdraw(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage retire lineages/shop v0")
 def retire(
     lineage: LineageFolder,
     version: _Version,

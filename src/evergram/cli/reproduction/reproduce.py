@@ -17,7 +17,7 @@ from evergram.cli.reproduction.checkout import reproduction
 REPORT = "report"
 
 
-@app.command()
+@app.command(epilog="Example: evergram reproduce gramian/table2 --preset tiny")
 def reproduce(
     name: Annotated[
         str | None,
@@ -28,7 +28,7 @@ def reproduce(
     preset: Annotated[
         str,
         typer.Option(
-            help="small, gowalla, paper or tiny.",
+            help="Size of the experiment: small, gowalla, paper or tiny.",
             autocompletion=choices("small", "gowalla", "paper", "tiny"),
         ),
     ] = "small",

@@ -16,20 +16,28 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 TextFile = Annotated[
-    Path, typer.Argument(metavar="TEXTS", help="Parquet, Arrow, CSV, TSV or JSON lines.")
+    Path,
+    typer.Argument(
+        metavar="TEXTS", help="File of ids and texts: Parquet, Arrow, CSV, TSV or JSON lines."
+    ),
 ]
 VectorFile = Annotated[
     Path, typer.Argument(metavar="OUT", help="File of vectors: .parquet, .arrow or .npy.")
 ]
 EncoderAddress = Annotated[
-    str, typer.Option("--encoder", metavar="ADDRESS", help="The encoder, see docs/text.md.")
+    str,
+    typer.Option(
+        "--encoder",
+        metavar="ADDRESS",
+        help="The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
+    ),
 ]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts.", show_default="text")]
 RoleOfTexts = Annotated[
     str,
     typer.Option(
         "--role",
-        help="document or query: which prompt stands before each text.",
+        help="What the texts are, document or query: it chooses the prompt before them.",
         autocompletion=choices("document", "query"),
     ),
 ]
@@ -47,7 +55,10 @@ Matryoshka = Annotated[
 ]
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors encode products.csv products.parquet --encoder "
+    "sentence-transformers:all-MiniLM-L6-v2"
+)
 def encode(
     texts: TextFile,
     out: VectorFile,

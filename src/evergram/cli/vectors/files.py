@@ -29,7 +29,9 @@ from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 
-@vector_commands.command("import")
+@vector_commands.command(
+    "import", epilog="Example: evergram vectors import old.parquet --lineage lineages/texts"
+)
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
@@ -58,7 +60,10 @@ def import_(
     )
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors export lineages/shop candidates.parquet --side candidate "
+    "--as stable"
+)
 def export(
     lineage: LineageFolder,
     out: Annotated[
@@ -72,7 +77,7 @@ def export(
     side: Annotated[
         str,
         typer.Option(
-            help="query or candidate; object in a lineage of files.",
+            help="Side to write: query or candidate; object in a lineage of files.",
             autocompletion=choices("query", "candidate", "object"),
         ),
     ],
