@@ -189,6 +189,19 @@ def _is_unread(override: str, unread: Collection[str]) -> bool:
     return key in unread or key.partition(".")[0] in unread
 
 
+def refuse_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given and would do nothing. Raises: DataError.
+
+    Args:
+        names: of the command's parameters.
+        why: what the options are for, and what is given in its place.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise DataError(f"--{name.replace('_', '-')} {why}; leave it out.")
+
+
 def columns_of(
     files: Iterable[Path], id_column: str | None, vector_column: str | None
 ) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, columns_by_role, new_progress
+from evergram.cli.options import Json, columns_by_role, new_progress, refuse_idle
 from evergram.cli.printing import dump
 
 Sources = Annotated[
@@ -75,6 +75,7 @@ Prefix = Annotated[
     "candidate=page"
 )
 def prepare(
+    context: typer.Context,
     sources: Sources,
     out: Out,
     kind: Kind = "table",
@@ -97,6 +98,10 @@ def prepare(
     from evergram.data.prepared.writing.prepare import prepare as prepare_corpus
     from evergram.data.prepared.writing.settings import PrepareSettings
 
+    if kind != "mediawiki":
+        refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")
+    if kind != "table":
+        refuse_idle(context, ["column"], f"names columns of a table, and the kind is {kind}")
     settings = PrepareSettings(
         columns=columns_by_role(column),
         query_features=list(query_features) if query_features else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, LineageFolder, stores_by_side
+from evergram.cli.options import Json, LineageFolder, refuse_idle, stores_by_side
 from evergram.log_lines import log_to_stderr, write_line
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ MIB = 2**20
 
 @app.command(epilog="Example: evergram serve lineages/shop --port 8000")
 def serve(
+    context: typer.Context,
     lineage: LineageFolder,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -135,6 +136,9 @@ def serve(
     New versions, moved labels and changed consumers are loaded without a restart. The environment
     variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
+    if not encoder:
+        names = ("max_text", "text_cache", "canary_every")
+        refuse_idle(context, names, "is of an encoder of text, and no --encoder is given")
     from evergram.serving import ServiceSettings, admin_token, listen, listen_processes
 
     settings = ServiceSettings(
