@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from reproduction import results
 from reproduction.bc import rows as bc
@@ -52,9 +52,8 @@ def find(name: str) -> Experiment:
         row = ROWS[name]
         raise DataError(f"{name} ({row.title}) cannot be run: {row.state}.")
     names = [*EXPERIMENTS, *ROWS]
-    near = difflib.get_close_matches(name, names, 1, 0.4)
-    hint = f"did you mean {near[0]}?" if near else "`evergram reproduce` lists all."
-    raise DataError(f"There is no experiment {name!r}; {hint}")
+    meant = did_you_mean(name, names, write=str, likeness=0.4)
+    raise DataError(f"There is no experiment {name!r}{meant}; `evergram reproduce` lists all.")
 
 
 def runs_of(experiment: Experiment, preset: str, folder: Path) -> Runs:

@@ -15,6 +15,7 @@ import torch
 
 from evergram import Corpus, Recipe, load_corpus, split_for
 from evergram.data import Split
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder, pick_device
 from reproduction import results
@@ -87,7 +88,8 @@ def jobs_of(
     """
     if preset not in experiment.presets:
         raise DataError(
-            f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}."
+            f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
+            f"{did_you_mean(preset, experiment.presets)}."
         )
     trainings = experiment.presets[preset].trainings
     return [Job(experiment.source, preset, t, seed, data) for seed in seeds for t in trainings]

@@ -22,6 +22,8 @@ FLOORS = {
     "system_errors": 1,
     "collectives": 1,
     "tracing": 1,
+    "log_lines": 1,
+    "did_you_mean": 0,
     "data": 2,
     "vector_files": 2,
     "texts": 2,

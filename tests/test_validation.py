@@ -53,16 +53,16 @@ class Outer(BaseModel):
         ({"kinds": [{}, {"size": "x"}]}, "kinds[1].size is 'x'; it must be a whole number."),
         (
             {"inner": {"sise": 1}},
-            "the key inner.sise is unknown; allowed here are: size, name; did you mean inner.size?",
+            "the key inner.sise is unknown; allowed here are: size, name (did you mean inner.size?",
         ),
         (
             {"sides": {"qery": {}}},
-            "the key sides.qery is unknown; allowed here are: query, candidate; did you mean sid",
+            "the key sides.qery is unknown; allowed here are: query, candidate (did you mean sid",
         ),
         ({"zzz": 1}, "the key zzz is unknown; allowed here are: inner, rate, kinds, names, "),
         (
             {"names": {"qery": "a"}},
-            "the key names.qery is unknown; allowed here are: query, candidate; did you mean nam",
+            "the key names.qery is unknown; allowed here are: query, candidate (did you mean nam",
         ),
         ({"inner": {"name": ["x" * 200]}}, "inner.name is ['xxxxxxxxxxxx"),
     ],

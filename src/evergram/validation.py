@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from evergram.did_you_mean import did_you_mean
 
 # Characters of a wrong value that a sentence repeats.
 SHOWN = 80
@@ -76,7 +78,9 @@ def sentence_of(
     same = [p for p in problems if _place(p["loc"], model)[0] == names]
     whole = min(same, key=lambda p: len(p["loc"]))
     required = dict.fromkeys(_required(p, element=len(p["loc"]) > len(whole["loc"])) for p in same)
-    return f"{key} is {shown(whole['input'])}; it must be {', or '.join(required)}."
+    choices = [word for p in same for word in _choices(p)]
+    meant = did_you_mean(whole["input"], choices) if isinstance(whole["input"], str) else ""
+    return f"{key} is {shown(whole['input'])}; it must be {', or '.join(required)}{meant}."
 
 
 def shown(value: Any) -> str:
@@ -86,6 +90,13 @@ def shown(value: Any) -> str:
     else:
         text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _choices(problem: Any) -> list[str]:
+    """Return the texts that a value may be; none if the problem is not of a choice."""
+    if problem["type"] != "literal_error":
+        return []
+    return re.findall(r"'([^']*)'", problem["ctx"]["expected"])
 
 
 def _required(problem: Any, *, element: bool) -> str:
@@ -116,13 +127,8 @@ def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
     else:  # a key of a dict: pydantic's message lists the expected ones
         expected = str((problem.get("ctx") or {}).get("expected", ""))
         allowed = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
-    near = get_close_matches(names[-1], allowed, n=1)
-    if not near:
-        return f"the key {key} is unknown; allowed here are: {', '.join(allowed)}."
-    meant = ".".join([*names[:-1], near[0]])
-    return (
-        f"the key {key} is unknown; allowed here are: {', '.join(allowed)}; did you mean {meant}?"
-    )
+    meant = did_you_mean(names[-1], allowed, write=lambda name: ".".join([*names[:-1], name]))
+    return f"the key {key} is unknown; allowed here are: {', '.join(allowed)}{meant}."
 
 
 def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tuple[list[str], Any]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 from tests.support.command import Command
-from tests.support.lineages import lineage_of
+from tests.support.lineages import lineage_of, publish
 
+from evergram.lineage.lineage import Lineage
 from evergram.serving import Server, ServiceSettings
 
 
@@ -18,7 +24,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
     made: list[Server] = []
     monkeypatch.setattr(Server, "run", lambda server: made.append(server))
     # The process's own log stays as it is.
-    monkeypatch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+    monkeypatch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
     monkeypatch.delenv("EVERGRAM_ADMIN_TOKEN", raising=False)
     return made
 
@@ -106,7 +112,7 @@ def test_named_stores_are_read_in_place_of_snapshots(
             read.append(state.reader.store("object").address)
 
     monkeypatch.setattr(Server, "run", run)
-    monkeypatch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+    monkeypatch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
     store = tmp_path / "elsewhere"
     serve = ("serve", line, "--port", 0, "--store", f"object={store}")
     assert f"There is no store at {store}" in evergram.refused(*serve)
@@ -130,3 +136,29 @@ def test_settings_that_cannot_be_served_are_refused(
 ) -> None:
     assert sentence in evergram.refused("serve", line, "--port", 0, *options)
     assert servers == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+def test_as_json_each_line_of_a_service_is_an_object(line: Path, processes: int) -> None:
+    options = ["--port", "0", "--processes", str(processes), "--json"]
+    words = ["-m", "evergram", "--log-format", "json", "serve", str(line), *options]
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        url = json.loads(service.stdout.readline())["url"]
+        publish(Lineage.open(line), 3)
+        newest, until = 2, time.monotonic() + 60
+        while newest != 3 and time.monotonic() < until:  # the change is loaded, and logged
+            with urllib.request.urlopen(f"{url}/v1/versions") as answer:
+                newest = json.load(answer)["data"][-1]["version"]
+            time.sleep(0.1)
+        service.send_signal(signal.SIGINT)
+        _, err = service.communicate(timeout=60)
+    lines = [json.loads(text) for text in err.splitlines()]
+    assert all({"time", "level", "event", "message"} <= each.keys() for each in lines)
+    assert [each["url"] for each in lines if "url" in each] == [url]
+    loaded = [each for each in lines if each.get("logger") == "evergram.serving"]
+    assert loaded
+    assert all(("process" in each) == (processes > 1) for each in loaded)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.click_shop import RECIPE
 from tests.support.command import Command, every_command
 from tests.support.golden import GOLDEN
+from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
 
@@ -109,6 +113,58 @@ def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Command, vector_files
     assert "--drop-probe leaves it without" in evergram.refused(
         "consumer", "pin", "l", "ads", "v0", *both
     )
+
+
+def unread(function: Callable[..., object]) -> set[str]:
+    """The parameters that a function never reads."""
+    (tree,) = ast.parse(inspect.getsource(function)).body
+    assert isinstance(tree, ast.FunctionDef)
+    names = {n.id for part in tree.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+    return set(inspect.signature(function).parameters) - names
+
+
+@pytest.mark.parametrize("name", every_command())
+def test_8_every_command_reads_every_option_that_it_has(name: str) -> None:
+    callback = inspect.unwrap(every_command()[name].callback)
+    assert callback.__module__.startswith("evergram.cli.")
+    assert unread(callback) == set()
+
+
+def test_8_an_option_that_is_not_read_is_noticed() -> None:
+    assert unread(run_idle) == {"ignored"}
+
+
+def run_idle(path: str, ignored: bool = False) -> str:
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("reproduce", "--seeds", "2"), "--seeds is for running an experiment, and a list of all"),
+        (("reproduce", "--preset", "small"), "--preset is for running an experiment"),
+        (("reproduce", "report", "--device", "cpu"), "--device is for running an experiment"),
+        (("serve", "l", "--max-text", "9"), "--max-text is of an encoder of text, and no --enc"),
+        (("serve", "l", "--text-cache", "9"), "--text-cache is of an encoder of text"),
+        (("serve", "l", "--canary-every", "9"), "--canary-every is of an encoder of text"),
+        (("serve", "l", "--texts", "t.csv"), "--texts is for searches that re-rank"),
+        (("prepare", "a.csv", "o", "--prefix", "en"), "--prefix is of --kind mediawiki, and the"),
+        (
+            ("prepare", "a.txt", "o", "--kind", "adjacency_list", "--column", "query=a"),
+            "--column names columns of a table, and the kind is adjacency_list; leave it out",
+        ),
+        (("init", "a.txt", "--column", "query=a"), "--column names columns of a table"),
+        (("lineage", "label", "l", "x", "0", "--remove"), "or --remove and no version"),
+    ],
+)
+def test_8_an_option_beside_which_another_is_missing_is_refused(
+    evergram: Command, shop: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    lineage_of(shop / "l")
+    (shop / "a.txt").write_text("1 2 3\n")
+    (shop / "a.csv").write_text("query,candidate\n1,2\n")
+    assert sentence in evergram.refused(*arguments)
+    assert not (shop / "o").exists()
 
 
 KEYS = [

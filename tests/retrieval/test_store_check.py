@@ -202,7 +202,7 @@ def test_one_store_is_not_given_for_two_sides(lineage: Lineage, tmp_path: Path) 
     ):
         pass
     assert not place.exists()
-    open_store(str(place), create="int64").close()
+    open_store(str(place), create="string").close()
     with pytest.raises(DataError, match="give each its own"):
         open_stores(lineage, twice)
 

@@ -27,7 +27,7 @@ def serving_in_thread(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> It
         run(self, sockets)
 
     monkeypatch.setattr(uvicorn.Server, "run", remembered)
-    monkeypatch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+    monkeypatch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
     monkeypatch.setattr("sys.argv", ["evergram", "serve", *map(str, arguments), "--port", "0"])
 
     def command() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 
 import pytest
 
+from evergram.log_lines import LogFormat, set_log_format
 from evergram.training.progress import Progress
 
 
@@ -70,3 +73,46 @@ def test_a_quiet_progress_and_its_parts_write_nothing(capsys: pytest.CaptureFixt
 def test_a_progress_is_kept_as_it_is() -> None:
     progress = Progress(prefix="mine")
     assert Progress.of_choice(progress) is progress
+
+
+@pytest.fixture
+def as_json() -> Iterator[None]:
+    set_log_format(LogFormat.json)
+    yield
+    set_log_format(LogFormat.text)
+
+
+@pytest.mark.usefixtures("as_json")
+def test_as_json_a_line_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress().of("seed 1").task("version 0", 10) as task:
+        task.advance(5, 640)
+        task.describe("epoch 1 loss 0.5", epoch=1, loss=0.5)
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert line["message"].startswith("seed 1, version 0: epoch 1 loss 0.5, ")
+    figures = {"event": "progress", "task": "seed 1, version 0", "epoch": 1, "loss": 0.5}
+    assert line.items() >= {**figures, "done": 5, "total": 10}.items()
+    assert line["examples_per_second"] > 0
+    assert line["seconds_left"] >= 0
+
+
+@pytest.mark.usefixtures("as_json")
+def test_as_json_a_task_without_descriptions_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress().task("texts", 30) as task:
+        for _ in range(30):
+            now[0] += 1.0
+            task.advance(1, 2)
+        Progress().say("Nearly there.")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line.get("done") for line in lines] == [10, 20, 30, None]
+    assert [line["seconds_left"] for line in lines[:3]] == [20, 10, 0]
+    assert lines[0]["examples_per_second"] == 2
+    with Progress().task("few", 3) as task:
+        task.advance(3, 3)
+    assert json.loads(capsys.readouterr().err)["done"] == 3
+    with Progress(quiet=True).task("few", 3) as task:
+        task.advance(3, 3)
+    assert capsys.readouterr().err == ""

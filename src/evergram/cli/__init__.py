@@ -2,9 +2,9 @@
 
 Read in this order:
 
-1. `app`: the app, its groups, and the order of its help. `old_names`: names before the groups.
-   `options`: what several commands share. `printing`: results, as a table or as JSON.
-   `failures`: the sentence and the exit code of each error.
+1. `app`: the app, its groups, and the order of its help. `command_line`: options before a command,
+   old names, and completion by a shell. `options`: what several commands share. `printing`:
+   results as a table or JSON. `failures`: the sentence and the exit code of each error.
 2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),
    `starting` (init), `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
    and the folder `reproduction` (reproduce).
@@ -32,10 +32,13 @@ from evergram.cli import (
     vectors,
 )
 from evergram.cli.app import app
+from evergram.cli.command_line.completion import words_of_bash
+from evergram.cli.command_line.old_names import with_new_names
+from evergram.cli.command_line.words import log_format_of
 from evergram.cli.failures import INTERRUPTED, error_line, sentence_and_code, warnings_on_stderr
-from evergram.cli.old_names import with_new_names
 from evergram.cli.options import refuse_unshared
 from evergram.collectives import is_first_process
+from evergram.log_lines import set_log_format, write_line
 
 __all__ = ["app", "main"]
 
@@ -49,19 +52,20 @@ _COMMANDS = (
 def main() -> None:
     """Run the command; an error becomes one line on stderr and an exit code of docs/commands.md."""
     try:
+        set_log_format(log_format_of(sys.argv[1:]))
         arguments, renamed = with_new_names(sys.argv[1:])
         if renamed and is_first_process():
-            sys.stderr.write(f"note: {renamed}\n")
+            write_line("renamed", renamed, level="warning", before="note: ")
         refuse_unshared(arguments)
-        with warnings_on_stderr():
+        with warnings_on_stderr(), words_of_bash():
             code = app(args=arguments, standalone_mode=False)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
         sentence, code = sentence_and_code(error)
         if sentence:
-            sys.stderr.write(error_line(sentence))
+            sys.stderr.write(error_line(sentence, code))
     if code == INTERRUPTED and is_first_process():
-        sys.stderr.write("interrupted; the lineage is as it was\n")
+        write_line("interrupted", "interrupted; the lineage is as it was", level="error")
     if code:
         sys.exit(code)

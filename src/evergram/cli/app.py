@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 import evergram
+from evergram.did_you_mean import did_you_mean
+from evergram.log_lines import LogFormat, set_log_format
 
 # The page of `evergram --help`: its panels, and the commands and groups in each.
 PANELS = {
@@ -40,9 +41,10 @@ class NamedCommands(TyperGroup):
 
     def _refuse(self, ctx: Any, name: str) -> NoReturn:
         """Raise typer's error of a wrong command line."""
-        near = {each for word, each in self._words() if get_close_matches(name, [word], n=1)}
-        meant = " or ".join(repr(each) for each in sorted(near)[:3])
-        hint = f" (did you mean {meant}?)" if near else ""
+        meant: dict[str, list[str]] = {}
+        for word, each in self._words():
+            meant.setdefault(word, []).append(repr(each))
+        hint = did_you_mean(name, meant, write=lambda word: " or ".join(sorted(meant[word])))
         ctx.fail(f"No such command {name!r}{hint}.")
         raise AssertionError  # for type checkers: `fail` does not return
 
@@ -78,7 +80,6 @@ app = typer.Typer(
     help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
     epilog="Begin with 'evergram demo', or with 'evergram init FILE' on a file of your own.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 lineage_commands = group(
@@ -115,6 +116,13 @@ def _before_every_command(
         bool,
         typer.Option("--quiet", help="Show no progress; results, warnings and errors stay."),
     ] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            help="Write progress, warnings and errors as sentences, or each as one line of JSON.",
+        ),
+    ] = LogFormat.text,
     version: Annotated[
         bool,
         typer.Option(
@@ -127,3 +135,4 @@ def _before_every_command(
 ) -> None:
     global _quiet
     _quiet = quiet
+    set_log_format(log_format)

@@ -10,21 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergram.cli.app import consumer_commands
+from evergram.cli.command_line.completion import choices, consumers, versions
 from evergram.cli.options import Json, LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
 from evergram.errors import DataError
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
     from evergram.lineage.consumers.record import Consumer, Probe
     from evergram.lineage.lineage import Lineage
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the consumer.", autocompletion=consumers)
+]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 ProbeModel = Annotated[
     Path | None,
     typer.Option(
         "--probe",
         metavar="MODEL",
-        help="The consumer's own model: .onnx, or .safetensors of a linear one.",
+        help="The consumer's own model, to try every new version with: .onnx, or "
+        ".safetensors of a linear one.",
     ),
 ]
 ProbeData = Annotated[
@@ -34,12 +40,24 @@ ProbeData = Annotated[
 ProbeSide = Annotated[
     str | None, typer.Option(help="Side of the ids (default: candidate, or the only side).")
 ]
-Metric = Annotated[str | None, typer.Option(help="auc, accuracy or rmse.", show_default="auc")]
-Least = Annotated[float | None, typer.Option("--min", help="The least value that is good enough.")]
-Most = Annotated[float | None, typer.Option("--max", help="The most that is good enough, of rmse.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure of the probe: auc, accuracy or rmse.",
+        show_default="auc",
+        autocompletion=choices("auc", "accuracy", "rmse"),
+    ),
+]
+Least = Annotated[
+    float | None,
+    typer.Option("--min", help="The least value of auc or accuracy that is good enough."),
+]
+Most = Annotated[
+    float | None, typer.Option("--max", help="The largest value of rmse that is good enough.")
+]
 
 
-@consumer_commands.command("list")
+@consumer_commands.command("list", epilog="Example: evergram consumer list lineages/shop")
 def list_consumers(
     lineage: LineageFolder,
     as_json: Json = False,
@@ -73,16 +91,27 @@ def list_consumers(
     table(f"Consumers of {lineage}", header, lines)
 
 
-@consumer_commands.command("add")
+@consumer_commands.command(
+    "add", epilog="Example: evergram consumer add lineages/shop ads --pin v0 --token"
+)
 def add(
     lineage: LineageFolder,
-    name: Name,
+    name: NewName,
     pin: Annotated[
-        str, typer.Option(metavar="VERSION", help="Version that it reads: v0, or a label.")
+        str,
+        typer.Option(
+            metavar="VERSION",
+            help="Version that it reads: v0, or a label.",
+            autocompletion=versions,
+        ),
     ],
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="VERSION", help="Version that it may read too; repeatable."),
+        typer.Option(
+            metavar="VERSION",
+            help="Version that it may read too; repeatable.",
+            autocompletion=versions,
+        ),
     ] = None,
     contact: Annotated[str | None, typer.Option(help="Address for news of a broken probe.")] = None,
     token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
@@ -112,11 +141,18 @@ def add(
     _print_consumer(added, as_json, registry.issue_token(name) if token else None)
 
 
-@consumer_commands.command("pin")
+@consumer_commands.command("pin", epilog="Example: evergram consumer pin lineages/shop ads v1")
 def pin(
     lineage: LineageFolder,
     name: Name,
-    version: Annotated[str, typer.Argument(metavar="VERSION", help="v0, or a label.")],
+    version: Annotated[
+        str,
+        typer.Argument(
+            metavar="VERSION",
+            help="Version to read from now on: v0, or a label.",
+            autocompletion=versions,
+        ),
+    ],
     probe: ProbeModel = None,
     data: ProbeData = None,
     side: ProbeSide = None,
@@ -124,7 +160,7 @@ def pin(
     least: Least = None,
     most: Most = None,
     drop_probe: Annotated[
-        bool, typer.Option("--drop-probe", help="Leave it without a probe.")
+        bool, typer.Option("--drop-probe", help="Leave the consumer without a probe.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -146,7 +182,7 @@ def pin(
     _print_consumer(moved, as_json)
 
 
-@consumer_commands.command("token")
+@consumer_commands.command("token", epilog="Example: evergram consumer token lineages/shop ads")
 def token(
     lineage: LineageFolder,
     name: Name,
@@ -160,7 +196,7 @@ def token(
     _print_consumer(registry.get(name), as_json, token)
 
 
-@consumer_commands.command("remove")
+@consumer_commands.command("remove", epilog="Example: evergram consumer remove lineages/shop ads")
 def remove(
     lineage: LineageFolder,
     name: Name,
@@ -176,11 +212,14 @@ def remove(
     sys.stdout.write(f"{name} is no consumer any more.\n")
 
 
-@consumer_commands.command("probe")
+@consumer_commands.command("probe", epilog="Example: evergram consumer probe lineages/shop")
 def run_probe(
     lineage: LineageFolder,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Run one consumer's probe only.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Run one consumer's probe only.", autocompletion=consumers
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -204,7 +243,7 @@ def run_probe(
         print_probes([r.as_json() for r in readings], f"Version {opened.newest} of {lineage}")
     for reading in readings:
         if reading.broken:
-            sys.stderr.write(f"{reading.sentence}\n")
+            write_line("past_limit", reading.sentence, level="warning", consumer=reading.consumer)
     if any(r.broken for r in readings):
         sys.exit(1)
 

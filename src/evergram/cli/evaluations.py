@@ -32,7 +32,7 @@ class Index(StrEnum):
     ivf = "ivf"
 
 
-@app.command()
+@app.command(epilog="Example: evergram evaluate lineages/shop --as v0")
 def evaluate(
     lineage: LineageFolder,
     as_version: As = None,

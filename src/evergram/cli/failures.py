@@ -19,9 +19,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from evergram.cli.old_names import command_at
+from evergram.cli.command_line.words import command_at
 from evergram.collectives import is_first_process
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import EvergramError
+from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
 from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
@@ -38,24 +40,30 @@ _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
 class _WarningPrinter(logging.Handler):
-    """Writes each warning of the library as a line to what `sys.stderr` is at that moment."""
+    """Writes each warning as a line to what `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"warning: {record.getMessage()}\n")
+        sys.stderr.write(self.format(record) + "\n")
 
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """Print the library's warnings for a `with` block; `serve` has a log of its own."""
-    logger, handler = logging.getLogger("evergram"), _WarningPrinter(logging.WARNING)
+    """Print the library's warnings for a `with` block, as JSON those of all other libraries, too;
+    `serve` has a log of its own."""
+    as_json = log_format() is LogFormat.json
+    logger = logging.getLogger(None if as_json else "evergram")
+    handler = _WarningPrinter(logging.WARNING)
+    handler.setFormatter(LineFormatter("warning: %(message)s", "warning"))
     words = sys.argv[1:]
     place = command_at(words)
     if (place is None or words[place] != "serve") and is_first_process():
         logger.addHandler(handler)
+        logging.captureWarnings(as_json)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logging.captureWarnings(False)
 
 
 def sentence_and_code(error: Exception) -> tuple[str, int]:
@@ -103,13 +111,24 @@ def _usage(error: Any) -> str:
         # Rich has printed it already, and the message is then empty.
         sys.stdout.write(error.format_message())
         return ""
-    problem = " ".join(error.format_message().split()).rstrip(".")
+    # Its own guess, in brackets, is replaced by ours.
+    text = getattr(error, "message", "") if hasattr(error, "possibilities") else ""
+    problem = " ".join((text or error.format_message()).split()).rstrip(".")
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
     command = "evergram" if context is None else context.command_path
-    joint = "" if problem.endswith("?") else ";"
-    return f"{problem}{joint} '{command} --help' says what there is."
+    return f"{problem}{_meant(error, problem)}; '{command} --help' says what there is."
+
+
+def _meant(error: Any, problem: str) -> str:
+    """Return the option, or the value of one, that was probably meant."""
+    if (name := getattr(error, "option_name", None)) and "No such option" in problem:
+        parameters = error.ctx.command.get_params(error.ctx) if error.ctx is not None else ()
+        return did_you_mean(name, [o for p in parameters for o in p.opts if o.startswith("--")])
+    if choice := re.search(r"'([^']*)' is not one of (.*)$", problem):
+        return did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
+    return ""
 
 
 def without_passwords(text: str) -> str:
@@ -154,8 +173,7 @@ def _log(error: Exception) -> str:
     return f"the details, for a report of it, are in {path}."
 
 
-def error_line(sentence: str) -> str:
+def error_line(sentence: str, code: int = REFUSED) -> str:
     """Return the line that reports an error, with the process where there are several."""
-    if is_first_process():
-        return f"error: {sentence}\n"
-    return f"error in a process that is not the first: {sentence}\n"
+    where = "error" if is_first_process() else "error in a process that is not the first"
+    return line_of("error", sentence, level="error", before=f"{where}: ", exit_code=code) + "\n"

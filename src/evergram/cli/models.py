@@ -131,21 +131,21 @@ def upgrade(
     return print_version(lineage, dict(published.metrics), as_json, report)
 
 
-@app.command()
+@app.command(epilog="Example: evergram diagnose lineages/shop --out diagnosis.png")
 def diagnose(
     lineage: LineageFolder,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="File to draw it in.")
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the result in this file.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of training to compare on.")] = 200,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of training to repeat.")] = 200,
     every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 10,
     batch: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Entities an estimator sees in a step (default: 128, 1024)."),
     ] = None,
-    sample: Annotated[int, typer.Option(min=64, help="Measure against at most so many rows.")] = (
-        100_000
-    ),
+    sample: Annotated[
+        int, typer.Option(min=64, help="Measure against at most so many entities of a side.")
+    ] = (100_000),
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -190,7 +190,7 @@ def diagnose(
         sys.stdout.write(f"Plots: {out}\n")
 
 
-@app.command()
+@app.command(epilog="Example: evergram compare recipe.toml --out comparison")
 def compare(
     recipe: RecipeFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for lineages and results.")],
@@ -220,7 +220,7 @@ def compare(
     sys.stdout.write(f"Table, figures and all numbers: {out}\n")
 
 
-@app.command()
+@app.command(epilog="Example: evergram demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the lineage and the report.")] = Path(
         "demo"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import app, is_quiet
+from evergram.cli.command_line.completion import choices, recipe_settings, versions
+from evergram.cli.command_line.words import command_at
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
 # Commands whose processes, started by torchrun, share one work.
 SHARING = ("train", "upgrade", "vectors align", "vectors export", "vectors transform")
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe to run.")]
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE.toml", help="The recipe: data, model and training, as docs/recipes.md says."
+    ),
+]
 # Text, as a Path would make s3:/ of s3://.
 LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
 LineageFolder = Annotated[
@@ -33,7 +40,10 @@ StrictProbes = Annotated[
 As = Annotated[
     str | None,
     typer.Option(
-        "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
+        "--as",
+        metavar="VERSION",
+        help="Read as this version or label (default: newest).",
+        autocompletion=versions,
     ),
 ]
 MaxDegradation = Annotated[
@@ -63,20 +73,35 @@ AllowSmallOverlap = Annotated[
         help="Publish, without a certificate, a version with few objects in common with the past.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Seed = Annotated[int | None, typer.Option(help="The seed, in place of the recipe's.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where to compute: auto, cpu or cuda.", autocompletion=choices("auto", "cpu", "cuda")
+    ),
+]
 Board = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
+    typer.Option(
+        metavar="DIR",
+        help="Write TensorBoard's files to this folder (pip install 'evergram[tensorboard]').",
+    ),
 ]
 Report = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Write what was measured as one page."),
+    typer.Option(
+        "--report", metavar="FILE.html", help="Write what was measured as one page of HTML."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
+    typer.Option(
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Set a key of the recipe, such as model.dim=64; repeatable.",
+        autocompletion=recipe_settings,
+    ),
 ]
 CheckpointEvery = Annotated[
     str | None,
@@ -88,14 +113,16 @@ CheckpointEvery = Annotated[
     ),
 ]
 KeepCheckpoints = Annotated[
-    int, typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of them.")
+    int,
+    typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of these checkpoints."),
 ]
 Resume = Annotated[
     str,
     typer.Option(
         "--resume",
         metavar="auto|never",
-        help="Resume an interrupted training, or drop its checkpoints.",
+        help="Resume an interrupted training (auto), or drop its checkpoints (never).",
+        autocompletion=choices("auto", "never"),
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
@@ -160,6 +187,19 @@ def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
 def _is_unread(override: str, unread: Collection[str]) -> bool:
     key = override.partition("=")[0].strip()
     return key in unread or key.partition(".")[0] in unread
+
+
+def refuse_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given and would do nothing. Raises: DataError.
+
+    Args:
+        names: of the command's parameters.
+        why: what the options are for, and what is given in its place.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise DataError(f"--{name.replace('_', '-')} {why}; leave it out.")
 
 
 def columns_of(
@@ -231,7 +271,7 @@ def other_processes() -> Collectives:
 
 def refuse_unshared(arguments: Sequence[str]) -> None:
     """Refuse a command whose processes would all do the same. Raises: RecipeError."""
-    words = [word for word in arguments if not word.startswith("-")]
+    words = [word for word in arguments[command_at(arguments) :] if not word.startswith("-")]
     grouped = words[:1] and words[0] in {group.name for group in app.registered_groups}
     command = " ".join(words[: 2 if grouped else 1])
     if process_count() > 1 and command and command not in SHARING:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, columns_by_role, new_progress
+from evergram.cli.options import Json, columns_by_role, new_progress, refuse_idle
 from evergram.cli.printing import dump
 
 Sources = Annotated[
@@ -17,16 +17,21 @@ Sources = Annotated[
     typer.Argument(metavar="SOURCE...", help="Files, folders, globs or addresses (s3://…)."),
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
-Kind = Annotated[str, typer.Option(help="What the source is: table, or a kind of a recipe's data.")]
+Kind = Annotated[
+    str, typer.Option(help="What the source is: table, or another kind of [data] in a recipe.")
+]
 Column = Annotated[
     list[str] | None,
-    typer.Option(metavar="ROLE=NAME", help="Name of the files' column; repeatable."),
+    typer.Option(
+        metavar="ROLE=NAME", help="The files' column of a role, as in query=user_id; repeatable."
+    ),
 ]
 QueryFeatures = Annotated[
-    list[str] | None, typer.Option(metavar="PATH", help="Features of queries; repeatable.")
+    list[str] | None, typer.Option(metavar="PATH", help="Table of features of queries; repeatable.")
 ]
 CandidateFeatures = Annotated[
-    list[str] | None, typer.Option(metavar="PATH", help="Features of candidates; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="PATH", help="Table of features of candidates; repeatable."),
 ]
 SharedIds = Annotated[
     bool, typer.Option("--shared-ids", help="Query and candidate ids name the same things.")
@@ -35,24 +40,42 @@ Unique = Annotated[
     bool, typer.Option("--unique", help="Keep the first interaction of each pair alone.")
 ]
 Core = Annotated[
-    int, typer.Option(metavar="K", help="Keep queries and candidates with K interactions each.")
+    int,
+    typer.Option(
+        metavar="K", help="Keep queries and candidates with at least K interactions each."
+    ),
 ]
-MinimumValue = Annotated[float | None, typer.Option(help="Leave out smaller values.")]
-Append = Annotated[bool, typer.Option("--append", help="Add a part to OUT.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
+MinimumValue = Annotated[
+    float | None, typer.Option(help="Leave out interactions of a smaller value.")
+]
+Append = Annotated[
+    bool, typer.Option("--append", help="Add the interactions to OUT, as a new part.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.")]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Of the engine.", show_default="a quarter, at most 2GiB"),
+    typer.Option(
+        metavar="SIZE",
+        help="Most memory that the engine takes, such as 2GiB.",
+        show_default="a quarter, at most 2GiB",
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Of the engine.", show_default="one for each core")
+    int | None, typer.Option(help="Threads of the engine.", show_default="one for each core")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the corpus.", show_default="that of OUT")]
-Prefix = Annotated[str | None, typer.Option(help="Of a dump's files (mediawiki).")]
+Prefix = Annotated[
+    str | None,
+    typer.Option(help="Beginning of the names of a dump's files, with --kind mediawiki."),
+]
 
 
-@app.command()
+@app.command(
+    epilog="Example: evergram prepare clicks/*.parquet corpus --column query=user_id --column "
+    "candidate=page"
+)
 def prepare(
+    context: typer.Context,
     sources: Sources,
     out: Out,
     kind: Kind = "table",
@@ -75,6 +98,10 @@ def prepare(
     from evergram.data.prepared.writing.prepare import prepare as prepare_corpus
     from evergram.data.prepared.writing.settings import PrepareSettings
 
+    if kind != "mediawiki":
+        refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")
+    if kind != "table":
+        refuse_idle(context, ["column"], f"names columns of a table, and the kind is {kind}")
     settings = PrepareSettings(
         columns=columns_by_role(column),
         query_features=list(query_features) if query_features else None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, LineageFolder, stores_by_side
+from evergram.cli.options import Json, LineageFolder, refuse_idle, stores_by_side
+from evergram.log_lines import log_to_stderr, write_line
 
 if TYPE_CHECKING:
     from evergram.serving.server import Server
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Host = Annotated[
     str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
 ]
-Port = Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
+]
 ServedStores = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,22 +35,22 @@ ServedStores = Annotated[
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Let everybody read everything, wherever it listens.")
 ]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Rows of one request.")]
-MaxK = Annotated[int, typer.Option(min=1, help="Results of one query.")]
-MaxBody = Annotated[int, typer.Option(min=1, help="MiB of one request.")]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Most rows of one request.")]
+MaxK = Annotated[int, typer.Option(min=1, help="Most results of one query.")]
+MaxBody = Annotated[int, typer.Option(min=1, help="Most MiB of one request.")]
 MaxBuffered = Annotated[
-    int, typer.Option(min=1, help="MiB of all requests at once, beside their first 64 KiB.")
+    int, typer.Option(min=1, help="Most MiB of all requests at once, beside their first 64 KiB.")
 ]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")]
-Workers = Annotated[int, typer.Option(min=1, help="Requests worked on at once.")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Most seconds of one request.")]
+Workers = Annotated[int, typer.Option(min=1, help="Most requests that are worked on at once.")]
 Processes = Annotated[
     int, typer.Option(min=1, help="Processes behind the port; limits hold for each.")
 ]
 MaxWaiting = Annotated[
-    int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
+    int, typer.Option(min=0, help="Most requests that may wait; the next is answered 503.")
 ]
 MaxConnections = Annotated[
-    int, typer.Option(min=1, help="Connections; past it, the longest silent is closed.")
+    int, typer.Option(min=1, help="Most connections; past that, the longest silent one is closed.")
 ]
 Silence = Annotated[
     float, typer.Option(min=0.1, help="Seconds that a client may be silent within a request.")
@@ -75,7 +77,7 @@ Encoders = Annotated[
         "repeatable.",
     ),
 ]
-MaxText = Annotated[int, typer.Option(min=1, help="Characters of a text.")]
+MaxText = Annotated[int, typer.Option(min=1, help="Most characters of a text.")]
 TextCache = Annotated[int, typer.Option(min=0, help="MiB of vectors of recent texts.")]
 CanaryEvery = Annotated[
     float, typer.Option(min=1, help="Seconds between two checks of the encoders.")
@@ -103,6 +105,7 @@ MIB = 2**20
 
 @app.command(epilog="Example: evergram serve lineages/shop --port 8000")
 def serve(
+    context: typer.Context,
     lineage: LineageFolder,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -133,6 +136,9 @@ def serve(
     New versions, moved labels and changed consumers are loaded without a restart. The environment
     variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
+    if not encoder:
+        names = ("max_text", "text_cache", "canary_every")
+        refuse_idle(context, names, "is of an encoder of text, and no --encoder is given")
     from evergram.serving import ServiceSettings, admin_token, listen, listen_processes
 
     settings = ServiceSettings(
@@ -157,7 +163,7 @@ def serve(
         texts=texts,
         kept=kept,
     )
-    _log_to_stderr()
+    log_to_stderr()
     stores = stores_by_side(store or ()) or None
     where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
     service = (
@@ -170,19 +176,14 @@ def serve(
         server.run()
 
 
-def _log_to_stderr() -> None:
-    """Log which changes were loaded, and which could not be."""
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("evergram").setLevel(logging.INFO)
-
-
 def _announce(lineage: str, server: Server | ServerProcesses, as_json: bool) -> None:
     """Print where the server listens, for people on stderr and as JSON on stdout."""
-    sys.stderr.write(f"{server.checked_sentence}\n")
+    write_line("service", server.checked_sentence)
     facts = server.as_json()
     if as_json:
         sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
         sys.stdout.flush()
     access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
-    sys.stderr.write(f"Serving version {facts['version']} on {facts['url']} ({access}).\n")
-    sys.stderr.flush()
+    where = {name: facts[name] for name in ("url", "version", "open")}
+    serving = f"Serving version {facts['version']} on {facts['url']} ({access})."
+    write_line("service", serving, lineage=lineage, **where)

@@ -40,7 +40,9 @@ def init(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="As data.kind of a recipe (default: by PATH)."),
+        typer.Option(
+            metavar="KIND", help="What PATH is, as data.kind of a recipe (default: told by PATH)."
+        ),
     ] = None,
     force: Force = False,
     as_json: Json = False,

@@ -14,6 +14,7 @@ from evergram.cli.app import group, is_quiet, store_commands
 from evergram.cli.options import Json, LineageFolder, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
+from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill, BackfillStatus
@@ -39,7 +40,9 @@ backfill = group("Refresh a store's older rows to production's version, the wors
 store_commands.add_typer(backfill, name="backfill")
 
 
-@store_commands.command()
+@store_commands.command(
+    epilog="Example: evergram store fill lineages/shop --store candidate=lance:vectors#films"
+)
 def fill(
     lineage: LineageFolder,
     store: Stores,
@@ -64,7 +67,11 @@ def fill(
         )
 
 
-@backfill.command("plan")
+@backfill.command(
+    "plan",
+    epilog="Example: evergram store backfill plan lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def plan(
     lineage: LineageFolder,
     store: OneStore,
@@ -76,7 +83,11 @@ def plan(
         _print(opened.plan(batch), as_json)
 
 
-@backfill.command("apply")
+@backfill.command(
+    "apply",
+    epilog="Example: evergram store backfill apply lineages/shop --store "
+    "candidate=lance:vectors#films --rows 100000",
+)
 def apply(
     lineage: LineageFolder,
     store: OneStore,
@@ -90,7 +101,11 @@ def apply(
         _print(opened.apply(rows, progress=partial(_print_progress, what="rows")), as_json)
 
 
-@backfill.command("status")
+@backfill.command(
+    "status",
+    epilog="Example: evergram store backfill status lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def status(
     lineage: LineageFolder,
     store: OneStore,
@@ -101,7 +116,11 @@ def status(
         _print(opened.status(), as_json)
 
 
-@backfill.command("rollback")
+@backfill.command(
+    "rollback",
+    epilog="Example: evergram store backfill rollback lineages/shop --store "
+    "candidate=lance:vectors#films",
+)
 def rollback(
     lineage: LineageFolder,
     store: OneStore,
@@ -134,10 +153,11 @@ def _print_side(side: str, version: int, done: int, total: int) -> None:
 def _print_progress(done: int, total: int, what: str) -> None:
     if is_quiet():
         return
-    if not sys.stderr.isatty():
-        sys.stderr.write(f"{done} of {total} {what}\n")
+    sentence = f"{done} of {total} {what}"
+    if sys.stderr.isatty() and log_format() is LogFormat.text:
+        sys.stderr.write(f"\r{sentence}" + ("\n" if done >= total else ""))
         return
-    sys.stderr.write(f"\r{done} of {total} {what}" + ("\n" if done >= total else ""))
+    write_line("progress", sentence, task=what, done=done, total=total)
 
 
 def _print(status: BackfillStatus, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import app
+from evergram.cli.command_line.completion import recipe_settings
 from evergram.cli.options import (
     Device,
     Json,
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from evergram.training.tuning.trials import Tuned
 
 
-@app.command()
+@app.command(
+    epilog="Example: evergram tune recipe.toml --out trials --over model.dim=16,32,64 --over "
+    "task.penalty=log:1..100"
+)
 def tune(
     recipe: RecipeFile,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
@@ -36,6 +40,7 @@ def tune(
             metavar="KEY=VALUES",
             help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
             "by task).",
+            autocompletion=recipe_settings,
         ),
     ] = None,
     trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,

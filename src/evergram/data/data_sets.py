@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 VARIABLE = "EVERGRAM_DATA"
@@ -151,6 +152,18 @@ def whole_path(text: str, folder: Path) -> Path:
     return (folder / text).resolve()
 
 
+def _meant(path: Path) -> str:
+    """Return the data set, or the name beside a path's first missing part, that was meant."""
+    parts = [part for part in (path, *path.parents) if not part.exists()]
+    for part in parts:
+        if hint := did_you_mean(part.name, DATA_SETS):
+            return hint
+    folder = parts[-1].parent
+    return (
+        did_you_mean(parts[-1].name, [e.name for e in folder.iterdir()]) if folder.is_dir() else ""
+    )
+
+
 def existing(path: str | Path) -> Path:
     """Return an existing path of data.
 
@@ -162,7 +175,7 @@ def existing(path: str | Path) -> Path:
         return path
     folders = [part for part in (path, *path.parents) if part.name in DATA_SETS]
     if not folders:
-        raise DataError(f"There is no file or folder {path}; correct the path.")
+        raise DataError(f"There is no file or folder {path}{_meant(path)}; correct the path.")
     folder = folders[0]
     data_set = DATA_SETS[folder.name]
     if data_set.tables and path.suffix == ".parquet":

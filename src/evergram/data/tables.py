@@ -18,6 +18,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.files.adjacency_list import read_adjacency_list
 from evergram.data.files.column_names import guess, has_no_header, lacking
 from evergram.data.files.csv_file import read_csv
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import ids_of_text
@@ -86,13 +87,19 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
     """
     unknown = sorted(set(columns or {}) - set(COLUMNS))
     if unknown:
-        raise DataError(f"There is no column {unknown[0]!r} to name; name {', '.join(COLUMNS)}.")
+        raise DataError(
+            f"There is no column {unknown[0]!r} to name; name {', '.join(COLUMNS)}"
+            f"{did_you_mean(unknown[0], COLUMNS)}."
+        )
     names = {name: name for name in COLUMNS} | dict(columns or {})
     table = read_table(path, ids=(names["query"], names["candidate"]))
     for name in columns or {}:
         if names[name] not in table.column_names:
             has = ", ".join(table.column_names)
-            raise DataError(f"{path} has no column {names[name]!r}; its columns are: {has}.")
+            raise DataError(
+                f"{path} has no column {names[name]!r}; its columns are: {has}"
+                f"{did_you_mean(names[name], table.column_names)}."
+            )
     chosen = {k: table[v] for k, v in names.items() if v in table.column_names}
     if names["query"] == names["candidate"] in table.column_names:
         raise DataError(
@@ -128,7 +135,10 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
     for column in ("id", name):
         if column not in table.column_names:
             has = ", ".join(table.column_names)
-            raise DataError(f"{path} has no column {column!r}; its columns are: {has}.")
+            raise DataError(
+                f"{path} has no column {column!r}; its columns are: {has}"
+                f"{did_you_mean(column, table.column_names)}."
+            )
     check_ids(table["id"], "id", str(path))
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from torch import Tensor
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
@@ -24,7 +25,10 @@ def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path
     manifest = catalog.manifest(catalog.newest if version is None else catalog.resolve(version))
     if side not in manifest.embeddings:
         sides = " and ".join(manifest.embeddings)
-        raise LineageError(f"There is no side {side!r} in {catalog.address}; it has {sides}.")
+        raise LineageError(
+            f"There is no side {side!r} in {catalog.address}; it has {sides}"
+            f"{did_you_mean(side, manifest.embeddings)}."
+        )
     folder = catalog.embeddings_folder(manifest.version)
     name = f"{side}.parquet"
     if not folder.is_dir():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergram.compatibility.chain import Chain
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.lineage.artefact import Artefact, Block
@@ -93,7 +94,10 @@ class _Source:
     def blocks(self, side: str) -> Iterable[Block]:
         """Raises: DataError: there is no such side."""
         if side not in self.sides:
-            raise DataError(f"There is no side {side!r}; there is {' and '.join(self.sides)}.")
+            raise DataError(
+                f"There is no side {side!r}; there is {' and '.join(self.sides)}"
+                f"{did_you_mean(side, self.sides)}."
+            )
         if self.artefact is None:
             return open_embeddings(self.lineage.stored(side)).blocks()
         return self.artefact.blocks(side)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.atomic_files import make_folder, remove_folder, remove_tree, write_text
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -224,7 +225,8 @@ def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str
     unknown = [side for side in stores if side not in sides]
     if unknown:
         raise LineageError(
-            f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}."
+            f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}"
+            f"{did_you_mean(unknown[0], sides)}."
         )
     with ExitStack() as opened:
         by_side = {

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from evergram.errors import EvergramError, ServiceError
+from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.serving.server import Server, bound_socket, checked_settings, texts_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
@@ -42,6 +43,7 @@ class _Work:
     place: str | Path
     stores: Mapping[str, str] | None
     settings: ServiceSettings
+    log_format: LogFormat = field(default_factory=log_format)
 
 
 @dataclass
@@ -219,12 +221,8 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     number = work.settings.process
     # A Ctrl-C in a terminal reaches the parent too, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        format=f"%(asctime)s process {number}: %(message)s",
-        datefmt="%H:%M:%S",
-        level=logging.WARNING,
-    )
-    logging.getLogger("evergram").setLevel(logging.INFO)
+    set_log_format(work.log_format)
+    log_to_stderr(number)
     try:
         service = Service.open(work.place, work.stores, texts_of(work.settings))
         server = Server(service, work.settings, listening)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from evergram.did_you_mean import did_you_mean
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -91,6 +93,7 @@ def loss_named(name: str) -> PointwiseLoss:
         raise ValueError(
             f"it must be one of {', '.join(map(repr, LOSSES))}, or the name of a loss of your own "
             "that was put into evergram.tasks.LOSSES in this process"
+            f"{did_you_mean(name, LOSSES)}"
         )
     if loss is not _OWN.get(name, loss):
         raise ValueError(

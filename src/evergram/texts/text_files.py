@@ -11,6 +11,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import first_missing, ids_of_text, missing_sentence
@@ -45,7 +46,8 @@ def read_texts(
         if name not in table.column_names:
             has = ", ".join(table.column_names)
             todo = f"Name the right one by {option}." if options else f"Rename the one of {name}s."
-            raise DataError(f"{path} has no column {name!r}; it has {has}. {todo}")
+            meant = did_you_mean(name, table.column_names)
+            raise DataError(f"{path} has no column {name!r}; it has {has}{meant}. {todo}")
         if table.column_names.count(name) > 1:
             raise DataError(f"{path} has the column {name!r} twice; rename one of them.")
     text_file = suffix in (".csv", ".tsv")

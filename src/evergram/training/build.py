@@ -18,6 +18,7 @@ from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
 from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
+from evergram.did_you_mean import did_you_mean
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import SIDES, Schema
@@ -230,7 +231,10 @@ def pick_device(name: str) -> torch.device:
     Raises: RecipeError: no device has that name, or there is no CUDA.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise RecipeError(f"--device {name} is not known; it must be auto, cpu or cuda.")
+        raise RecipeError(
+            f"--device {name} is not known; it must be auto, cpu or cuda"
+            f"{did_you_mean(name, ('auto', 'cpu', 'cuda'))}."
+        )
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")

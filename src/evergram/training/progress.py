@@ -1,15 +1,20 @@
-"""Progress on stderr: a bar on a terminal, plain lines in a file or a pipe."""
+"""Progress on stderr: a bar on a terminal, lines elsewhere, JSON where it is asked for."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from evergram.log_lines import LogFormat, log_format, write_line
+
+# Seconds between two JSON lines of a task that describes nothing itself.
+EVERY = 10.0
 
 
 class Handle:
@@ -19,11 +24,12 @@ class Handle:
         self, title: str, total: int, bar: Bar | None, quiet: bool, at_most: bool = False
     ) -> None:
         self._title = title
-        self._at_most = "at most " if at_most else ""
+        self._at_most = at_most
         self._total = total
         self._bar = bar
         self._quiet = quiet
         self._done = 0
+        self._written: int | None = None  # steps done at the last line
         self._examples = 0
         self._started = self._shown = time.monotonic()
         self._id = None if bar is None else bar.add_task(title, total=total, speed="", note="")
@@ -31,20 +37,48 @@ class Handle:
     def advance(self, steps: int, examples: int) -> None:
         self._done += steps
         self._examples += examples
-        if self._bar is None or self._id is None or time.monotonic() - self._shown < 0.2:
-            return
-        self._shown = time.monotonic()
-        self._bar.update(self._id, completed=self._done, speed=self._speed())
+        since = time.monotonic() - self._shown
+        if self._bar is not None and self._id is not None and since >= 0.2:
+            self._shown = time.monotonic()
+            self._bar.update(self._id, completed=self._done, speed=self._speed())
+        elif since >= EVERY and log_format() is LogFormat.json:
+            self._write()
 
-    def describe(self, note: str) -> None:
-        """Report on an epoch: on the bar, or as a line."""
+    def describe(self, note: str, **figures: Any) -> None:
+        """Report on an epoch: on the bar, or as a line.
+
+        Args:
+            figures: those in the note, by name, for a line of JSON.
+        """
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=self._done, note=note, speed=self._speed())
-        elif not self._quiet:
-            elapsed = time.monotonic() - self._started
-            left = elapsed / max(1, self._done) * (self._total - self._done)
-            line = f"{self._title}: {note}, {self._speed()}, {self._at_most}{left:.0f} s left"
-            sys.stderr.write(line + "\n")
+        else:
+            self._write(note, **figures)
+
+    def end(self) -> None:
+        """Report in JSON how far the task came, if no line has."""
+        if self._written != self._done and log_format() is LogFormat.json:
+            self._write()
+
+    def _write(self, note: str = "", **figures: Any) -> None:
+        self._shown, self._written = time.monotonic(), self._done
+        if self._quiet:
+            return
+        elapsed = max(1e-9, time.monotonic() - self._started)
+        left = elapsed / max(1, self._done) * (self._total - self._done)
+        limit = "at most " if self._at_most else ""
+        sentence = f"{self._title}: {note}{', ' if note else ''}{self._speed()}"
+        write_line(
+            "progress",
+            f"{sentence}, {limit}{left:.0f} s left",
+            task=self._title,
+            **figures,
+            done=self._done,
+            total=self._total,
+            examples_per_second=round(self._examples / elapsed, 1),
+            seconds=round(elapsed, 1),
+            seconds_left=round(left, 1),
+        )
 
     def _speed(self) -> str:
         elapsed = max(1e-9, time.monotonic() - self._started)
@@ -77,7 +111,7 @@ class Progress:
     def say(self, sentence: str) -> None:
         """Write a line that belongs to no task."""
         if not self._quiet:
-            sys.stderr.write(f"{self._prefix}{sentence}\n")
+            write_line("message", f"{self._prefix}{sentence}")
 
     @classmethod
     def of_choice(cls, progress: Progress | bool) -> Progress:
@@ -93,8 +127,10 @@ class Progress:
         """
         title = self._prefix + title
         console = Console(stderr=True)
-        if self._quiet or not console.is_terminal:
-            yield Handle(title, total, None, self._quiet or not self._epochs, at_most)
+        if self._quiet or not console.is_terminal or log_format() is LogFormat.json:
+            handle = Handle(title, total, None, self._quiet or not self._epochs, at_most)
+            yield handle
+            handle.end()
             return
         columns = (
             TextColumn("{task.description}"),

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.ids import first_missing, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
@@ -34,7 +35,8 @@ class ColumnVectors(EmbeddingFile):
             if name not in schema.names:
                 has = ", ".join(schema.names)
                 raise DataError(
-                    f"{path} has no column {name!r}; its columns are: {has}; "
+                    f"{path} has no column {name!r}; its columns are: {has}"
+                    f"{did_you_mean(name, schema.names)}; "
                     f"name the right one with {option}."
                 )
             if schema.names.count(name) > 1:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from evergram.cli.old_names import RENAMED
+from evergram.cli.command_line.old_names import RENAMED
 
 # What a file is made of: its bytes, its text in UTF-8, a table, or a function that makes it.
 Content: TypeAlias = bytes | str | pa.Table | Callable[[Path], object]

@@ -78,3 +78,22 @@ def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -
     assert folder.source.kind == "prepared"
     assert folder.survey.as_json() == table.survey.as_json()
     assert folder.recipe.split == table.recipe.split
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_odd_files_are_read_as_plain_ones(tmp_path: Path, separator: str) -> None:
+    plain = first_recipe(write_clicks(tmp_path / "plain.csv"))
+    text = (tmp_path / "plain.csv").read_text().replace("ts", "played_at").replace(",", separator)
+    (tmp_path / "odd.csv").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    odd = first_recipe(tmp_path / "odd.csv")
+    assert odd.survey == plain.survey
+    assert odd.recipe.split == plain.recipe.split
+    assert any("Guessed by its cells: time;" in sentence for sentence in odd.sentences())
+
+
+def test_ids_beyond_64_bits_are_texts(tmp_path: Path) -> None:
+    text = write_clicks(tmp_path / "plain.csv").read_text().split("\n")
+    rows = [f"{10**25 + int(row.split(',')[0])},{row.split(',', 1)[1]}" for row in text[1:]]
+    (tmp_path / "huge.csv").write_text("\n".join([text[0], *rows]))
+    plain, huge = first_recipe(tmp_path / "plain.csv"), first_recipe(tmp_path / "huge.csv")
+    assert huge.survey == plain.survey

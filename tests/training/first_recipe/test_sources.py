@@ -92,3 +92,60 @@ def test_a_table_beyond_memory_is_refused_with_what_to_do(
     monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
     with pytest.raises(DataError, match=r"'evergram prepare .*a\.csv FOLDER'"):
         source_at(tmp_path / "a.csv")
+
+
+MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
+ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "taken"),
+    [
+        ("played_at", ISO, True),
+        ("played_at", [f"{t}Z" for t in ISO], True),
+        ("played_at", [f"{t}.5+02:00" for t in ISO], True),
+        ("played_at", [t.replace("T", " ") for t in ISO], True),
+        ("bought", [t[:10] for t in ISO], True),
+        ("when", MOMENTS, True),
+        ("when", [1000 * t for t in MOMENTS], True),
+        ("when", [f"{t}.25" for t in MOMENTS], True),
+        ("order_no", MOMENTS, False),
+        ("when", [*MOMENTS[1:], ""], False),
+        ("when", [*MOMENTS[1:], 1000 * MOMENTS[0]], False),
+        ("price", range(20), False),
+        ("year", range(1990, 2010), False),
+        ("note", ["a"] * 20, False),
+    ],
+)
+def test_a_time_is_told_by_its_cells(
+    tmp_path: Path, name: str, cells: list[object], taken: bool
+) -> None:
+    rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
+    (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
+    source = source_at(tmp_path / "a.csv")
+    assert source.columns.get("time") == (name if taken else None)
+    assert source.by_content == (("time",) if taken else ())
+    assert source.unread == (() if taken else (name,))
+
+
+def test_of_two_columns_of_times_none_is_taken_and_a_named_one_is_kept(tmp_path: Path) -> None:
+    rows = "\n".join(f"1,2,{t},{t}" for t in ISO)
+    (tmp_path / "a.csv").write_text(f"user,item,opened_at,closed_at\n{rows}\n")
+    assert source_at(tmp_path / "a.csv").unread == ("opened_at", "closed_at")
+    named = source_at(tmp_path / "a.csv", named={"time": "closed_at"})
+    assert (named.columns["time"], named.by_content) == ("closed_at", ())
+
+
+def test_a_table_that_is_called_lines_of_ids_is_refused(tmp_path: Path) -> None:
+    for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
+        (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
+        with pytest.raises(DataError, match=rf"names columns.*that ends in {suffix}\."):
+            source_at(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("1 2 3\n")
+    assert source_at(tmp_path / "a.txt").kind == "adjacency_list"
+
+
+def test_a_first_row_with_a_date_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("u1,i1,2023-11-14T22:13:20\nu2,i2,2023-11-15T22:13:20\n")
+    with pytest.raises(DataError, match=r"seems to be a row.*such as query,candidate,time\."):
+        source_at(tmp_path / "a.csv")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import lineage_commands
+from evergram.cli.command_line.completion import versions
 from evergram.cli.options import (
     Json,
     LineageFolder,
@@ -19,16 +20,25 @@ if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
 
 _Version = Annotated[
-    str, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.", show_default=True)
+    str,
+    typer.Argument(
+        metavar="VERSION",
+        help="A number, a label or 'newest'.",
+        autocompletion=versions,
+        show_default=True,
+    ),
 ]
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage label lineages/shop trusted v1")
 def label(
     lineage: LineageFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
     version: Annotated[
-        str | None, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.")
+        str | None,
+        typer.Argument(
+            metavar="VERSION", help="A number, a label or 'newest'.", autocompletion=versions
+        ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
     as_json: Json = False,
@@ -46,7 +56,7 @@ def label(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage promote lineages/shop v1")
 def promote(
     lineage: LineageFolder,
     version: _Version = "newest",
@@ -60,7 +70,7 @@ def promote(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage withdraw lineages/shop --reason broken")
 def withdraw(
     lineage: LineageFolder,
     reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
@@ -77,7 +87,7 @@ def withdraw(
     _print_labels(opened, as_json)
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage retire lineages/shop v0")
 def retire(
     lineage: LineageFolder,
     version: _Version,

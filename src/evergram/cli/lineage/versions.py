@@ -19,18 +19,19 @@ from evergram.cli.printing import (
     print_warnings,
     table,
 )
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
     from evergram.lineage.canary_check import Reading
     from evergram.lineage.lineage import Lineage
 
 
-@lineage_commands.command("list")
+@lineage_commands.command("list", epilog="Example: evergram lineage list lineages/shop")
 def list_versions(
     lineage: LineageFolder,
     as_json: Json = False,
 ) -> None:
-    """List the versions of a lineage."""
+    """List the versions of a lineage: dims, metric, labels, and which is in production."""
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 
@@ -115,7 +116,7 @@ def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
 _SHORT = 12
 
 
-@lineage_commands.command()
+@lineage_commands.command(epilog="Example: evergram lineage check lineages/shop --max-error 0.2")
 def check(
     lineage: LineageFolder,
     max_error: Annotated[
@@ -168,7 +169,7 @@ def check(
             f"{_described(opened, checked)}."
         )
     for sentence in sentences:
-        sys.stderr.write(f"{sentence}\n")
+        write_line("past_limit", sentence, level="warning")
     if sentences:
         sys.exit(1)
 

@@ -9,22 +9,30 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Device, Json, new_progress
+from evergram.cli.command_line.completion import choices
+from evergram.cli.options import Device, Json, new_progress, refuse_idle
 from evergram.cli.printing import dump, table
 from evergram.cli.reproduction.checkout import reproduction
 
 REPORT = "report"
 
 
-@app.command()
+@app.command(epilog="Example: evergram reproduce gramian/table2 --preset tiny")
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="[NAME|report]", help="What to run, such as gramian/table2 (default: list all)."
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="small, gowalla, paper or tiny.")] = "small",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Size of the experiment: small, gowalla, paper or tiny.",
+            autocompletion=choices("small", "gowalla", "paper", "tiny"),
+        ),
+    ] = "small",
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Folder of data sets ($EVERGRAM_DATA).")
     ] = None,
@@ -41,6 +49,10 @@ def reproduce(
     An interrupted run goes on: each training that is done is kept as one JSON. `report` makes the
     pages and figures of all results.
     """
+    if name is None or name == REPORT:
+        shown = "a list of all" if name is None else "the report of all results"
+        why = f"is for running an experiment, and {shown} is asked for"
+        refuse_idle(context, ("preset", "data", "seeds", "device"), why)
     commands = reproduction("commands")
     if name is None:
         lines = commands.list_all(out)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices, versions
 from evergram.cli.options import (
     AllowSmallOverlap,
     As,
@@ -53,12 +54,23 @@ OldVectors = Annotated[
     ),
 ]
 NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
-TransformKind = Annotated[str, typer.Option(help="linear, affine, orthogonal or low_rank.")]
+TransformKind = Annotated[
+    str,
+    typer.Option(
+        help="Kind of the backward transform: linear, affine, orthogonal or low_rank.",
+        autocompletion=choices("linear", "affine", "orthogonal", "low_rank"),
+    ),
+]
 Rank = Annotated[
     int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
 ]
 Scaled = Annotated[bool, typer.Option("--scaled", help="Let an orthogonal transform stretch.")]
-HeldOut = Annotated[float, typer.Option(help="Share of the common objects to measure on, below 1.")]
+HeldOut = Annotated[
+    float,
+    typer.Option(
+        help="Share of the common objects that the transform is not fitted to, but measured on."
+    ),
+]
 NewName = Annotated[
     str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
 ]
@@ -183,12 +195,21 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     )
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors transform new.parquet --lineage lineages/texts --as v0 "
+    "--out as-v0.parquet"
+)
 def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
     as_version: Annotated[
-        str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
+        str,
+        typer.Option(
+            "--as",
+            metavar="VERSION",
+            help="The version or label to write.",
+            autocompletion=versions,
+        ),
     ],
     out: Annotated[
         Path,
@@ -197,7 +218,10 @@ def transform(
     from_version: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
+            "--from",
+            metavar="VERSION",
+            help="The version or label of FILE (default: newest).",
+            autocompletion=versions,
         ),
     ] = None,
     id_column: IdColumn = None,
@@ -240,25 +264,36 @@ def transform(
     )
 
 
-@vector_commands.command("export-transform", no_args_is_help=True)
+@vector_commands.command(
+    "export-transform",
+    no_args_is_help=True,
+    epilog="Example: evergram vectors export-transform lineages/texts as-v0.sql --format "
+    "pgvector --as v0",
+)
 def export_transform(
     lineage: LineageFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="onnx, pgvector, duckdb or sentence-transformers."),
+        typer.Option(
+            "--format",
+            help="Program to write for: onnx, pgvector, duckdb or sentence-transformers.",
+            autocompletion=choices("onnx", "pgvector", "duckdb", "sentence-transformers"),
+        ),
     ],
     as_version: As = None,
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of the function in SQL and of the graph.", show_default="evergram_LINEAGE_as_vN"
+            help="Name of the function in SQL, or of the graph.",
+            show_default="evergram_LINEAGE_as_vN",
         ),
     ] = None,
     license_: Annotated[
         str | None,
         typer.Option(
-            "--license", help="For the model card of sentence-transformers, such as apache-2.0."
+            "--license",
+            help="Licence in the model card of sentence-transformers, such as apache-2.0.",
         ),
     ] = None,
     force: Force = False,

@@ -9,22 +9,37 @@ from typing import Annotated, Literal, cast
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices
 from evergram.cli.options import Force, IdColumn, Json, new_progress
 from evergram.cli.printing import dump, file_written
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 TextFile = Annotated[
-    Path, typer.Argument(metavar="TEXTS", help="Parquet, Arrow, CSV, TSV or JSON lines.")
+    Path,
+    typer.Argument(
+        metavar="TEXTS", help="File of ids and texts: Parquet, Arrow, CSV, TSV or JSON lines."
+    ),
 ]
 VectorFile = Annotated[
     Path, typer.Argument(metavar="OUT", help="File of vectors: .parquet, .arrow or .npy.")
 ]
 EncoderAddress = Annotated[
-    str, typer.Option("--encoder", metavar="ADDRESS", help="The encoder, see docs/text.md.")
+    str,
+    typer.Option(
+        "--encoder",
+        metavar="ADDRESS",
+        help="The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
+    ),
 ]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts.", show_default="text")]
 RoleOfTexts = Annotated[
-    str, typer.Option("--role", help="document or query: which prompt stands before each text.")
+    str,
+    typer.Option(
+        "--role",
+        help="What the texts are, document or query: it chooses the prompt before them.",
+        autocompletion=choices("document", "query"),
+    ),
 ]
 Prompt = Annotated[
     str | None, typer.Option(show_default="the model's own", help="Words before each of these.")
@@ -40,7 +55,10 @@ Matryoshka = Annotated[
 ]
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors encode products.csv products.parquet --encoder "
+    "sentence-transformers:all-MiniLM-L6-v2"
+)
 def encode(
     texts: TextFile,
     out: VectorFile,
@@ -64,7 +82,10 @@ def encode(
     from evergram.texts.text_files import read_texts
 
     if role not in ("document", "query"):
-        raise DataError(f"--role is {role!r}; it is document or query.")
+        raise DataError(
+            f"--role is {role!r}; it is document or query"
+            f"{did_you_mean(role, ('document', 'query'))}."
+        )
     ids, rows = read_texts(texts, id_column=id_column or "id", text_column=text_column or "text")
     prompts = None
     if query_prompt is not None or document_prompt is not None:

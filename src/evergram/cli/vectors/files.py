@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import choices
 from evergram.cli.options import (
     As,
     Force,
@@ -28,7 +29,9 @@ from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 
-@vector_commands.command("import")
+@vector_commands.command(
+    "import", epilog="Example: evergram vectors import old.parquet --lineage lineages/texts"
+)
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
@@ -57,7 +60,10 @@ def import_(
     )
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors export lineages/shop candidates.parquet --side candidate "
+    "--as stable"
+)
 def export(
     lineage: LineageFolder,
     out: Annotated[
@@ -68,7 +74,13 @@ def export(
             "file beside it), .safetensors or .csv. With --shards, a folder.",
         ),
     ],
-    side: Annotated[str, typer.Option(help="query or candidate; object in a lineage of files.")],
+    side: Annotated[
+        str,
+        typer.Option(
+            help="Side to write: query or candidate; object in a lineage of files.",
+            autocompletion=choices("query", "candidate", "object"),
+        ),
+    ],
     as_version: As = None,
     shards: ShardCount = None,
     shard: OneShard = None,

@@ -20,21 +20,33 @@ class Similarity(StrEnum):
     dot = "dot"
 
 
-@vector_commands.command("plan-migration")
+@vector_commands.command(
+    "plan-migration",
+    epilog="Example: evergram vectors plan-migration old.parquet new.parquet --old-queries "
+    "old-queries.parquet --new-queries new-queries.parquet",
+)
 def plan_migration(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="Texts by the old model.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same texts by the new model.")],
-    old_queries: Annotated[Path, typer.Option(help="Queries by the old model.")],
-    new_queries: Annotated[Path, typer.Option(help="The same queries by the new model.")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Vectors of texts by the old model.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Vectors of the same texts by the new model.")
+    ],
+    old_queries: Annotated[Path, typer.Option(help="Vectors of queries by the old model.")],
+    new_queries: Annotated[
+        Path, typer.Option(help="Vectors of the same queries by the new model.")
+    ],
     judgements: Annotated[
         Path | None,
         typer.Option(help="Which texts answer which query: a file or folder as BEIR or TREC has."),
     ] = None,
     pairs: Annotated[float, typer.Option(help="Share of the texts to fit the way back to.")] = 1.0,
-    depth: Annotated[int, typer.Option(help="Old hits that a cascade re-ranks.")] = 200,
+    depth: Annotated[int, typer.Option(help="How many old hits a cascade re-ranks.")] = 200,
     sidecar_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Beside each new vector.", show_default="a tenth of an old one"),
+        typer.Option(
+            min=0,
+            help="Bytes that a sidecar has beside each new vector.",
+            show_default="a tenth of an old one",
+        ),
     ] = None,
     sidecar_error: Annotated[
         float | None, typer.Option(min=0, help="Relative error that a sidecar may leave.")
@@ -46,15 +58,18 @@ def plan_migration(
         float, typer.Option(min=0, max=1, help="Share of nDCG@10 that a cheaper way may lose.")
     ] = 0.01,
     old_model_ends: Annotated[
-        bool, typer.Option("--old-model-ends", help="It will encode no more queries.")
+        bool,
+        typer.Option(
+            "--old-model-ends", help="Say that the old model will encode no more queries."
+        ),
     ] = False,
     old_readers: Annotated[
-        bool, typer.Option("--old-readers", help="Somebody will go on to read old vectors.")
+        bool, typer.Option("--old-readers", help="Say that somebody goes on to read old vectors.")
     ] = False,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     as_json: Json = False,
-    seed: Annotated[int, typer.Option(min=0, help="Draws pairs and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed that draws pairs and intervals.")] = 0,
 ) -> None:
     """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.data.files.column_names import guess
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 ROLES = ("query", "candidate", "value", "time", "weight")
@@ -229,7 +230,7 @@ def _missing_column(
     hint = ", ".join(f"{role}={likely.get(role, '…')!r}" for role in missing)
     return (
         f"{source} has no column {names[missing[0]]!r}; its columns are: {', '.join(has) or 'none'}"
-        f". Name the right ones: Corpus.of(…, {hint})."
+        f"{did_you_mean(names[missing[0]], has)}. Name the right ones: Corpus.of(…, {hint})."
     )
 
 

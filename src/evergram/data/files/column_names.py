@@ -17,6 +17,8 @@ VARIANTS = {
 }
 # The end of a name that says "the id of", or of which kind it is.
 _AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|num|number|code|uuid|name)$")
+# A date, or a Unix time in seconds or smaller units.
+_TIME = re.compile(r"^\s*(\d{4}-\d\d-\d\d|[1-3]\d{9}(\d{3}){0,3}(\.\d+)?\s*$)")
 _NUMBER = re.compile(r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
 
 
@@ -40,8 +42,9 @@ def suggestions(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def has_no_header(names: Sequence[str]) -> bool:
-    """Return True if a first line looks like a row: it has a number, and no known name."""
-    return any(_NUMBER.match(name) for name in names) and not guess(names)
+    """Return True if a first line looks like a row: it has a number or a date, and no known
+    name."""
+    return any(_NUMBER.match(n) or _TIME.match(n) for n in names) and not guess(names)
 
 
 def lacking(
@@ -63,7 +66,10 @@ def lacking(
     """
     first = min(wanted, key=list(VARIANTS).index)
     has = ", ".join(names) or "none"
-    line = ",".join(("query", "candidate", "value", "time")[: max(2, len(names))])
+    words = ["query", "candidate", "value", "time"][: max(2, len(names))]
+    if len(names) == 3 and _TIME.match(names[2]):
+        words[2] = "time"
+    line = ",".join(words)
     if header_line and has_no_header(names):
         return (
             f"{source} has no column {first!r}, and its first line ({has}) seems to be a row: "

@@ -10,6 +10,7 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment
@@ -293,7 +294,10 @@ def _estimator(
             f"estimator is {kind!r}, which {why}, and a loss sees neither; choose one of "
             f"{', '.join(ESTIMATORS)}, or train with evergram.train."
         )
-    raise ValueError(f"estimator is {kind!r}; it must be one of {', '.join(ESTIMATORS)}.")
+    raise ValueError(
+        f"estimator is {kind!r}; it must be one of {', '.join(ESTIMATORS)}"
+        f"{did_you_mean(kind, ESTIMATORS)}."
+    )
 
 
 def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.disk.lineage_record import FORMAT_VERSION, LineageRecord, Withdrawal
 from evergram.lineage.disk.names import RULE, is_name
@@ -55,7 +56,8 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
     if isinstance(what, str) and digits is None:
         if what not in record.labels:
             raise UnknownVersionError(
-                f"The lineage {record.name!r} has no label {what!r}; {_known(record)}."
+                f"The lineage {record.name!r} has no label {what!r}; {_known(record)}"
+                f"{did_you_mean(what, [*record.labels, NEWEST])}."
             )
         return record.labels[what]
     if isinstance(what, bool):
@@ -145,7 +147,8 @@ def without_label(record: LineageRecord, name: str) -> LineageRecord:
     """Return the record without a label. Raises: UnknownVersionError: there is no such label."""
     if name not in record.labels:
         raise UnknownVersionError(
-            f"The lineage {record.name!r} has no label {name!r}; {_known(record)}."
+            f"The lineage {record.name!r} has no label {name!r}; {_known(record)}"
+            f"{did_you_mean(name, record.labels)}."
         )
     return _changed(record, labels={k: v for k, v in record.labels.items() if k != name})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_text
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.probe_files import (
     checked_probe_files,
@@ -74,8 +75,9 @@ class ConsumerRegistry:
                 return consumer
         has = ", ".join(c.name for c in self._record.consumers) or "none"
         raise LineageError(
-            f"There is no consumer {name!r}; the consumers are: {has}. 'evergram consumer add' "
-            "adds one."
+            f"There is no consumer {name!r}; the consumers are: {has}"
+            f"{did_you_mean(name, [c.name for c in self._record.consumers])}. "
+            "'evergram consumer add' adds one."
         )
 
     def add(

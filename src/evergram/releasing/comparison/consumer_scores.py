@@ -73,7 +73,7 @@ class ConsumerScores:
                 for task in self.tasks:
                     consumers[task.name] = self._consumers(task, early)
                     bar.advance(1, len(task.training))
-                    bar.describe(task.name)
+                    bar.describe(task.name, consumer=task.name)
         for k, names in missing.items():
             if not names:
                 continue

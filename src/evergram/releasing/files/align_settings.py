@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergram.compatibility.closed_form_fit import KINDS
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 # Of low_rank, if no rank is set.
@@ -37,7 +38,7 @@ class AlignSettings:
         if self.transform not in KINDS:
             raise DataError(
                 f"The transform {self.transform!r} cannot be fitted to files; "
-                f"{', '.join(KINDS)} can."
+                f"{', '.join(KINDS)} can{did_you_mean(self.transform, KINDS)}."
             )
         if not 0 < self.held_out < 1:
             raise DataError(

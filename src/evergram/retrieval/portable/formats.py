@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.portable.affine_map import AffineMap, affine_map
@@ -67,7 +68,10 @@ def export_transform(
         way is not affine (of "onnx": nor of kind residual_mlp). LineageError.
     """
     if form not in FORMATS:
-        raise DataError(f"There is no format {form!r}; give one of {', '.join(FORMATS)}.")
+        raise DataError(
+            f"There is no format {form!r}; give one of {', '.join(FORMATS)}"
+            f"{did_you_mean(form, FORMATS)}."
+        )
     if license is not None and form != FOLDER:
         raise DataError(f"A licence stands in the model card of {FOLDER}; leave it out.")
     path = Path(path)

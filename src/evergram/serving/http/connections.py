@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from evergram.log_lines import LogFormat, log_format
 from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.settings import ServiceSettings
 
@@ -248,6 +250,8 @@ def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections
             # Refusals are counted in the metrics; a client must not fill the log.
             log_level="error",
             access_log=False,
+            # Its own handlers would write another format; its errors go to the process's log.
+            log_config=None if log_format() is LogFormat.json else LOGGING_CONFIG,
             server_header=False,
             h11_max_incomplete_event_size=HEADERS,
             timeout_keep_alive=max(1, round(settings.keep_alive)),

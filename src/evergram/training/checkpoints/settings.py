@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import RecipeError
 
 # Seconds between two checkpoints where nothing is chosen: short runs write none on their way.
@@ -49,7 +50,10 @@ class CheckpointSettings:
         if self.keep < 1:
             raise RecipeError(f"--keep-checkpoints {self.keep} keeps none; it must be 1 or more.")
         if self.resume not in ("auto", "never"):
-            raise RecipeError(f"--resume {self.resume} is not known; it must be auto or never.")
+            raise RecipeError(
+                f"--resume {self.resume} is not known; it must be auto or never"
+                f"{did_you_mean(self.resume, ('auto', 'never'))}."
+            )
 
     @classmethod
     def of(cls, every: str | None = None, keep: int = 2, resume: str = "auto") -> Self:

@@ -53,13 +53,13 @@ class FirstRecipe:
         if source.columns:
             listed = ", ".join(f"{role} is {name}" for role, name in source.columns.items())
             yield f"Columns: {listed}."
-        if source.guessed:
-            yield (
-                f"Guessed by their names: {', '.join(source.guessed)}; --column ROLE=NAME names "
-                "another."
-            )
+        by_name = [role for role in source.guessed if role not in source.by_content]
+        if by_name:
+            yield f"Guessed by their names: {', '.join(by_name)}; --column ROLE=NAME names another."
+        for role in source.by_content:
+            yield f"Guessed by its cells: {role}; --column {role}=NAME names another."
         if source.unread:
-            unread = ", ".join(source.unread)
+            unread = ", ".join(name or "a column without a name" for name in source.unread)
             yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
         yield from self.survey.sentences()
         if self.split_again:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evergram.data.files.column_names import has_no_header, lacking, suggestions
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.files.column_names import guess, has_no_header, lacking, suggestions
 from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
-from evergram.data.tables import COLUMNS, SUFFIXES, TEXT, read_table
+from evergram.data.rolling_window import units_per_second
+from evergram.data.tables import COLUMNS, DELIMITERS, HEADER, SUFFIXES, TEXT, read_table
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training.memory import memory_bytes
 
+# The end of a column's name that holds ids, which may be as large as Unix times are.
+_ID = re.compile(r"(id|ids|key|no|num|number|code|uuid)$", re.IGNORECASE)
 # A table takes a few times its file's bytes while it is read.
 SHARE_OF_MEMORY = 4
 
@@ -25,12 +33,14 @@ class Source:
         kind: as `data.kind` of a recipe.
         columns: of a table: by role, the file's own name of the column.
         guessed: those of them that nobody named.
+        by_content: those of the guessed that the cells told, and not the name.
         unread: the file's other columns.
     """
 
     kind: str
     columns: Mapping[str, str] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()
+    by_content: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
@@ -54,7 +64,10 @@ def source_at(
         raise DataError(f"There is no file or folder {path}; give the interactions' own path.")
     chosen = _kind_of(path) if kind is None else kind
     if chosen not in READ_FROM_A_PATH:
-        raise DataError(f"--kind is {chosen!r}; it is one of: {', '.join(READ_FROM_A_PATH)}.")
+        raise DataError(
+            f"--kind is {chosen!r}; it is one of: {', '.join(READ_FROM_A_PATH)}"
+            f"{did_you_mean(chosen, READ_FROM_A_PATH)}."
+        )
     if chosen != "table":
         if named:
             raise DataError(
@@ -62,10 +75,34 @@ def source_at(
             )
         return Source(chosen)
     _refuse_too_large(path)
-    names = read_table(path).column_names
+    table = read_table(path)
+    names = table.column_names
     columns, guessed = columns_of(str(path), names, named or {}, text=bool(TEXT.search(path.name)))
     unread = tuple(name for name in names if name not in columns.values())
-    return Source(chosen, columns, guessed, unread)
+    times = [] if "time" in columns else [n for n in unread if is_time(n, table[n])]
+    if len(times) != 1:
+        return Source(chosen, columns, guessed, unread=unread)
+    unread = tuple(name for name in unread if name not in times)
+    columns, guessed = {**columns, "time": times[0]}, (*guessed, "time")
+    return Source(chosen, columns, guessed, ("time",), unread)
+
+
+def is_time(name: str, column: pa.ChunkedArray) -> bool:
+    """Return whether a column's cells are moments from 1980 to 2100, none of them missing.
+
+    Dates and timestamps are; so are numbers if all are Unix times in one unit, and the name does
+    not say that they are ids.
+    """
+    kind = column.type
+    if column.null_count or not len(column):
+        return False
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return True
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) or _ID.search(name):
+        return False
+    ends = pc.min_max(column).as_py()
+    units = {units_per_second(ends[which]) for which in ("min", "max")}
+    return len(units) == 1 and None not in units
 
 
 def columns_of(
@@ -85,10 +122,14 @@ def columns_of(
     for role, name in named.items():
         if role not in COLUMNS:
             raise DataError(
-                f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}."
+                f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}"
+                f"{did_you_mean(role, COLUMNS)}."
             )
         if name not in names:
-            raise DataError(f"{source} has no column {name!r}; its columns are: {has}.")
+            raise DataError(
+                f"{source} has no column {name!r}; its columns are: {has}"
+                f"{did_you_mean(name, names)}."
+            )
     if text and not named and has_no_header(names):
         raise DataError(lacking(source, {"query"}, names, {}))
     columns = {**named, **{r: r for r in COLUMNS if r in names and r not in named}}
@@ -122,6 +163,12 @@ def _kind_of(path: Path) -> str:
             f"{', '.join(READ_FROM_A_PATH)}."
         )
     name = path.name.lower()
+    if name.endswith(".txt") and (separator := _header_of_a_table(path)):
+        suffix = ".csv" if separator in ",;" else ".tsv"
+        raise DataError(
+            f"The first line of {path} names columns, so it is a table, and .txt is for lines of "
+            f"ids; give it a name that ends in {suffix}."
+        )
     if TEXT.search(name) or name.endswith((".parquet", ".pq", ".arrow", ".feather")):
         return "table"
     if name.endswith((".txt", ".txt.gz")):
@@ -132,6 +179,16 @@ def _kind_of(path: Path) -> str:
         f"{path} is of no known format; tables end in: {SUFFIXES}. Say by --kind what else it is: "
         f"{', '.join(READ_FROM_A_PATH)}."
     )
+
+
+def _header_of_a_table(path: Path) -> str | None:
+    """Return the separator of a first line that names a query and a candidate; None of others."""
+    with path.open("rb") as file:
+        first = file.readline(HEADER).decode("utf-8-sig", errors="replace")
+    for separator in DELIMITERS:
+        if {"query", "candidate"} <= guess(first.strip().split(separator)).keys():
+            return separator
+    return None
 
 
 def _refuse_too_large(path: Path) -> None:

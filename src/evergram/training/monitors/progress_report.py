@@ -52,13 +52,18 @@ class ProgressReport(Callback):
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if self._task is not None and self.metric is None:
-            self._task.describe(f"epoch {run.epoch} loss {objective:.4f}")
+            self._task.describe(
+                f"epoch {run.epoch} loss {objective:.4f}", epoch=run.epoch, loss=objective
+            )
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
         if self._task is not None and self.metric is not None:
             self._task.describe(
                 f"epoch {at.epoch} loss {record['objective']:.4f} "
-                f"{self.metric} {record[self.metric]:.4f}"
+                f"{self.metric} {record[self.metric]:.4f}",
+                epoch=at.epoch,
+                loss=record["objective"],
+                **{self.metric: record[self.metric]},
             )
 
     def on_end(self, at: Point) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from evergram.data.loaders import LOADERS, READ_FROM_A_PATH
+from evergram.did_you_mean import did_you_mean
 from evergram.kinds import Positive, Share, Weight
 from evergram.training.recipe.table import RecipeTable
 
@@ -18,7 +19,7 @@ def _is_kind(value: str) -> str:
     kinds = [*LOADERS, PYTHON]
     if value not in kinds:
         listed = ", ".join(map(repr, kinds[:-1]))
-        raise ValueError(f"it must be one of {listed} or {kinds[-1]!r}")
+        raise ValueError(f"it must be one of {listed} or {kinds[-1]!r}{did_you_mean(value, kinds)}")
     return value
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from evergram.compatibility.kinds import TRANSFORMS, LambdaUnit, TransformSettings
+from evergram.did_you_mean import did_you_mean
 from evergram.kinds import Positive, Rate, Share, Weight, kinds_where
 from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.table import KindTable, RecipeTable
@@ -72,7 +73,10 @@ class UpgradeRecipe(KindTable):
         if isinstance(name, str):  # one of the wrong type is refused by its field
             if name not in METHODS:
                 allowed = ", ".join(METHODS)
-                raise ValueError(f"upgrade.method is {name!r}; it must be one of {allowed}")
+                raise ValueError(
+                    f"upgrade.method is {name!r}; it must be one of {allowed}"
+                    f"{did_you_mean(name, METHODS)}"
+                )
             values = {**METHODS[name], **values}
         chosen = {key: cls.model_fields[key].default for key in ("fit", "transform")} | values
         closed = chosen["transform"] in kinds_where(TRANSFORMS, "has_closed_form")

@@ -13,6 +13,7 @@ from evergram.data.files.column_names import guess, has_no_header
 from evergram.data.prepared.sources.source_files import SourceFile
 from evergram.data.prepared.sources.table_stream import TableStream
 from evergram.data.prepared.sources.text_columns import TextIds, numbers_of_text, times_of_text
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 ROLES = ("query", "candidate", "value", "time", "weight")
@@ -133,7 +134,10 @@ def _chosen_columns(stream: TableStream, columns: Mapping[str, str]) -> dict[str
     name, has = stream.file.name, stream.names
     for column in columns.values():
         if column not in has:
-            raise DataError(f"{name} has no column {column!r}; its columns are: {', '.join(has)}.")
+            raise DataError(
+                f"{name} has no column {column!r}; its columns are: {', '.join(has)}"
+                f"{did_you_mean(column, has)}."
+            )
     names = {role: role for role in ROLES} | dict(columns)
     absent = [role for role in ("query", "candidate") if names[role] not in has]
     if absent:

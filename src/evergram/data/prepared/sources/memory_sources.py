@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from evergram.data.data_sets import whole_path
 from evergram.data.prepared.sources.interaction_source import ROLES, InteractionSource
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def corpus_of_kind(kind: str, sources: Sequence[str | Path], prefix: str | None)
 
     kinds = [one for one in READ_FROM_A_PATH if one not in ("table", "prepared")]
     if kind not in kinds:
-        raise DataError(f"kind (--kind) is {kind!r}; it is one of: table, {', '.join(kinds)}.")
+        raise DataError(
+            f"kind (--kind) is {kind!r}; it is one of: table, {', '.join(kinds)}"
+            f"{did_you_mean(kind, ['table', *kinds])}."
+        )
     return load(kind, LoaderSettings(str(only_path(kind, sources)), prefix), 0)
 
 

@@ -32,6 +32,7 @@ from evergram.data.prepared.writing.prepared_folder import check_place, new_cont
 from evergram.data.prepared.writing.settings import PrepareSettings
 from evergram.data.prepared.writing.summary import PrepareSummary
 from evergram.errors import DataError
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
@@ -157,7 +158,7 @@ def _quiet(line: str) -> None:
 
 
 def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    write_line("message", line)
 
 
 def _peak_memory() -> int:

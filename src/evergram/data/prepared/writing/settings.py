@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evergram.data.prepared.sources.interaction_source import ROLES
 from evergram.data.prepared.sources.source_files import Paths
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 # The engine's share of memory where none is named: a quarter of the machine's, at most this.
@@ -59,7 +60,10 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(ROLES))
         if unknown:
-            raise DataError(f"There is no column {unknown[0]!r} to name; name {', '.join(ROLES)}.")
+            raise DataError(
+                f"There is no column {unknown[0]!r} to name; name {', '.join(ROLES)}"
+                f"{did_you_mean(unknown[0], ROLES)}."
+            )
         if self.k_core < 0:
             raise DataError(f"k_core (--k-core) is {self.k_core}; it is at least 0.")
         if self.minimum_value is not None and math.isnan(self.minimum_value):

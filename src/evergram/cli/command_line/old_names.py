@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evergram.cli.command_line.words import command_at
+
 # The words of a command line before, and those that take their place.
 RENAMED = {
     "versions": "lineage list",
@@ -21,14 +23,6 @@ RENAMED = {
     },
     "plan-migration": "vectors plan-migration",
 }
-
-
-def command_at(arguments: Sequence[str]) -> int | None:
-    """Return where a command line names its command; None if it names none.
-
-    The options before it have no values.
-    """
-    return next((i for i, word in enumerate(arguments) if not word.startswith("-")), None)
 
 
 def with_new_names(arguments: Sequence[str]) -> tuple[list[str], str | None]:

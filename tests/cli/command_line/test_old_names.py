@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import Command, every_command
 from tests.support.lineages import lineage_of
 
-from evergram.cli.old_names import RENAMED, with_new_names
+from evergram.cli.command_line.old_names import RENAMED, with_new_names
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())

@@ -1,0 +1,34 @@
+"""The words of a command line: where its command stands, and the format that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from evergram.log_lines import LogFormat
+
+LOG_FORMAT = "--log-format"
+
+
+def command_at(arguments: Sequence[str]) -> int | None:
+    """Return where a command line names its command; None if it names none."""
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        # Of the options before a command, only this one is followed by its value.
+        place += 2 if arguments[place] == LOG_FORMAT else 1
+    return place if place < len(arguments) else None
+
+
+def log_format_of(arguments: Sequence[str]) -> LogFormat:
+    """Return the format that the options before a command ask for; text for one that is unknown.
+
+    It is needed before the command line is parsed, as an error of parsing is a line, too.
+    """
+    chosen = LogFormat.text
+    before = arguments[: command_at(arguments)]
+    for word, value in pairwise([*before, ""]):
+        name, equals, joined = word.partition("=")
+        text = joined if equals else value
+        if name == LOG_FORMAT and text in list(LogFormat):
+            chosen = LogFormat(text)
+    return chosen

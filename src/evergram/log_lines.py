@@ -1,0 +1,124 @@
+"""Lines on stderr: sentences for people or, for programs, one JSON object a line.
+
+Progress, warnings, errors and the log of the service are all written here, so that `--log-format
+json` leaves no other line on stderr. The format is one for the whole process, as stderr is.
+
+JSON: `time` (UTC, ISO 8601), `level` (info, warning, error), `event` (what kind of line it is, from
+a short list in docs/commands.md), `message` (the sentence), and figures by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+
+class LogFormat(StrEnum):
+    """How lines on stderr are written."""
+
+    text = "text"
+    json = "json"
+
+
+_format = LogFormat.text
+
+
+def log_format() -> LogFormat:
+    """Return the format that lines on stderr have."""
+    return _format
+
+
+def set_log_format(chosen: LogFormat) -> None:
+    """Write lines on stderr in this format from now on."""
+    global _format
+    _format = chosen
+
+
+def write_line(
+    event: str, sentence: str, *, level: str = "info", before: str = "", **figures: Any
+) -> None:
+    """Write a line on stderr.
+
+    Args:
+        sentence: without a line break at its end.
+        before: words that only people need before it, such as "warning: ".
+        figures: of a JSON line; numbers that are not finite become null, and what JSON does not
+            know becomes text.
+    """
+    sys.stderr.write(line_of(event, sentence, level=level, before=before, **figures) + "\n")
+    sys.stderr.flush()
+
+
+def line_of(
+    event: str,
+    sentence: str,
+    *,
+    level: str = "info",
+    before: str = "",
+    at: float | None = None,
+    **figures: Any,
+) -> str:
+    """Return the line that `write_line` writes.
+
+    Args:
+        at: seconds since 1970; None for now.
+    """
+    if _format is LogFormat.text:
+        return before + sentence
+    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
+    stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = {"time": stamp, "level": level, "event": event, "message": sentence}
+    return json.dumps(line | {key: _plain(value) for key, value in figures.items()}, default=str)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class LineFormatter(logging.Formatter):
+    """Formats the records of Python's logging as lines.
+
+    Args:
+        pattern: of a line for people, as of `logging.Formatter`.
+        event: of a JSON line.
+        figures: of every JSON line.
+    """
+
+    def __init__(self, pattern: str, event: str, **figures: Any) -> None:
+        super().__init__(pattern, "%H:%M:%S")
+        self._event, self._figures = event, figures
+
+    def format(self, record: logging.LogRecord) -> str:
+        if _format is LogFormat.text:
+            return super().format(record)
+        level = "info" if record.levelno < logging.WARNING else "warning"
+        level = "error" if record.levelno >= logging.ERROR else level
+        figures = {"logger": record.name, **self._figures}
+        if record.exc_info:
+            figures["traceback"] = self.formatException(record.exc_info)
+        event = "warning" if level == "warning" else self._event
+        return line_of(event, record.getMessage(), level=level, at=record.created, **figures)
+
+
+def log_to_stderr(process: int | None = None) -> None:
+    """Log what a service does on stderr: the library's news, and others' warnings.
+
+    Args:
+        process: number of this process, where several serve; its lines name it.
+    """
+    handler = logging.StreamHandler()
+    if process is None:
+        handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "service"))
+    else:
+        pattern = f"%(asctime)s process {process}: %(message)s"
+        handler.setFormatter(LineFormatter(pattern, "service", process=process))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("evergram").setLevel(logging.INFO)
+    if _format is LogFormat.json:
+        logging.captureWarnings(True)
