@@ -92,9 +92,7 @@ class Diagnosis:
         }
 
 
-def rivals(
-    batch_sizes: list[int], own: GramianRecipe | None = None
-) -> dict[str, GramianRecipe]:
+def rivals(batch_sizes: list[int], own: GramianRecipe | None = None) -> dict[str, GramianRecipe]:
     """Return the settings of every estimator by its name in tables, each learning from so many
     entities a step.
 

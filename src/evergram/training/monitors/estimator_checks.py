@@ -72,9 +72,9 @@ class EstimatorChecks(Callback):
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         # Of several processes one alone must not end inside an epoch.
-        if at.step <= FIRST and at.training.collectives.size == 1:
-            if bool(torch.isfinite(objective)):
-                refuse_wrong_moments(at.training)
+        looks = at.step <= FIRST and at.training.collectives.size == 1
+        if looks and bool(torch.isfinite(objective)):
+            refuse_wrong_moments(at.training)
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if math.isfinite(objective):
