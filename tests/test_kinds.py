@@ -145,6 +145,31 @@ def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.Monkey
         GramianRecipe.of({"kind": "window"})
 
 
+class Untyped(KindSettings):
+    kind = "untyped"
+    width: Unknown  # type: ignore[name-defined] # noqa: F821
+
+
+def test_a_kind_of_the_package_is_not_replaced_and_a_type_must_be_known() -> None:
+    table = table_of(*ESTIMATORS.values())
+
+    class Mine(EstimatorSettings):
+        kind = "mine"
+
+    with pytest.raises(RecipeError, match=r"'sogram' is the package's own SOGramSettings; give Mi"):
+        table["sogram"] = Mine
+    assert table == ESTIMATORS
+    table["sogram"] = ESTIMATORS["sogram"]
+    table["mine"] = Mine
+    table["mine"] = Mine  # as a cell of a notebook that is run again
+    assert table["mine"] is Mine
+    sentence = r"A key of Untyped has a type that tests\.test_kinds does not know; import"
+    with pytest.raises(RecipeError, match=sentence):
+        table_of(Untyped)
+    with pytest.raises(RecipeError, match=sentence):
+        table_of(*TRANSFORMS.values()).__setitem__("untyped", Untyped)  # type: ignore[arg-type]
+
+
 def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,7 +67,7 @@ def settings_of(make: Callable[..., Any]) -> EstimatorSettings:
     [
         (lambda *_: None, "returns None; it must return a GramianEstimator"),
         (lambda *_: torch.nn.Linear(2, 2), "returns a Linear; it must return a GramianEstimator"),
-        (lambda dim: Last(dim), r"build\(dim, measure, factors, file\) must return .* TypeError"),
+        (lambda dim: Last(dim), r"\(dim, measure, factors, file\) must return .* TypeError: "),
         (lambda dim, *_: Unready(dim), r"AttributeError: .*before Module\.__init__"),
         (lambda dim, *_: Empty(dim), r"AttributeError|with no matrix.*super\(\).__init__"),
         (lambda dim, _, f, __: Wide(dim, f.shape[1]), r"Wide with a float64 .*must be float32"),
