@@ -240,7 +240,14 @@ def test_the_pages_table_names_every_field_of_a_batch_and_argument_of_build() ->
 def test_the_estimator_of_the_page_is_typed(tmp_path: Path) -> None:
     (tmp_path / "window_gramian.py").write_text(blocks("estimator")[0])
     root = PAGES.parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", root / "pyproject.toml"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        str(root / "pyproject.toml"),
+    ]
     command += [f"--cache-dir={root / '.mypy_cache' / 'users'}", "window_gramian.py"]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=600

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from tests.support.gramian_population import DIM, FACTORS, SHARE
+from torch import Tensor
 
 from evergram.errors import RecipeError, TrainingError
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment
