@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -17,13 +21,14 @@ from tests.support.command import Command
 
 import evergram
 from evergram import kinds as kinds_of_settings
+from evergram.cli.printing import print_diagnosis
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import DataError, LineageError, RecipeError
 from evergram.gramian.estimator import EntityBatch
-from evergram.gramian.kinds import ESTIMATORS
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.kinds import KindSettings
 from evergram.tasks.kinds import TASKS
 from evergram.tasks.pointwise_losses import LOSSES
@@ -172,6 +177,82 @@ def test_kinds_from_outside_leave_other_versions_as_they_are(
         del table[kind]
     # The command, which knows the kinds of the package alone.
     assert Command(capsys).json("evaluate", tmp_path / "lineage")["version"] == 0
+
+
+def test_an_estimator_of_ones_own_is_measured_and_compared_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request.getfixturevalue("kinds")
+    recipe = Recipe.of({**PLAIN, "gramian": {"kind": "window", "batches": 3}})
+    lineage = evergram.Lineage.create(tmp_path / "lineage")
+    lineage.publish(evergram.train(recipe, progress=False))
+    few: dict[str, Any] = {"steps": 4, "every": 1, "batch_sizes": [8, 16], "progress": False}
+    diagnosis = evergram.diagnose(recipe, lineage, **few)
+    assert diagnosis.own == diagnosis.as_json()["this_run"] == "window (this run, |B| = 64)"
+    names = {"window, |B| = 8", "window, |B| = 16", "sogram auto, |B| = 8", "this run"}
+    assert names < diagnosis.gramian_error.keys() == diagnosis.gradient_error.keys()
+    error = diagnosis.gramian_error["window, |B| = 8"]
+    assert error.low == error.value == error.high > 0
+    print_diagnosis(diagnosis, 4)
+    printed = capsys.readouterr().out
+    assert diagnosis.own in printed
+    before = evergram.evaluate(recipe, lineage)
+    del ESTIMATORS["window"]
+    # The command, which knows the kinds of the package alone.
+    command = Command(capsys)
+    assert command.json("evaluate", tmp_path / "lineage")["metrics"] == before
+    sentence = command.refused("diagnose", tmp_path / "lineage")
+    assert re.search(
+        r"version 0 of .*lineage has gramian\.kind = 'window', .*; call evergram\.diagnose from "
+        "Python where it is registered, or add it to the package",
+        sentence,
+    )
+
+
+def test_the_two_lines_of_the_page_take_what_came_before() -> None:
+    page = (PAGES / "estimator.md").read_text()
+    lines = re.search(r"\n( +if rows\.before is None:\n.*\n)", page)
+    assert lines is not None
+    vectors = torch.eye(3)
+    rows = EntityBatch(torch.arange(3), torch.ones(3), vectors, vectors[:, :0])
+    space: dict[str, Any] = {"rows": rows, "replace": replace}
+    exec(textwrap.dedent(lines[1]), space)
+    assert space["rows"].before is vectors
+    seen = replace(rows, before=2 * vectors)
+    space = {"rows": seen, "replace": replace}
+    exec(textwrap.dedent(lines[1]), space)
+    assert space["rows"] is seen
+
+
+def test_the_pages_table_names_every_field_of_a_batch_and_argument_of_build() -> None:
+    page = (PAGES / "estimator.md").read_text()
+    for field in fields(EntityBatch):
+        if field.name not in ("collectives", "whole_size"):  # those of several processes
+            assert f"`rows.{field.name}`" in page
+    for name in inspect.signature(EstimatorSettings.build).parameters:
+        assert name == "self" or f"| `{name}` |" in page
+
+
+@pytest.mark.long
+def test_the_estimator_of_the_page_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "window_gramian.py").write_text(blocks("estimator")[0])
+    root = PAGES.parents[1]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        str(root / "pyproject.toml"),
+    ]
+    command += [f"--cache-dir={root / '.mypy_cache' / 'users'}", "window_gramian.py"]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=600
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_a_loader_from_outside_is_named_by_recipes(

@@ -17,8 +17,8 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
-from evergram.kinds import KindSettings, table_of
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
+from evergram.kinds import Kinds, KindSettings, table_of
 from evergram.tasks.kinds import TASKS
 from evergram.training.priors.kinds import PRIORS
 from evergram.training.recipe import GramianRecipe, Recipe
@@ -143,6 +143,32 @@ def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.Monkey
     monkeypatch.delitem(ESTIMATORS, "window")
     with pytest.raises(ValidationError):
         GramianRecipe.of({"kind": "window"})
+
+
+class Untyped(KindSettings):
+    kind = "untyped"
+    width: Unknown  # type: ignore[name-defined] # noqa: F821
+
+
+def test_a_kind_of_the_package_is_not_replaced_and_a_type_must_be_known() -> None:
+    table = table_of(*ESTIMATORS.values())
+
+    class Mine(SOGramSettings):
+        kind = "mine"
+
+    with pytest.raises(RecipeError, match=r"'sogram' is the package's own SOGramSettings; give Mi"):
+        table["sogram"] = Mine
+    assert table == ESTIMATORS
+    table["sogram"] = ESTIMATORS["sogram"]
+    table["mine"] = Mine
+    table["mine"] = Mine  # as a cell of a notebook that is run again
+    assert table["mine"] is Mine
+    sentence = r"A key of Untyped has a type that tests\.test_kinds does not know; import"
+    with pytest.raises(RecipeError, match=sentence):
+        table_of(Untyped)
+    others: Kinds[KindSettings] = table_of()
+    with pytest.raises(RecipeError, match=sentence):
+        others["untyped"] = Untyped
 
 
 def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from evergram.serving.client import Client
     from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
+    from evergram.training.diagnose import diagnose
     from evergram.training.recipe import Recipe
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ __all__ = [
     "Recipe",
     "View",
     "compare",
+    "diagnose",
     "evaluate",
     "load_corpus",
     "load_encoder",
@@ -98,6 +100,7 @@ export_lazily(
         "serving.client": "Client",
         "training.checkpoint": "load_encoder",
         "training.corpora": "load_corpus split_for",
+        "training.diagnose": "diagnose",
         "training.recipe": "Recipe",
     },
     folders="compatibility data encoders evaluation gramian lineage releasing retrieval serving "

@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from evergram.errors import RecipeError
+
 
 def as_list(value: Any) -> Any:
     """Return a list as it is, and anything else as a list of one."""
@@ -47,12 +49,43 @@ class KindSettings(BaseModel):
 S = TypeVar("S", bound=KindSettings)
 
 
-def table_of(*settings: type[S]) -> dict[str, type[S]]:
-    """Return {kind: settings}. Raises: ValueError: two have one kind."""
+class Kinds(dict[str, type[S]]):
+    """A table of kinds. The package's own keep their names, as published versions hold these.
+
+    Raises: RecipeError: a name is a kind's of the package, or a key's type is not known.
+    """
+
+    def __init__(self, own: Mapping[str, type[S]]) -> None:
+        super().__init__(own)
+        self.own = dict(own)
+        for settings in own.values():
+            _refuse_unknown_types(settings)
+
+    def __setitem__(self, kind: str, settings: type[S]) -> None:
+        if self.own.get(kind, settings) is not settings:
+            raise RecipeError(
+                f"The kind {kind!r} is the package's own {self.own[kind].__name__}; give "
+                f"{settings.__name__} another name."
+            )
+        _refuse_unknown_types(settings)
+        super().__setitem__(kind, settings)
+
+
+def _refuse_unknown_types(settings: type[KindSettings]) -> None:
+    """Raises: RecipeError: a type of a key is not imported where the class is written."""
+    if settings.model_rebuild(raise_errors=False) is False:
+        raise RecipeError(
+            f"A key of {settings.__name__} has a type that {settings.__module__} does not know; "
+            "import the types of its keys there, outside of `if TYPE_CHECKING`."
+        )
+
+
+def table_of(*settings: type[S]) -> Kinds[S]:
+    """Return {kind: settings}. Raises: ValueError: two have one kind. RecipeError: as `Kinds`."""
     table = {each.kind: each for each in settings}
     if len(table) < len(settings):
         raise ValueError(f"Two of {', '.join(s.__name__ for s in settings)} have the same kind.")
-    return table
+    return Kinds(table)
 
 
 def kinds_where(table: Mapping[str, type[S]], name: str, value: object = True) -> tuple[str, ...]:

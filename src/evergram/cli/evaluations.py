@@ -56,10 +56,12 @@ def evaluate(
     from evergram.releasing.evaluate import Ranking
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
+    from evergram.training.recipe.unknown_kinds import without_unknown_kinds
 
     opened = Lineage.open(lineage)
     refuse_unread(set_, NOT_EVALUATED)
-    recipe = Recipe.stored(opened.recipe(opened.newest), with_seed(set_, seed))
+    values = without_unknown_kinds(opened.recipe(opened.newest))
+    recipe = Recipe.stored(values, with_seed(set_, seed))
     read_as = opened.newest if as_version is None else opened.resolve(as_version)
     ranking = Ranking(queries, None if index is None else index.value)
     measured = evaluate_version(recipe, opened, read_as, device=device, ranking=ranking)

@@ -160,6 +160,7 @@ def diagnose(
     from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
+    from evergram.training.recipe.unknown_kinds import refuse_unknown_kinds
 
     if out is not None and out.suffix != ".png":
         raise DataError(f"--out {out} must end in .png.")
@@ -167,7 +168,9 @@ def diagnose(
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     opened = Lineage.open(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade", "compare"))
-    recipe = Recipe.stored(opened.recipe(opened.newest), with_seed(set_, seed))
+    values = opened.recipe(opened.newest)
+    refuse_unknown_kinds(values, f"version {opened.newest} of {lineage}")
+    recipe = Recipe.stored(values, with_seed(set_, seed))
     diagnosis = diagnose_version(
         recipe,
         opened,

@@ -215,6 +215,8 @@ def number(value: float | None) -> str:
 
 def print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
     """Print the spectrum of each side, the scores, and the error of each estimator."""
+    from evergram.training.monitors.gramian_tracking import OWN
+
     table(
         f"Version {diagnosis.version}",
         ["", *next(iter(diagnosis.sides.values()))],
@@ -225,9 +227,10 @@ def print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
         f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
     )
-    gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
+    gramian, gradient = diagnosis.gramian_error, diagnosis.gradient_error
+    own = {OWN: diagnosis.own}
     table(
         f"Errors over the second half of {steps} steps{tracking.sampling}",
         ["estimator", "Gramian", "gradient"],
-        [[name, str(gramian[name]), str(gradient[name])] for name in gramian],
+        [[own.get(name, name), str(gramian[name]), str(gradient[name])] for name in gramian],
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from evergram.kinds import KindSettings, Weight, table_of
+from evergram.kinds import Kinds, KindSettings, Weight, table_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +120,6 @@ class StormSettings(AverageSettings):
         return Storm(dim, factors.shape[1], self.rate, self.decay)
 
 
-ESTIMATORS: dict[str, type[EstimatorSettings]] = table_of(
+ESTIMATORS: Kinds[EstimatorSettings] = table_of(
     ExactSettings, SampledSettings, SAGramSettings, SOGramSettings, StormSettings
 )

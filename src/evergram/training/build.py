@@ -29,6 +29,7 @@ from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.joint import Joint
 from evergram.training.memory import place_tables, refuse_candidates
+from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
 from evergram.training.priors.measures import build_measures, sparse_weights
@@ -135,10 +136,12 @@ def build_estimators(
         measures: of each side, [N, R].
         factors: of each side, [N, K].
         folder: where state that is too large for memory goes; None keeps it in memory.
+    Raises: RecipeError: the kind makes no estimator.
     """
     return {
         side: [
-            settings.build(
+            build_estimator(
+                settings,
                 dim,
                 measures[side][:, r],
                 factors[side],

@@ -14,12 +14,14 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
+from evergram.evaluation.sampled_gramian_error import Interval
+from evergram.gramian.kinds import ESTIMATORS
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, pick_device, prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.loop import Trainer
-from evergram.training.monitors.gramian_tracking import Tracking
+from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.monitors.progress_report import ProgressReport
 from evergram.training.priors.measures import build_measures
 from evergram.training.progress import Progress
@@ -34,22 +36,39 @@ ROWS = 65_536
 
 @dataclass
 class Diagnosis:
-    """The result of `evergram diagnose`.
+    """The result of `diagnose`.
 
     Args:
-        sides: of each side, see `_side`.
-        histograms: of the published embeddings' scores.
+        version: the newest, which was measured.
+        sides: of each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
+            `largest_share` (of the eigenvalues' sum), `norm_mean` and `norm_deviation`.
+        histograms: of the published embeddings' scores: of observed pairs and of random ones.
         tracking: every estimator along the first steps of the version's own training.
+        own: the row of `tracking`, "this run", in words: its kind, and the entities of a step that
+            it learns from.
     """
 
     version: int
     sides: dict[str, dict[str, float]]
     histograms: Histograms
     tracking: Tracking
+    own: str = OWN
+
+    @property
+    def gramian_error(self) -> dict[str, Interval]:
+        """‖Ĝ − G‖ / ‖G‖ by estimator, the mean over the second half of the steps: `value`, and the
+        ends `low` and `high` of its 95 % interval."""
+        return self.tracking.mean(self.tracking.gramian)
+
+    @property
+    def gradient_error(self) -> dict[str, Interval]:
+        """‖∇ĝ − ∇g‖ / ‖∇g‖ by estimator, likewise."""
+        return self.tracking.mean(self.tracking.gradient)
 
     def as_json(self) -> dict[str, Any]:
+        """Return what `evergram diagnose --json` prints (docs/commands.md)."""
         histograms, tracking = self.histograms, self.tracking
-        gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
+        gramian, gradient = self.gramian_error, self.gradient_error
         return {
             "version": self.version,
             "sides": self.sides,
@@ -61,6 +80,7 @@ class Diagnosis:
                 "random_mean": histograms.means[1],
                 "separation": histograms.separation,
             },
+            "this_run": self.own,
             "steps": tracking.steps,
             "gramian_errors": tracking.gramian_errors,
             "gradient_errors": tracking.gradient_errors,
@@ -72,9 +92,13 @@ class Diagnosis:
         }
 
 
-def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
+def rivals(batch_sizes: list[int], own: GramianRecipe | None = None) -> dict[str, GramianRecipe]:
     """Return the settings of every estimator by its name in tables, each learning from so many
-    entities a step."""
+    entities a step.
+
+    Args:
+        own: the recipe's; its kind is among them if it is none of the package's.
+    """
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -88,13 +112,15 @@ def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
         "sagram 1/n": {"kind": "sagram", "beta": "1/n"},
         "sagram 1": {"kind": "sagram", "beta": "1"},
     }
-    return {
-        f"{name}, |B| = {size}": GramianRecipe.of(
-            {"sampler": "uniform", "batch_size": size} | chosen
-        )
-        for size in batch_sizes
-        for name, chosen in settings.items()
-    }
+    others: dict[str, GramianRecipe] = {}
+    for size in batch_sizes:
+        draws = {"sampler": "uniform", "batch_size": size}
+        for name, chosen in settings.items():
+            others[f"{name}, |B| = {size}"] = GramianRecipe.of(draws | chosen)
+        if own is not None and own.kind not in ESTIMATORS.own and own.chosen.learns_from_batches:
+            name = f"{own.kind}, |B| = {size}"
+            others[name] = own.model_copy(update={**draws, "pool_size": None})
+    return others
 
 
 def diagnose(
@@ -153,7 +179,7 @@ def diagnose(
             "of one; --set task.penalty=VALUE to look at what it would be."
         )
     tracking = Tracking(
-        rivals(batch_sizes or [128, 1024]),
+        rivals(batch_sizes or [128, 1024], recipe.gramian),
         {side: training.counts(side) for side in SIDES},
         every=every,
         sample=sample,
@@ -162,7 +188,11 @@ def diagnose(
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
     run = Trainer(step, sampler, draws, callbacks=callbacks, seed=settings.version_seed)
     run.fit(steps=steps)
-    return Diagnosis(version, sides, histograms, tracking)
+    learned = recipe.gramian.batch_size if draws is not None else None
+    own_row = f"{recipe.gramian.kind} ({OWN}, |B| = {learned or sampler.batch_size})"
+    if not recipe.gramian.chosen.learns_from_batches:
+        own_row = f"{recipe.gramian.kind} ({OWN})"
+    return Diagnosis(version, sides, histograms, tracking, own_row)
 
 
 def spectrum(vectors: Tensor, share: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from evergram.training.distributed.shared_embedding import embed_together
 from evergram.training.loop import Trainer
 from evergram.training.monitors import early_stopping
 from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, SelectionMetric
+from evergram.training.monitors.estimator_checks import EstimatorChecks
 from evergram.training.monitors.evaluation_work import RankingWork, distinct, epoch_work
 from evergram.training.monitors.final_metrics import final_metrics, metrics_of_first
 from evergram.training.monitors.map_watch import MapWatch
@@ -247,6 +248,7 @@ class _Job:
         steps = settings.epochs * len(run.sampler)
         run.callbacks += [
             self.resumption(run),
+            EstimatorChecks(),
             FiniteLoss(self.settings.rates),
             *([] if settings.budget is None else [Budget(settings.budget)]),
             stopping,
@@ -297,6 +299,7 @@ class _Job:
         run = self.trainer()
         run.callbacks = [
             self.resumption(run, f"refit, {steps} steps"),
+            EstimatorChecks(),
             FiniteLoss(self.settings.rates),
             ProgressReport(self.context.progress, self.context.title, steps),
         ]

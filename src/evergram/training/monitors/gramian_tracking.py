@@ -25,6 +25,7 @@ from evergram.evaluation.sampled_gramian_error import (
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.run_state import named
+from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
 
@@ -184,9 +185,9 @@ class Tracking(Callback):
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
-            estimator = settings.chosen.build(run.encoder.dim, measures[:, 0], factors.cpu()).to(
-                factors.device
-            )
+            share, dim = measures[:, 0], run.encoder.dim
+            estimator = build_estimator(settings.chosen, dim, share, factors.cpu())
+            estimator.to(factors.device)
             estimator.begin(run.population(now, side))
             draws = entity_sampler(
                 self.counts[side],
