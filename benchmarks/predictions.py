@@ -87,10 +87,9 @@ class Predicted:
 def measure() -> list[Cell]:
     cells = []
     encoders = migrations.installed()
-    draw = np.random.default_rng(0)
     for corpus, read in judged_corpora.available().items():
         texts, queries, judgements = read()
-        words, answers = known_items(texts, draw)
+        words, answers = known_items(texts)
         vectors = {e: migrations.vectors_of(corpus, e, texts, queries) for e in encoders}
         of_words = {e: migrations.kept_vectors(corpus, e, "known", words) for e in encoders}
         for old, new in permutations(encoders, 2):
@@ -132,16 +131,22 @@ def _ndcg(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the ways' hits [Q, k] of judged queries, and their mean nDCG@10."""
     judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
-    ways = measure_ways(vectors, WaySettings())
+    asked = MigrationVectors(
+        *(vectors.texts, [vectors.queries[row] for row in judged.rows.tolist()]),
+        *(vectors.old, vectors.new),
+        *(vectors.old_queries[judged.rows], vectors.new_queries[judged.rows]),
+    )
+    ways = measure_ways(asked, WaySettings())
     means = {
         way: float(judged_metrics(ways[way].ranked, judged)["ndcg@10"].double().mean())
         for way in CHOICES
     }
-    return {way: ways[way].ranked[judged.rows] for way in CHOICES}, means
+    return {way: ways[way].ranked for way in CHOICES}, means
 
 
-def known_items(texts: Texts, draw: np.random.Generator) -> tuple[Texts, Judgements]:
+def known_items(texts: Texts) -> tuple[Texts, Judgements]:
     """Return `WORDS` words in a row of each of `KNOWN_ITEMS` texts, and the text of each."""
+    draw = np.random.default_rng(0)
     long = [name for name, text in texts.items() if len(text.split()) >= 2 * WORDS]
     words, answers = {}, {}
     for name in [long[place] for place in draw.permutation(len(long))[:KNOWN_ITEMS]]:
