@@ -109,7 +109,7 @@ def trained_head(
         loss = loss + settings.anchor * (words - new.words[pairs]).square().sum(1).mean()
         loss = loss + settings.alignment * alignment(back, some, lifted[rows], weight)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     return head.eval()
 

@@ -185,7 +185,8 @@ def _line(cells: Sequence[Cell], way: str, names: Sequence[str] | None) -> NDArr
     if names is None:
         return np.array([0.0, 1.0])
     seen = np.array([cell.seen(way, names) for cell in cells])
-    return np.linalg.lstsq(seen, np.array([cell.gain(way) for cell in cells]), rcond=None)[0]
+    gains = np.array([cell.gain(way) for cell in cells])
+    return np.asarray(np.linalg.lstsq(seen, gains, rcond=None)[0], dtype=np.float64)
 
 
 def _along(line: NDArray[np.float64], cell: Cell, way: str, names: Sequence[str] | None) -> float:
@@ -207,7 +208,9 @@ def rank_correlation(results: Sequence[Predicted], way: str = "stay") -> float:
     """Return Spearman's correlation of predicted and real gains of a way."""
     made, real = [r.gains[way] for r in results], [r.cell.gain(way) for r in results]
     ranks = [np.unique(values, return_inverse=True)[1] for values in (made, real)]
-    return float(np.corrcoef(*ranks)[0, 1]) if all(len(set(r)) > 1 for r in ranks) else float("nan")
+    if any(len(np.unique(rank)) < 2 for rank in ranks):
+        return float("nan")
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def table(cells: Sequence[Cell]) -> str:
