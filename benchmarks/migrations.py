@@ -219,17 +219,25 @@ def _cell(interval: dict[str, float]) -> str:
 
 def vectors_of(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
     """Return unit vectors of texts and queries, from build/migrations where they are kept."""
-    sides = []
-    for side, values in (("texts", texts), ("queries", queries)):
-        path = KEPT / f"{corpus}-{encoder}-{side}.npy"
-        if not path.is_file():
-            KEPT.mkdir(parents=True, exist_ok=True)
-            encoded = ENCODERS[encoder][0](list(values.values()))
-            np.save(path, np.nan_to_num(np.asarray(encoded, dtype=np.float32)))
-        sides.append(unit(torch.from_numpy(np.load(path))))
-        if len(sides[-1]) != len(values):
-            raise DataError(f"{path} is of other texts; remove it, and they are encoded anew.")
-    return sides[0], sides[1]
+    sides = (("texts", texts), ("queries", queries))
+    of_texts, of_queries = (kept_vectors(corpus, encoder, *side) for side in sides)
+    return of_texts, of_queries
+
+
+def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
+    """Return unit vectors [N, D] of a corpus's texts, queries or other words.
+
+    Raises: DataError: those that are kept are of other texts.
+    """
+    path = KEPT / f"{corpus}-{encoder}-{side}.npy"
+    if not path.is_file():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        encoded = ENCODERS[encoder][0](list(values.values()))
+        np.save(path, np.nan_to_num(np.asarray(encoded, dtype=np.float32)))
+    vectors = unit(torch.from_numpy(np.load(path)))
+    if len(vectors) != len(values):
+        raise DataError(f"{path} is of other texts; remove it, and they are encoded anew.")
+    return vectors
 
 
 def _wordllama(texts: list[str]) -> np.ndarray:

@@ -25,6 +25,7 @@ from benchmarks import (
     fold_in,
     graphs,
     growth,
+    heads,
     known_consumers,
     large_run,
     losses,
@@ -32,6 +33,7 @@ from benchmarks import (
     migrations,
     pinned,
     postgres_fast_path,
+    predictions,
     preparing,
     processes,
     published_splits,
@@ -202,6 +204,10 @@ SECTIONS = {
     "table3": Section(table3.section, table3.tiny, needs_data=True),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
+    "heads": Section(heads.measure, heads.tiny, heads.table, needs_data=True),
+    "predictions": Section(
+        predictions.measure, predictions.tiny, predictions.table, needs_data=True
+    ),
     "upgraded-scores": Section(
         upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
     ),
