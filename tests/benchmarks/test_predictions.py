@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.predictions import (
-    CHOICES,
     KNOWN_ITEMS,
     OTHERS,
     WORDS,
@@ -17,6 +16,7 @@ from benchmarks.predictions import (
     rank_correlation,
     table,
 )
+from benchmarks.verdicts import CHOICES
 
 KNOWN = ("known",)
 
