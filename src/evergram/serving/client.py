@@ -169,16 +169,27 @@ class Client:
             "scores": scores,
         }
         columns = {"vector": _vector_column(queries)}
-        table = self._stream("/v1/search", columns, asked)
-        query_of_row = table["query"].to_numpy()
-        hit_ids = table["id"].combine_chunks()
-        hit_scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
-        count = int(table.schema.metadata[b"evergram.queries"])
-        ends = np.searchsorted(query_of_row, np.arange(count + 1))
-        return [
-            Hits(hit_ids[a:b], hit_scores[a:b], versions[a:b])
-            for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-        ]
+        return _hits(self._stream("/v1/search", columns, asked))
+
+    def search_texts(
+        self,
+        texts: Sequence[str],
+        k: int = 10,
+        version: int | str | None = None,
+        role: Literal["query", "document"] = "query",
+        **options: Any,
+    ) -> list[Hits]:
+        """Return the k stored objects nearest to each of the texts, which the service encodes.
+
+        Args:
+            version: at which the texts and the objects are read; default as for `embed`.
+            role: chooses the encoder's prompt.
+            options: of `search`: side, metric, ids, rerank and scores.
+        """
+        asked = {"input": list(texts), "input_type": role, "k": k, "version": version, **options}
+        named = {name: value for name, value in asked.items() if value is not None}
+        body = json.dumps(named, default=_plain)
+        return _hits(self._table("/v1/search", body.encode(), JSON))
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -316,6 +327,19 @@ def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
     if rows.ndim != 2 or not rows.shape[1]:
         raise ShapeError(f"Vectors are {list(rows.shape)}; they must be [n, D].")
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+
+
+def _hits(table: pa.Table) -> list[Hits]:
+    """The hits of each query of an answer."""
+    query_of_row = table["query"].to_numpy()
+    ids, scores = table["id"].combine_chunks(), table["score"].to_numpy()
+    versions = table["computed_from"].to_numpy()
+    count = int(table.schema.metadata[b"evergram.queries"])
+    ends = np.searchsorted(query_of_row, np.arange(count + 1))
+    return [
+        Hits(ids[a:b], scores[a:b], versions[a:b])
+        for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    ]
 
 
 def _vectors(table: pa.Table) -> Floats:

@@ -72,7 +72,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
 
     def train(settings: _Settings) -> float:
-        title = f"{context.title} pilot {len(pilots.tried) + 1}"
+        title = f"{context.title} pilot {len(pilots.tried) + 1} of at most {MOST_PILOTS}"
         quiet = replace(context, folder=None, callbacks=(), title=title, warns=False)
         try:
             history = fit_encoder(settings.within(recipe), judged, version, quiet).history

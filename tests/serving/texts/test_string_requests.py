@@ -21,6 +21,7 @@ from tests.support.text_encoders import ADDRESSES, CALLS, sentences, text_lineag
 
 from evergram.lineage.lineage import Lineage
 from evergram.serving.app import create_app
+from evergram.serving.client import Client
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts.served_texts import ServedTexts
@@ -195,3 +196,57 @@ def test_a_recorded_function_is_not_run_unless_it_is_named(lineage: Lineage) -> 
     with running(lineage.path, ServedTexts(["recorded"])) as http:
         assert embed(http, TEXTS).status_code == 503
     assert CALLS == []
+
+
+def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
+    for version in ("v0", "v1"):
+        queries = vectors(embed(http, TEXTS, model=f"line@{version}", input_type="query"))
+        asked = {"version": version, "k": 5, "metric": "cosine"}
+        by_vector = http.post("/v1/search", json={"vectors": queries.tolist(), **asked}).json()
+        by_text = http.post("/v1/search", json={"input": TEXTS, **asked}).json()
+        assert by_text["evergram"] == by_vector["evergram"]
+        for ours, theirs in zip(by_text["data"], by_vector["data"], strict=True):
+            assert [h["id"] for h in ours["hits"]] == [h["id"] for h in theirs["hits"]]
+        one = http.post("/v1/search", json={"input": TEXTS[1], **asked}).json()
+        assert one["data"][0]["hits"] == by_text["data"][1]["hits"]
+
+
+def test_the_client_searches_by_texts(http: TestClient) -> None:
+    client = Client(ADDRESS, retries=0)
+    client._http = http  # type: ignore[assignment]
+    hits = client.search_texts(TEXTS, 3, version=0, metric="cosine")
+    queries = client.encode(TEXTS, 0, role="query")
+    for ours, theirs in zip(hits, client.search(queries, 3, 0, metric="cosine"), strict=True):
+        assert ours.ids.equals(theirs.ids)
+        assert_allclose(ours.scores, theirs.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"input": "word1", "id": "text-1"}, 400, "give one of 'input', 'vector'"),
+        ({"input": ["word1", 3]}, 400, "ids are searched by with 'id'"),
+        ({"input": ["word1", ""]}, 400, "an empty text at 1"),
+        ({"input": "w" * 51}, 413, "has 51 characters; at most 50"),
+        ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
+        ({"input": []}, 400, "input"),
+        ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),
+        ({"input": "word1", "input_type": "id"}, 400, "input_type"),
+    ],
+)
+def test_a_search_by_what_cannot_be_encoded_is_refused_in_a_sentence(
+    lineage: Lineage, body: dict[str, Any], status: int, words: str
+) -> None:
+    settings = ServiceSettings(max_text=50, max_batch=8)
+    with running(lineage.path, ServedTexts(ADDRESSES), settings) as http:
+        refusal = http.post("/v1/search", json=body)
+    assert refusal.status_code == status, refusal.text
+    assert words in refusal.json()["error"]["message"]
+
+
+def test_a_search_by_texts_wants_a_lineage_of_texts(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "plain", versions=1, text=True)
+    with running(tmp_path / "plain", ServedTexts(ADDRESSES)) as http:
+        refusal = http.post("/v1/search", json={"input": "7"})
+    assert refusal.status_code == 400
+    assert "records no encoder of text" in refusal.json()["error"]["message"]

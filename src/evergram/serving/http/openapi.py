@@ -124,6 +124,7 @@ def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
     search["rerank"]["anyOf"][0]["maximum"] = settings.max_k
     bound(schemas["EmbeddingsRequest"]["properties"]["input"]["anyOf"], settings.max_batch)
     bound(search["ids"]["anyOf"], settings.max_batch)
+    bound(search["input"]["anyOf"], settings.max_batch)
     bound(search["vector"]["anyOf"], settings.max_dim)
     bound(search["vectors"]["anyOf"], settings.max_batch)
     folded = schemas["FoldInRequest"]["properties"]

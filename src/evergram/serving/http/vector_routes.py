@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call
+from evergram.serving.http.encoded_inputs import encoded, text_queries
 from evergram.serving.http.requests import arrow_stream
 from evergram.serving.http.requests.ids import (
     as_ids,
@@ -35,7 +35,7 @@ from evergram.serving.http.requests.schemas import (
     TransformOptions,
     TransformRequest,
 )
-from evergram.serving.http.requests.texts import text_role
+from evergram.serving.http.requests.texts import check_texts, strings_are_texts, text_role
 from evergram.serving.http.reranking import check_rerank, own_vector, reranked
 from evergram.serving.http.vector_answers import (
     answer,
@@ -45,11 +45,8 @@ from evergram.serving.http.vector_answers import (
     origin,
 )
 from evergram.serving.object_features import Features
-from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.stores.store import Floats
 from evergram.texts.matryoshka import checked_dims, cut
-from evergram.texts.text_encoder import Role
-from evergram.tracing import span
 
 
 def embeddings(call: Call) -> Answer:
@@ -71,7 +68,7 @@ def embeddings(call: Call) -> Answer:
     role = text_role(inputs, options, call.lineage, call.settings)
     if role is not None or (isinstance(inputs, list) and isinstance(inputs[0], Features)):
         ids = None
-        vectors, sources = _encoded(call, version, side, inputs, role)
+        vectors, sources = encoded(call, version, side, inputs, role)
         counts = {int(sources[0]): len(sources)}
     else:
         ids = as_ids(call.state.reader.store(side), inputs)
@@ -115,24 +112,30 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
+    texts = None if call.arrow_in else _texts(call, parsed)
     if queries is None:
-        queries = _queries(call, parsed, version, side)
-    check_rerank(call, options, version, len(queries))
+        # Of texts the queries follow, as every limit comes before the first text is encoded.
+        wide = np.zeros((0, 0), dtype=np.float32)
+        queries = _queries(call, parsed, version, side) if texts is None else wide
+    count = len(queries if texts is None else texts)
+    check_rerank(call, options, version, count)
     if options.k > settings.max_k:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
         )
-    if len(queries) * options.k > settings.max_hits:
+    if count * options.k > settings.max_hits:
         raise RefusedError(
             413,
             "limit",
-            f"{len(queries)} queries of {options.k} results each are more than the "
+            f"{count} queries of {options.k} results each are more than the "
             f"{settings.max_hits} results that one request may ask for; send fewer at a time.",
         )
     ids = None
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids"))
+    if texts is not None:
+        queries = text_queries(call, version, texts, parsed.request.input_type or "query")
     where: dict[str, int] = {}
     if options.rerank is None:
         results = looked_up(
@@ -203,39 +206,30 @@ def _dims(call: Call, version: int, asked: int | None) -> int | None:
         raise RefusedError(400, "dimensions", str(error), "dimensions") from None
 
 
-def _encoded(
-    call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
-) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Encode objects with features, or texts of a role, and read them as a version.
+def _texts(call: Call, parsed: Parsed[SearchRequest]) -> list[str] | None:
+    """Return the texts of a search, checked; None if it is by something else.
 
-    Production's encoder is used, as if the objects were stored; a later version's own encoder.
-    Returns: vectors [n, D], and the version that each was computed from.
+    Raises: RefusedError: they are too many, cannot be encoded, or are no texts in this lineage.
     """
-    source = max(version, call.lineage.production)
-    with span("encoder", version=source, side=side, rows=len(objects)):
-        if role is None:
-            vectors = call.state.shared.encoders.encode(source, side, objects)
-        else:
-            vectors = _text_vectors(call, source, objects, role)
-    call.drift.note_vectors(side, source, vectors)
-    sources = np.full(len(vectors), source, dtype=np.int64)
-    return call.state.reader.transform(vectors, source, version), sources
-
-
-def _text_vectors(call: Call, source: int, texts: Sequence[str], role: Role) -> Floats:
-    """Return texts as version `source` encodes them. Raises: RefusedError: it cannot."""
-    if call.state.texts is None:
+    request = parsed.request
+    if request.input is None:
+        return None
+    if request.input_type is None and not strings_are_texts(call.lineage):
         raise RefusedError(
             400,
-            "text_encoder",
-            "This service was started without an encoder of text (--encoder), so strings cannot be "
-            "encoded; for ids, set 'input_type' to 'id'.",
+            "request",
+            "The first version of this lineage records no encoder of text, so a search takes "
+            "'vector', 'vectors' or 'id'; where a later version records one, 'input' is read "
+            "with 'input_type': 'query'.",
             "input",
         )
-    try:
-        return call.state.texts.encode(source, texts, role)
-    except TextEncoderError as error:
-        raise RefusedError(503, "text_encoder", str(error)) from error
+    if isinstance(request.input, str):
+        texts = [request.input]
+    else:
+        check_count(parsed.count("input"), call.settings.max_batch, "input", "input")
+        texts = ids_of(parsed, "input")
+    check_texts(texts, call.settings)
+    return texts
 
 
 def _queries(call: Call, parsed: Parsed[SearchRequest], version: int, side: str) -> Floats:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from evergram.serving.object_features import Features, Id, Int64, Text
+from evergram.texts.text_encoder import Role
 
 # A number, "v0", or a label.
 Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
@@ -129,9 +130,13 @@ class SearchOptions(_RequestModel):
 
 
 class SearchRequest(SearchOptions):
-    """A search for one of `vector`, `vectors` and `id`.
+    """A search for one of `input`, `vector`, `vectors` and `id`.
 
     Args:
+        input: a text or a list of texts, encoded by the newest version's encoder and read as the
+            version, as `POST /v1/embeddings` does.
+        input_type: whether the texts are encoded as queries or as documents; as queries where it
+            is not given.
         id: an id whose stored embedding is the query.
         id_side: the side of `id`; by default the searched side.
     """
@@ -140,12 +145,29 @@ class SearchRequest(SearchOptions):
     vectors: Annotated[Vectors, Field(min_length=1)] | None = None
     id: Id | None = None
     id_side: SideName | None = None
+    input: Annotated[InputTexts, Field(min_length=1)] | InputText | None = Field(
+        default=None, union_mode="left_to_right"
+    )
+    input_type: Role | None = None
 
     @model_validator(mode="after")
     def _one_query(self) -> Self:
-        if sum(q is not None for q in (self.vector, self.vectors, self.id)) != 1:
-            raise ValueError("give one of 'vector', 'vectors' and 'id'")
+        given = (self.input, self.vector, self.vectors, self.id)
+        if sum(query is not None for query in given) != 1:
+            raise ValueError("give one of 'input', 'vector', 'vectors' and 'id'")
+        if self.input is None and self.input_type is not None:
+            raise ValueError("'input_type' is for texts in 'input'; leave it out")
         return self
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        strings = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(text, str) for text in strings):
+            raise ValueError(
+                "'input' of a search is a text or a list of texts; ids are searched by with 'id'"
+            )
+        return value
 
 
 class TransformOptions(_RequestModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evergram.lineage.lineage import Lineage
@@ -53,7 +54,13 @@ def text_role(
             "tokenizer, so send the texts themselves; for ids, set 'input_type' to 'id'.",
             "input",
         )
-    for number, text in enumerate(inputs):
+    check_texts(inputs, settings)
+    return role
+
+
+def check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
+    """Refuse texts that are not encoded. Raises: RefusedError: one is empty or too long."""
+    for number, text in enumerate(texts):
         if not text:
             raise RefusedError(
                 400, "request", f"'input' has an empty text at {number}; leave it out.", "input"
@@ -66,4 +73,3 @@ def text_role(
                 "encoded. Cut it into parts.",
                 "input",
             )
-    return role
