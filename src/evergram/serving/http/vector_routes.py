@@ -98,13 +98,13 @@ def search(call: Call) -> Answer:
     reader, settings = call.state.reader, call.settings
     options: SearchOptions
     parsed: Parsed[Any]
-    queries: Floats | None = None
+    given: Floats | list[str] | None = None
     fingerprints = [call.fingerprint]
     if call.arrow_in:
         stream = arrow_stream.read_stream(call.body, "vector", settings.max_batch)
         fingerprints.append(stream.fingerprint)
         parsed = parse(SearchOptions, stream.request, settings)
-        queries = arrow_stream.vectors_of(stream.column)
+        given = arrow_stream.vectors_of(stream.column)
     else:
         parsed = parse(SearchRequest, call.body, settings)
     options = parsed.request
@@ -112,12 +112,10 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
-    texts = None if call.arrow_in else _texts(call, parsed)
-    if queries is None:
-        # Of texts the queries follow, as every limit comes before the first text is encoded.
-        wide = np.zeros((0, 0), dtype=np.float32)
-        queries = _queries(call, parsed, version, side) if texts is None else wide
-    count = len(queries if texts is None else texts)
+    if given is None:
+        by_text = parsed.request.input is not None
+        given = _texts(call, parsed) if by_text else _queries(call, parsed, version, side)
+    count = len(given)
     check_rerank(call, options, version, count)
     if options.k > settings.max_k:
         raise RefusedError(
@@ -134,8 +132,9 @@ def search(call: Call) -> Answer:
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids"))
-    if texts is not None:
-        queries = text_queries(call, version, texts, parsed.request.input_type or "query")
+    if isinstance(given, list):  # of texts, encoded after every limit
+        given = text_queries(call, version, given, parsed.request.input_type or "query")
+    queries = given
     where: dict[str, int] = {}
     if options.rerank is None:
         results = looked_up(
@@ -206,14 +205,12 @@ def _dims(call: Call, version: int, asked: int | None) -> int | None:
         raise RefusedError(400, "dimensions", str(error), "dimensions") from None
 
 
-def _texts(call: Call, parsed: Parsed[SearchRequest]) -> list[str] | None:
-    """Return the texts of a search, checked; None if it is by something else.
+def _texts(call: Call, parsed: Parsed[SearchRequest]) -> list[str]:
+    """Return the texts of a search in JSON, checked.
 
     Raises: RefusedError: they are too many, cannot be encoded, or are no texts in this lineage.
     """
     request = parsed.request
-    if request.input is None:
-        return None
     if request.input_type is None and not strings_are_texts(call.lineage):
         raise RefusedError(
             400,
