@@ -100,7 +100,7 @@ def test_as_json_a_task_without_descriptions_says_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evergram.training.progress.monotonic", lambda: now[0])
     with Progress().task("texts", 30) as task:
         for _ in range(30):
             now[0] += 1.0

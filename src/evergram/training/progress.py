@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -31,15 +31,15 @@ class Handle:
         self._done = 0
         self._written: int | None = None  # steps done at the last line
         self._examples = 0
-        self._started = self._shown = time.monotonic()
+        self._started = self._shown = monotonic()
         self._id = None if bar is None else bar.add_task(title, total=total, speed="", note="")
 
     def advance(self, steps: int, examples: int) -> None:
         self._done += steps
         self._examples += examples
-        since = time.monotonic() - self._shown
+        since = monotonic() - self._shown
         if self._bar is not None and self._id is not None and since >= 0.2:
-            self._shown = time.monotonic()
+            self._shown = monotonic()
             self._bar.update(self._id, completed=self._done, speed=self._speed())
         elif since >= EVERY and log_format() is LogFormat.json:
             self._write()
@@ -61,10 +61,10 @@ class Handle:
             self._write()
 
     def _write(self, note: str = "", **figures: Any) -> None:
-        self._shown, self._written = time.monotonic(), self._done
+        self._shown, self._written = monotonic(), self._done
         if self._quiet:
             return
-        elapsed = max(1e-9, time.monotonic() - self._started)
+        elapsed = max(1e-9, monotonic() - self._started)
         left = elapsed / max(1, self._done) * (self._total - self._done)
         limit = "at most " if self._at_most else ""
         sentence = f"{self._title}: {note}{', ' if note else ''}{self._speed()}"
@@ -81,7 +81,7 @@ class Handle:
         )
 
     def _speed(self) -> str:
-        elapsed = max(1e-9, time.monotonic() - self._started)
+        elapsed = max(1e-9, monotonic() - self._started)
         return f"{self._examples / elapsed:,.0f} examples/s"
 
 

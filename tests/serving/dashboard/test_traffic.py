@@ -115,7 +115,7 @@ def test_requests_are_counted_before_anybody_looks(served: Running) -> None:
 
 def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("evergram.serving.dashboard.traffic.time.monotonic", lambda: now)
+    monkeypatch.setattr("evergram.serving.dashboard.traffic.monotonic", lambda: now)
     latest = TrafficLog()
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
 

@@ -90,7 +90,7 @@ def test_checks_are_due_every_so_often_and_sooner_after_a_failure(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evergram.serving.texts.served_texts.monotonic", lambda: now[0])
     good, bad = loaded(lineage), loaded(lineage, ADDRESSES[2])
     due = []
     for seconds in (1, 11, 301):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from time import monotonic
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class TrafficLog:
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._begun = time.monotonic()
+        self._begun = monotonic()
         # Requests in each step of STEP seconds since then.
         self._steps: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
@@ -49,7 +49,7 @@ class TrafficLog:
 
     def answered(self, consumer: str, version: int | None, status: int, seconds: float) -> None:
         """Record one request; called from the event loop alone."""
-        now = time.monotonic()
+        now = monotonic()
         self._latest.append((now, consumer, version, seconds))
         self._count(now, status >= 500)
         self._requests[consumer, version] += 1
@@ -73,7 +73,7 @@ class TrafficLog:
             filling: side to the version that its store is being filled with, the rows written and
                 the rows in all.
         """
-        now = time.monotonic()
+        now = monotonic()
         recent = [request for request in list(self._latest) if request[0] > now - RECENT]
         # More requests than are remembered came in less time.
         full = len(recent) == REMEMBERED

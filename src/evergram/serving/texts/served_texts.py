@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class ServedTexts:
         # By address and prompts: versions of the same encoder share it.
         self._open: dict[tuple[str, str, str], TextEncoder] = {}
         self._lock = threading.Lock()
-        self._checked_at = time.monotonic()
+        self._checked_at = monotonic()
         self._production = 0
 
     @property
@@ -110,7 +110,7 @@ class ServedTexts:
     def is_due(self) -> bool:
         """Return whether `check` should be called now: every so often, sooner after a failure."""
         pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
-        return time.monotonic() - self._checked_at >= pause
+        return monotonic() - self._checked_at >= pause
 
     def check(self) -> None:
         """Compare the canaries of all encoders, and open those that could not be opened."""
@@ -121,7 +121,7 @@ class ServedTexts:
                 encoder.check()
                 if self.documents is not None and encoder.problem is None:
                     self.documents.trust(encoder.version, counts.get(encoder.version, 0))
-            self._checked_at = time.monotonic()
+            self._checked_at = monotonic()
         if self.documents is not None:
             self.documents.save()
 
