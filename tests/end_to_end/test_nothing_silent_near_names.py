@@ -44,7 +44,7 @@ MEANT = [
 
 
 @pytest.mark.parametrize(("words", "meant"), MEANT, ids=lambda value: str(value)[-40:])
-def test_a_name_that_is_nearly_right(
+def test_also_a_name_that_is_nearly_right(
     evergram: Command, shop: Path, words: tuple[str, ...], meant: str
 ) -> None:
     (shop / "shop.csv").write_text("user,item\n1,2\n")

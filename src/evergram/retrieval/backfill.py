@@ -144,9 +144,9 @@ class Backfill:
             space = space_of(self.lineage, plan.target)
             self.store.add_space(self.store.spaces().get(plan.target, space))
             last = len(order) if rows is None else min(len(order), done + rows)
-            if done < last:
-                self._state.begin_run(done)
             with self._source() as source:
+                if done < last:
+                    self._state.begin_run(done)
                 while done < last:
                     ids = order.slice(done, plan.batch)
                     self._refresh(source, plan.target, ids, self._journal(done))

@@ -64,7 +64,7 @@ def no_answer() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, deadline():
         patch.setattr("evergram.serving.server.Server.run", run)
         patch.setattr("evergram.serving.server_processes.ServerProcesses.run", run)
-        patch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+        patch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
         patch.delenv("EVERGRAM_ADMIN_TOKEN", raising=False)
         yield
 

@@ -241,13 +241,13 @@ def _aligned(
         return read, (queries, catalogue, kept)
 
     read, sampled = read_once(groups)
+    refuse_degenerate(old.path, new.path, read.whole, read.zeros)
     if (apart := read.apart(groups)) is not None:
         groups = apart
         read, sampled = read_once(groups)
     small |= few(groups, allow_small=settings.allow_small_overlap, vectors=read.hashes)
     queries, catalogue, kept = sampled
     whole = read.whole
-    refuse_degenerate(old.path, new.path, whole, read.zeros)
     metric = _metric(lineage) if lineage.versions else None
 
     def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:

@@ -98,13 +98,13 @@ def search(call: Call) -> Answer:
     reader, settings = call.state.reader, call.settings
     options: SearchOptions
     parsed: Parsed[Any]
-    given: Floats | list[str] | None = None
+    asked: Floats | list[str] | None = None
     fingerprints = [call.fingerprint]
     if call.arrow_in:
         stream = arrow_stream.read_stream(call.body, "vector", settings.max_batch)
         fingerprints.append(stream.fingerprint)
         parsed = parse(SearchOptions, stream.request, settings)
-        given = arrow_stream.vectors_of(stream.column)
+        asked = arrow_stream.vectors_of(stream.column)
     else:
         parsed = parse(SearchRequest, call.body, settings)
     options = parsed.request
@@ -112,10 +112,10 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
-    if given is None:
+    if asked is None:
         by_text = parsed.request.input is not None
-        given = _texts(call, parsed) if by_text else _queries(call, parsed, version, side)
-    count = len(given)
+        asked = _texts(call, parsed) if by_text else _queries(call, parsed, version, side)
+    count = len(asked)
     check_rerank(call, options, version, count)
     if options.k > settings.max_k:
         raise RefusedError(
@@ -132,9 +132,9 @@ def search(call: Call) -> Answer:
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids"))
-    if isinstance(given, list):  # of texts, encoded after every limit
-        given = text_queries(call, version, given, parsed.request.input_type or "query")
-    queries = given
+    if isinstance(asked, list):  # of texts, encoded after every limit
+        asked = text_queries(call, version, asked, parsed.request.input_type or "query")
+    queries = asked
     where: dict[str, int] = {}
     if options.rerank is None:
         results = looked_up(

@@ -55,7 +55,9 @@ def build_estimator(
             "return a GramianEstimator."
         )
     matrix, shape = getattr(made, "matrix", None), (dim, dim + factors.shape[1])
-    if not isinstance(matrix, Tensor) or matrix.shape != shape or matrix.dtype != torch.float32:
+    # float32, unless a test of the mathematics asks torch for float64.
+    kind = torch.get_default_dtype()
+    if not isinstance(matrix, Tensor) or matrix.shape != shape or matrix.dtype != kind:
         has = "no" if matrix is None else f"{type(matrix).__name__} as its"
         if isinstance(matrix, Tensor):
             has = f"a {_words(matrix)}"
@@ -111,7 +113,8 @@ def _estimators(step: Step) -> Iterator[tuple[str, GramianEstimator]]:
 
 def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
     """Return what is wrong with a moment, as a predicate; "" if nothing is."""
-    if moment.shape != shape or moment.dtype == torch.float64:
+    wide = moment.dtype == torch.float64 != torch.get_default_dtype()
+    if moment.shape != shape or wide:
         return f"is {_words(moment)} and must be float32 {list(shape)}"
     if not bool(torch.isfinite(moment).all()):
         return "is not finite"

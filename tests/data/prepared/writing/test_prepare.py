@@ -29,7 +29,7 @@ from evergram.errors import DataError
 INTEGERS = st.integers(-3, 5) | st.sampled_from([2**63 - 1, -(2**63)])
 TEXTS = st.sampled_from(["a", "b", "B", "é", "NULL", "00017", "17", " ", "x'y"])
 TIMES = st.integers(0, 4) | st.sampled_from([2**62, -(2**62)])
-DECIMALS = st.sampled_from([0.0, -0.0, 1.5, -2.25, 1e300, 3.0])
+DECIMALS = st.sampled_from([0.0, -0.0, 1.5, -2.25, 1e18, 3.0])
 
 
 @st.composite

@@ -152,8 +152,8 @@ class SearchRequest(SearchOptions):
 
     @model_validator(mode="after")
     def _one_query(self) -> Self:
-        given = (self.input, self.vector, self.vectors, self.id)
-        if sum(query is not None for query in given) != 1:
+        queries = (self.input, self.vector, self.vectors, self.id)
+        if sum(query is not None for query in queries) != 1:
             raise ValueError("give one of 'input', 'vector', 'vectors' and 'id'")
         if self.input is None and self.input_type is not None:
             raise ValueError("'input_type' is for texts in 'input'; leave it out")
