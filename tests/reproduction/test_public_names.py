@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "reproduction").rglob("*.py"))
 ROOMS = {path.parent.name for path in (ROOT / "src" / "evergram").glob("*/__init__.py")}
-# The tree of errors is public as a whole; docs and messages name it. The other file is one function,
+# The tree of errors is public as a whole; docs and messages name it. The other is one function,
 # which ends their sentences.
 PUBLIC_FILES = {"evergram.errors", "evergram.did_you_mean"}
 
