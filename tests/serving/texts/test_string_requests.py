@@ -229,7 +229,7 @@ def test_the_client_searches_by_texts(http: TestClient) -> None:
         ({"input": ["word1", ""]}, 400, "an empty text at 1"),
         ({"input": "w" * 51}, 413, "has 51 characters; at most 50"),
         ({"input": ["word1"] * 9}, 413, "9 inputs are more than the 8"),
-        ({"input": []}, 400, "input"),
+        ({"input": []}, 400, "is a text or a list of texts"),
         ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),
         ({"input": "word1", "input_type": "id"}, 400, "input_type"),
     ],

@@ -163,7 +163,8 @@ class SearchRequest(SearchOptions):
     @classmethod
     def _texts(cls, value: Any) -> Any:
         strings = value if isinstance(value, list) else [value]
-        if value is not None and not all(isinstance(text, str) for text in strings):
+        texts = bool(strings) and all(isinstance(text, str) for text in strings)
+        if value is not None and not texts:
             raise ValueError(
                 "'input' of a search is a text or a list of texts; ids are searched by with 'id'"
             )
