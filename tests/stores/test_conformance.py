@@ -17,6 +17,7 @@ from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
 from evergram.stores.store import Hits, Rows, Space, StoreView
 
 # Ids that have gone wrong in one database or another.
@@ -71,6 +72,20 @@ def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
     pair.store.build_index()
     pair.reopen()
     assert pair.store.spaces() == {OLD.version: OLD, NEW.version: NEW}
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_an_index_of_codes_is_built_or_refused(pair: Pair, codes: str) -> None:
+    """Of so few rows there is no index, so that an answer is the oracle's in either case."""
+    pair.fill()
+    chosen = FLOAT32 if codes == FLOAT32.kind else IndexCodes(codes, 4)
+    try:
+        assert set(pair.store.build_index(chosen)) <= set(pair.store.spaces())
+    except DataError as error:
+        assert f"cannot build an index of {codes}; it can of float32" in str(error)
+        assert codes != FLOAT32.kind
+    same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, pair.queries(), 7)
 
 
 def test_a_space_is_added_once(pair: Pair) -> None:

@@ -88,7 +88,9 @@ lineage_commands = group(
 consumer_commands = group(
     "The programs that read a lineage: the version of each, its token, and its probe."
 )
-store_commands = group("Stores that hold embeddings: fill them, and refresh their older rows.")
+store_commands = group(
+    "Stores that hold embeddings: fill and index them, and refresh their older rows."
+)
 vector_commands = group("Files of vectors: align, rewrite, import, export and encode them.")
 app.add_typer(lineage_commands, name="lineage")
 app.add_typer(consumer_commands, name="consumer")

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.postgres.connection import (
     Connection,
     ConnectionPool,
@@ -138,13 +139,19 @@ class PgvectorStore(Store):
             self._ask("select version, count(*) from {table} group by version order by version")
         )
 
-    def build_index(self) -> None:
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Build HNSW for every space of at least INDEXED_FROM rows of at most LARGEST_DIM dims;
         longer vectors stay without an index. Writers go on meanwhile."""
+        codes.check((FLOAT32.kind,), self.address)
         counts = self.count()
-        for version, space in self.spaces().items():
-            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LARGEST_DIM:
-                self._connections.run(partial(build_hnsw, name=self._name, space=space))
+        large = [
+            space
+            for version, space in self.spaces().items()
+            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LARGEST_DIM
+        ]
+        for space in large:
+            self._connections.run(partial(build_hnsw, name=self._name, space=space))
+        return [space.version for space in large]
 
     def close(self) -> None:
         self._connections.close()
