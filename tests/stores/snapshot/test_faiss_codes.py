@@ -124,6 +124,13 @@ class Vectors:
         return chosen
 
 
+def left_out(order: Any, size: int, truth: Any, estimates: Any) -> list[int]:
+    """Return the rows behind the first `size` whose errors are as those of the first."""
+    errors = truth - estimates
+    largest = max([0.0, *(errors[row] for row in order[:size])])
+    return [row for row in order[size:] if errors[row] <= largest]
+
+
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 12),
@@ -134,8 +141,8 @@ class Vectors:
 def test_what_is_answered_is_what_the_estimates_allow(
     seed: int, k: int, oversample: int, noise: float
 ) -> None:
-    """Whatever codes estimate, no row that was left out has an estimate above the k-th score; and
-    without error the answer is that of a loop over all rows in float64."""
+    """Whatever codes estimate: no row that was left out is among the k best, unless its estimate is
+    further below its product than that of every row that was looked at."""
     draw = np.random.default_rng(seed)
     vectors = draw.standard_normal((60, 4)).astype(np.float32)
     query = draw.standard_normal(4).astype(np.float32)
@@ -149,13 +156,11 @@ def test_what_is_answered_is_what_the_estimates_allow(
     assert len(nearest.rows) == k
     np.testing.assert_allclose(nearest.scores, truth[nearest.rows], rtol=1e-5, atol=1e-5)
     order = np.argsort(-estimates, kind="stable")
-    for size in (oversample * k, 4 * oversample * k):
-        chosen = order[:size]
-        left = order[size:]
-        best = np.sort(truth[chosen])[::-1][:k]
-        if not len(left) or best[-1] >= estimates[chosen].min():
-            np.testing.assert_allclose(np.sort(nearest.scores)[::-1], best, rtol=1e-5, atol=1e-5)
-            break
+    allowed = [
+        left_out(order, size, truth, estimates) for size in (oversample * k, 4 * oversample * k)
+    ]
+    worst = nearest.scores.min() + 1e-4
+    assert any(all(truth[row] <= worst for row in rows) for rows in allowed)
     if noise == 0:
         assert set(nearest.rows.tolist()) == set(np.argsort(-truth)[:k].tolist())
 

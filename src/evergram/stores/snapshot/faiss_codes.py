@@ -102,17 +102,20 @@ def _reranked(
 ) -> Neighbours | None:
     """Return the k rows with the largest inner products among those with the largest estimates.
 
-    The estimates prove themselves: where one of the k is less than the estimate of a row that was
-    left out, that row could be better. This happens where a query weighs most what the codes hold
-    least of, as a search by distance does with the squared lengths behind a vector.
+    Estimates are held against the products: a row that was left out, with an estimate as large as
+    the smallest and as much too small as any that was looked at, must not be better than the k-th.
+    It may be where a query weighs most what codes hold least of, as a search by distance does with
+    the squared lengths behind a vector.
     """
     for size in (oversample * k, WIDER * oversample * k):
         (chosen,) = _search(index, part, query[None], min(size, part.count), probes)
         with np.errstate(over="ignore", invalid="ignore"):
             scores = part.segment.vectors(chosen.rows) @ query
+            short = (scores - chosen.scores).max(initial=0.0)
+            limit = chosen.scores.min(initial=np.inf) + short
         best = Neighbours(scores, chosen.rows).best(k)
         # Where the lists have fewer rows, none was left out.
-        if len(scores) < size or best.scores.min() >= chosen.scores.min():
+        if len(scores) < size or best.scores.min() >= limit:
             return best
     return None
 
