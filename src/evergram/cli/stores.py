@@ -52,7 +52,9 @@ OneStore = Annotated[
     list[str],
     typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {_WHERE}"),
 ]
-backfill = group("Refresh a store's older rows to production's version, the worst first.")
+backfill: typer.Typer = group(
+    "Refresh a store's older rows to production's version, the worst first."
+)
 store_commands.add_typer(backfill, name="backfill")
 
 

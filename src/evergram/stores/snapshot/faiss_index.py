@@ -28,7 +28,8 @@ class SegmentIndex:
     """A built index, mapped from its file."""
 
     def __init__(self, folder: Path, record: IndexRecord) -> None:
-        self._folder, self.record = folder, record
+        self._folder = folder
+        self.record: IndexRecord = record
 
     @cached_property
     def _index(self) -> Any:

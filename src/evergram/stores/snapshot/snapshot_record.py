@@ -102,7 +102,7 @@ class OpenRecord:
         self._path = str(path)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
-            self.record = _parsed(file.read(), path)
+            self.record: SnapshotRecord = _parsed(file.read(), path)
             self._identity = _identity(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
