@@ -12,21 +12,24 @@ import gc
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import gowalla
-from benchmarks.serving import planted
+from benchmarks.serving import planted, stores
 from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.open_store import open_store
 from evergram.stores.rows import Floats, Rows, Space
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.store import Store
 
 MEASURED = [
     FLOAT32,
@@ -36,6 +39,7 @@ MEASURED = [
         for oversample in several
     ),
 ]
+MOST_BY_SERVER = 100_000
 CLUSTERED, DIM, QUERIES, NEAREST = 200_000, 128, 300, 10
 SCALE = 1024  # of the squared lengths behind a stored vector
 
@@ -65,13 +69,15 @@ class Measured:
     """One index on one data set.
 
     Args:
+        store: its kind.
         codes: None for a search without an index; built: whether the codes gave the recall.
         size: bytes of the index's file a row.
-        touched: MB of the store's files that the searches read.
+        touched: MB of the store's files that the searches read; 0 where a server reads them.
         recall: share of the ten truly best.
         seconds: of the median query.
     """
 
+    store: str
     vectors: str
     codes: IndexCodes | None
     built: bool = True
@@ -88,12 +94,13 @@ def measure() -> list[Measured]:
     near = near + 0.3 * draw.standard_normal(near.shape).astype(np.float32)
     places = places_of_gowalla()
     sets = [places, places.by_distance(), Vectors(f"{CLUSTERED:,} in clusters", rows, near)]
-    return [one for vectors in sets for one in measured(vectors)]
+    return [one for vectors in sets for one in [*measured(vectors), *by_server(vectors)]]
 
 
 def tiny() -> list[Measured]:
     rows = planted(3_000, 16, 0)
-    return measured(Vectors("tiny", rows, rows[:20] + np.float32(0.1)))
+    vectors = Vectors("tiny", rows, rows[:20] + np.float32(0.1))
+    return [*measured(vectors), *by_server(vectors)]
 
 
 def places_of_gowalla() -> Vectors:
@@ -118,8 +125,7 @@ def measured(vectors: Vectors) -> list[Measured]:
     with tempfile.TemporaryDirectory() as name:
         plain = Path(name) / "plain"
         with SnapshotStore.open(str(plain), "int64") as store:
-            space = Space(0, vectors.rows.shape[1], "sha256:bench")
-            store.load(space, [Rows(0, pa.array(range(len(vectors.rows))), vectors.rows)])
+            load(store, vectors)
         folders: list[tuple[IndexCodes | None, Path]] = [(None, plain)]
         refused = []
         for codes in MEASURED:
@@ -128,12 +134,13 @@ def measured(vectors: Vectors) -> list[Measured]:
                 if has_index(store, codes):
                     folders.append((codes, folder))
                 else:
-                    refused.append(Measured(vectors.name, codes, built=False))
-        stores = [SnapshotStore(folder) for _, folder in folders]
+                    refused.append(Measured("snapshot", vectors.name, codes, built=False))
+        opened = [SnapshotStore(folder) for _, folder in folders]
         truth = [set(best.tolist()) for best in exact(vectors)]
-        hits, seconds = asked(stores, vectors.queries, truth)
+        hits, seconds = asked(opened, vectors.queries, truth)
         figures = [
             Measured(
+                "snapshot",
                 vectors.name,
                 codes,
                 True,
@@ -143,12 +150,50 @@ def measured(vectors: Vectors) -> list[Measured]:
                 median(times[1:]),
             )
             for (codes, folder), store, found, times in zip(
-                folders, stores, hits, seconds, strict=True
+                folders, opened, hits, seconds, strict=True
             )
         ]
-        for store in stores:
+        for store in opened:
             store.close()
     return [*figures, *refused]
+
+
+def by_server(vectors: Vectors) -> list[Measured]:
+    """Measure pgvector's index of whole vectors and of halves; nothing where no server runs, or
+    there are more rows than it indexes in a minute or two."""
+    if len(vectors.rows) > MOST_BY_SERVER:
+        return []
+    with tempfile.TemporaryDirectory() as name, stores(Path(name), 0) as addresses:
+        if "pgvector" not in addresses:
+            return []
+        several = [FLOAT32, IndexCodes("float16", 2)]
+        address = addresses["pgvector"].rpartition("#")[0]
+        made = [open_store(f"{address}#{codes.kind}", create="int64") for codes in several]
+        sizes = []
+        with psycopg.connect(address, autocommit=True) as connection:
+            for codes, store in zip(several, made, strict=True):
+                load(store, vectors)
+                store.build_index(codes)
+                connection.execute(f"analyze {codes.kind}_vectors")  # as a server does by itself
+                relation = f"{codes.kind}_v0_hnsw" + ("" if codes.whole else f"_{codes.kind}")
+                row = connection.execute("select pg_relation_size(%s)", [relation]).fetchone()
+                assert row is not None
+                sizes.append(row[0] / len(vectors.rows))
+        truth = [set(best.tolist()) for best in exact(vectors)]
+        hits, seconds = asked(made, vectors.queries, truth)
+        for store in made:
+            store.close()
+    return [
+        Measured("pgvector", vectors.name, codes, True, size, 0.0, found, median(times[1:]))
+        for codes, size, found, times in zip(
+            several, sizes, [hit / (NEAREST * len(truth)) for hit in hits], seconds, strict=True
+        )
+    ]
+
+
+def load(store: Store, vectors: Vectors) -> None:
+    space = Space(0, vectors.rows.shape[1], "sha256:bench")
+    store.load(space, [Rows(0, pa.array(range(len(vectors.rows))), vectors.rows)])
 
 
 def has_index(store: SnapshotStore, codes: IndexCodes) -> bool:
@@ -167,13 +212,13 @@ def exact(vectors: Vectors) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def asked(
-    stores: list[SnapshotStore], queries: Floats, truth: list[set[int]]
+    several: Sequence[Store], queries: Floats, truth: list[set[int]]
 ) -> tuple[list[int], list[list[float]]]:
     """Return of each store the hits and the seconds of its queries. No query is asked twice in a
     row: the second time its rows would be at hand."""
-    hits, seconds = [0] * len(stores), [[0.0] * len(queries) for _ in stores]
+    hits, seconds = [0] * len(several), [[0.0] * len(queries) for _ in several]
     for turn in range(len(queries)):
-        for number, store in enumerate(stores):
+        for number, store in enumerate(several):
             at = (turn + 7 * number) % len(queries)
             started = time.perf_counter()
             (best,) = store.search({0: queries[at][None]}, NEAREST)
@@ -201,18 +246,20 @@ def touched(store: SnapshotStore, folder: Path, queries: Floats) -> float:
 
 def table(figures: list[Measured]) -> str:
     lines = [
-        "| rows | index of | oversample | index, bytes a row | files read, MB | recall@10 | ms a "
-        "query | over float32's |",
-        "|---|---|---|---|---|---|---|---|",
+        "| store | rows | index of | oversample | index, bytes a row | files read, MB | recall@10 "
+        "| ms a query | over float32's |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    whole = {f.vectors: f.seconds for f in figures if f.codes == FLOAT32 and f.built}
+    whole = {(f.store, f.vectors): f.seconds for f in figures if f.codes == FLOAT32 and f.built}
     for f in figures:
         kind = "none: exact" if f.codes is None else f.codes.kind
         more = "–" if f.codes is None or f.codes.whole else str(f.codes.oversample)
         cells = ["none: it would find too few of the best, or not be faster", "–", "–", "–", "–"]
         if f.built:
-            ratio = f"{f.seconds / whole[f.vectors]:.2f}" if f.vectors in whole else "–"
+            base = whole.get((f.store, f.vectors))
+            ratio = "–" if base is None else f"{f.seconds / base:.2f}"
+            read = f"{f.touched:.1f}" if f.touched else "–"
             size = "–" if f.codes is None else f"{f.size:.0f}"
-            cells = [size, f"{f.touched:.1f}", f"{f.recall:.3f}", f"{f.seconds * 1e3:.2f}", ratio]
-        lines.append(f"| {f.vectors} | {kind} | {more} | {' | '.join(cells)} |")
+            cells = [size, read, f"{f.recall:.3f}", f"{f.seconds * 1e3:.2f}", ratio]
+        lines.append(f"| {f.store} | {f.vectors} | {kind} | {more} | {' | '.join(cells)} |")
     return "\n".join(lines)
