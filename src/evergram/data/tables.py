@@ -16,7 +16,7 @@ from evergram.data.columnar.interactions import check_ids, refuse_missing
 from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
 from evergram.data.files.adjacency_list import read_adjacency_list
-from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.column_names import guess, has_no_header, lacking, refuse_unknown
 from evergram.data.files.csv_file import read_csv
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
@@ -93,13 +93,7 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
         )
     names = {name: name for name in COLUMNS} | dict(columns or {})
     table = read_table(path, ids=(names["query"], names["candidate"]))
-    for name in columns or {}:
-        if names[name] not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(
-                f"{path} has no column {names[name]!r}; its columns are: {has}"
-                f"{did_you_mean(names[name], table.column_names)}."
-            )
+    refuse_unknown(str(path), (columns or {}).values(), table.column_names)
     chosen = {k: table[v] for k, v in names.items() if v in table.column_names}
     if names["query"] == names["candidate"] in table.column_names:
         raise DataError(
@@ -132,13 +126,7 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
     Raises: DataError: as of `read_table`; or a column is missing; an id is missing or occurs twice.
     """
     table = read_table(path, ids=("id",))
-    for column in ("id", name):
-        if column not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(
-                f"{path} has no column {column!r}; its columns are: {has}"
-                f"{did_you_mean(column, table.column_names)}."
-            )
+    refuse_unknown(str(path), ("id", name), table.column_names)
     check_ids(table["id"], "id", str(path))
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):
