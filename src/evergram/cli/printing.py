@@ -94,7 +94,7 @@ def _print_reading(past: str, reading: dict[str, Any]) -> None:
             continue
         sys.stdout.write(
             f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
-            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
+            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length), {_MEETS[kind]}\n"
         )
     sys.stdout.write(f"overlap@10 with version {past}: {number(reading['overlap@10'])}\n")
 
@@ -156,6 +156,11 @@ _ENDED = {
     "budget": "ended by training.budget after {} epochs",
 }
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
+# Which of the two a consumer meets: docs/upgrading.md, "What is known of every past version".
+_MEETS = {
+    "held_out": "as its consumers meet it on objects that came later",
+    "known": "as its consumers meet it on their own objects",
+}
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",

@@ -18,6 +18,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.files.adjacency_list import read_adjacency_list
 from evergram.data.files.column_names import guess, has_no_header, lacking, refuse_unknown
 from evergram.data.files.csv_file import read_csv
+from evergram.data.files.decompression import GzipReader
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
@@ -195,8 +196,9 @@ def _read_text(
             refuse_missing(table[name], name, str(path), text_file=True)
             table = table.set_column(i, name, ids_of_text(table[name]))
     # A cell of several lines may be the rows after a quotation mark that nobody closed.
-    if path.suffix.lower() != ".gz" and any(_has_lines(column) for column in table.columns):
-        refuse_open_quotation(path, delimiter)
+    if any(_has_lines(column) for column in table.columns):
+        unpacked = GzipReader(path) if path.suffix.lower() == ".gz" else None
+        refuse_open_quotation(path, delimiter, unpacked)
     return table
 
 

@@ -74,7 +74,11 @@ def test_names_of_their_own_win_over_guesses() -> None:
 @pytest.mark.parametrize(
     ("names", "named", "problem"),
     [
-        (["user", "film", "item"], {}, "candidate cannot be told: the candidate may be film or item; its"),
+        (
+            ["user", "film", "item"],
+            {},
+            "cannot be told: the candidate may be film or item; its",
+        ),
         (["user", "film", "item"], {}, "--column candidate=NAME"),
         (["a", "item"], {}, "the query cannot be told: no column is called like a query"),
         (
@@ -84,7 +88,11 @@ def test_names_of_their_own_win_over_guesses() -> None:
             "no column is called like a candidate; its columns are: a, b. Say it by --column "
             "query=NAME --column candidate=NAME.",
         ),
-        (["user", "item", "date", "day"], {}, "the time cannot be told: the time may be date or day"),
+        (
+            ["user", "item", "date", "day"],
+            {},
+            "time cannot be told: the time may be date or day",
+        ),
         (["user", "item"], {"query": "x"}, "f has no column 'x'; its columns are: user, item"),
         (
             ["user", "item"],
