@@ -110,6 +110,11 @@ def test_a_trained_version_says_what_it_was_trained_on_and_what_ended_it(capsys:
     )
     print_version("l", {**METRICS, "training": TRAINING | {"ended": "epochs"}}, as_json=False)
     assert "alone: all 6 epochs ran; epoch 4 was best on the selection pairs; λ" in words(capsys)
+    piloted = {"pilots": [{}, {}], "l2_measure": "penalty", "table_rate": 0.05}
+    print_version("l", {**METRICS, "training": TRAINING | piloted}, as_json=False)
+    assert words(capsys).endswith(
+        'l2 = 0.1, task.l2_measure = "penalty" and training.table_rate = 0.05, as 2 pilots chose.'
+    )
     popularity = {"exponent": 0.05, "reason": "best recall@20 of 9 held-out queries"}
     print_version("l", {**METRICS, "training": TRAINING | {"popularity": popularity}}, False)
     assert words(capsys).endswith(
