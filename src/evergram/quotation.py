@@ -6,6 +6,7 @@ import mmap
 import re
 import shutil
 import tempfile
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,7 @@ _REST = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 
 
 def refuse_open_quotation(
-    path: Path | str, delimiter: str, unpacked: IO[bytes] | None = None
+    path: Path | str, delimiter: str, unpacked: IO[bytes] | BufferedIOBase | None = None
 ) -> None:
     """Refuse a CSV in which a quoted cell has no end, or ends before the cell does.
 
