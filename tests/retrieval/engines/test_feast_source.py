@@ -89,7 +89,7 @@ def test_a_file_appears_whole_or_not_at_all(
         written(table, where)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(feast_source.pq, "write_table", cut_off)
+    monkeypatch.setattr(pq, "write_table", cut_off)
     with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
         feast_source.feature_view(view, "object", path, name="a", since=SINCE)
     assert sorted(tmp_path.glob("*films*")) == []
