@@ -35,6 +35,7 @@ WITHOUT_A_RECIPE = {
     "consumer remove": ("l", "x"),
     "consumer probe": ("l",),
     "store fill": ("l", "--store", "query=s"),
+    "store index": ("s",),
     "serve": ("l",),
     "store backfill plan": ("l", "--store", "query=s"),
     "store backfill apply": ("l", "--store", "query=s"),
