@@ -146,6 +146,11 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     """Return the files, those of folders in their order; each once."""
     files = []
     for path in paths:
+        if not path.exists():
+            raise DataError(
+                f"{path} is not there; correct the path, or wait: a service writes the folder of "
+                "its --kept each time that it has checked its encoder, and when it ends."
+            )
         inside = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not inside:
             raise DataError(
