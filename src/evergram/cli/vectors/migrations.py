@@ -104,7 +104,7 @@ def _print_plan(report: dict[str, Any]) -> None:
     measures = ["ndcg@10", "recall@100"] if report["judged"] else []
     figures_of = [*measures, "agreement@10"]
     # In lines of their own, so that intervals are whole in 80 columns.
-    names = [name.replace("@", "\n@") for name in figures_of]
+    names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures_of]
     header = ["method", *names, "encoded", "bytes a\ntext", "ms a\nquery"]
     lines = []
     for name, way in report["ways"].items():
@@ -134,5 +134,5 @@ def _print_plan(report: dict[str, Any]) -> None:
 
 
 def _short(share: float) -> str:
-    """Return a share with two digits, ".31"."""
-    return f"{share:.2f}".removeprefix("0")
+    """Return a share with two digits, ".31" or "1.0"."""
+    return f"{share:.2f}".removeprefix("0")[:3]
