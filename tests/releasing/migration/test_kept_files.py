@@ -62,7 +62,8 @@ def test_each_text_gets_its_own_kept_vector_whatever_the_files(
     folder = tmp_path_factory.mktemp("kept")
     encoder = open_text_encoder(ADDRESSES[1])
     vectors = word_vectors([*ROWS, *["word1"] * 20], 1, DIM)
-    paths, expected, strangers = [], {}, 0
+    paths, strangers = [], 0
+    expected: dict[int, Vectors] = {}
     for number, rows in enumerate(files):
         ids = [f"t{row}" for row in rows]
         paths.append(saved(folder / f"{number}.parquet", encoder, ids, vectors[rows]))
