@@ -14,7 +14,8 @@ addEventListener("load", () => {
   document.querySelectorAll(".md-code__nav").forEach((nav) => nav.setAttribute("role", "none"));
   // The navigation's inner lists are landmarks again, and have names that others have, too.
   for (const nav of document.querySelectorAll('.md-nav[aria-labelledby^="__nav"]')) {
-    const name = document.getElementById(nav.getAttribute("aria-labelledby"))?.textContent.trim();
+    // Where a list has a page of its own, the label that the theme names is empty.
+    const name = nav.querySelector(":scope > .md-nav__title")?.textContent.trim();
     nav.removeAttribute("aria-labelledby");
     nav.setAttribute("aria-label", `Pages in ${name}`);
   }

@@ -16,7 +16,7 @@ body { padding: 0 1rem; color: #1a1a1a; }
 table { border-collapse: collapse; margin: .8rem 0; font-size: 13px; }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .6rem; }
 th, td { text-align: left; vertical-align: top; }
-th { border-bottom: 2px solid #888; }
+thead > tr > * { border-bottom: 2px solid #888; }
 figure { margin: 1rem 0; overflow-x: auto; }
 svg { max-width: 100%; height: auto; }
 .confirmed { color: #00654a; font-weight: 600; } .refuted { color: #a33c00; font-weight: 600; }
@@ -32,7 +32,7 @@ def page(content: Content) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>The papers’ tables and figures, beside ours</title><style>{STYLE}</style></head>",
-        "<body><h1>The papers’ tables and figures, theirs beside ours</h1>",
+        "<body><main><h1>The papers’ tables and figures, theirs beside ours</h1>",
         "<p>Made by <code>evergram reproduce report</code> from the kept results, never by hand. "
         "Solid lines are the papers’ methods, dashed ones baselines or the papers’ own figures; "
         "bands are 95 % intervals over seeds, where there are three or more.</p>",
@@ -41,7 +41,7 @@ def page(content: Content) -> str:
         "<h2>Claims</h2>",
         _table(CLAIM_HEADER, claim_rows(content.judgements), verdict=2),
         *map(_section, content.sections),
-        "</body></html>",
+        "</main></body></html>",
     ]
     return "\n".join(parts)
 
@@ -97,7 +97,8 @@ def _table(
     Args:
         verdict: the column whose first word is the class of its cells.
     """
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    # A header without words is none.
+    head = "".join(f"<th>{escape(cell)}</th>" if cell else "<td></td>" for cell in header)
     lines = []
     for row in rows:
         cells = (

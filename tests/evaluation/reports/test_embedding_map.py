@@ -67,3 +67,9 @@ def test_equal_vectors_lie_on_one_point() -> None:
     mapped = EmbeddingMap.of(torch.ones(4, 3), "abcd")
     assert mapped.share == 0
     assert "nan" not in mapped._repr_html_()
+
+
+def test_a_saved_map_is_a_page_with_a_heading_and_a_landmark(tmp_path: Path) -> None:
+    page = EmbeddingMap.of(torch.ones(4, 3), "abcd").save(tmp_path / "map.html").read_text()
+    assert page.count("<main>") == page.count("</main>") == 1
+    assert page.index("<main>") < page.index("<h1>Embeddings</h1>") < page.index("<svg")

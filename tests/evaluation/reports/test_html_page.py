@@ -13,6 +13,12 @@ def test_a_table_has_a_caption_and_headers_of_rows_and_columns() -> None:
     assert 'tabindex="0"' in text
 
 
+def test_a_header_without_words_is_no_header() -> None:
+    text = table("Metrics", ["", "recall"], [["the version", "0.3"]])
+    assert text.count('<th scope="col"') == 1
+    assert '<thead><tr><td></td><th scope="col">recall</th></tr></thead>' in text
+
+
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
     text = page("<script>", [not_measured("Recall", "No <pair>."), warning_list(["a < b"])])
     assert "<script>" not in text

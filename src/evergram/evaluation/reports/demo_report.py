@@ -37,7 +37,7 @@ def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
     body = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Evergram demo</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_STYLE}</style></head><body>
+<style>{_STYLE}</style></head><body><main>
 <h1>One consumer, {len(versions)} versions</h1>
 <p>A classifier was trained once, on version 0's embeddings. Each later version was trained together
 with a light transform back to the one before; only the newest embeddings are stored. Through the
@@ -47,7 +47,7 @@ not.</p>
 </figure>
 {_table(versions, metric)}
 <p>Alignment error: mean ‖z̃₀ − z₀‖ over mean ‖z₀‖, on objects that alignment never saw.</p>
-</body></html>
+</main></body></html>
 """
     for target, content in (
         (path, body.encode()),

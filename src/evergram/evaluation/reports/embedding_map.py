@@ -103,7 +103,8 @@ class EmbeddingMap:
         """Write the map as a page; return its path. Raises: OSError: it cannot be written."""
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Embeddings</title>'
         target = Path(path)
-        write_bytes(target, f"{head}{self._repr_html_()}</html>\n".encode())
+        body = f"<main><h1>Embeddings</h1>{self._repr_html_()}</main>"
+        write_bytes(target, f"{head}{body}</html>\n".encode())
         return target
 
     def _colours(self) -> dict[str, str]:

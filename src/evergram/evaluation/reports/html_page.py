@@ -87,8 +87,9 @@ def table(
         words: columns of text, which stand to the left.
     """
     of_words = [' class="words"' if place in words else "" for place in range(len(header))]
+    # A header without words is none.
     head = "".join(
-        f'<th scope="col"{kind}>{html.escape(name)}</th>'
+        f'<th scope="col"{kind}>{html.escape(name)}</th>' if name else "<td></td>"
         for kind, name in zip(of_words, header, strict=True)
     )
     body = []
