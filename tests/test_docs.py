@@ -28,6 +28,7 @@ from evergram.lineage.disk.lineage_record import FORMAT_VERSION
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.stores.open_store import open_store
+from evergram.texts import open_text_encoder, record_of
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.used_keys import Only, rules
 
@@ -187,13 +188,20 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert space["forward"](old).shape == new.shape
 
 
-def test_the_python_of_the_migrate_page_runs(tmp_path: Path) -> None:
-    """All of it: a cascade, a half-migrated search and a sidecar, over two made-up models."""
+def test_the_python_of_the_migrate_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: a sample, a cascade, a half-migrated search and a sidecar, over two made-up
+    models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.csv").write_text("id,text\n" + "".join(f"{i},a text\n" for i in range(50)))
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\t7\t1\n")
     vectors, _ = by_two_models(1.0, 0.5)
     old, new = vectors.old, vectors.new
     search_old = searched(vectors.texts, old.numpy(), 0)
     space: dict[str, Any] = {
         "folder": tmp_path,
+        "record": record_of(open_text_encoder("python:evergram.texts.canaries:letters")),
         "encode": lambda ids: new.numpy()[[vectors.texts.index(i) for i in ids.to_pylist()]],
         "new_queries": vectors.new_queries.numpy(),
         "old_queries": vectors.old_queries.numpy(),
@@ -211,6 +219,7 @@ def test_the_python_of_the_migrate_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "migrate.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "migrate.md", "exec"), space)
+    assert (tmp_path / "sample.csv").read_text().splitlines()[:2] == ["id,text", "7,a text"]
     assert [len(hits) for hits in space["hits"]] == [10] * len(vectors.queries)
     assert 0 < len(space["kept"]) < len(vectors.texts)
     assert sorted(space["calibrated"]) == pytest.approx(sorted(space["scores_then"]), abs=1e-2)

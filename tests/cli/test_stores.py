@@ -47,6 +47,13 @@ def test_fill_says_what_it_has_written_where(evergram: Command, line: Path) -> N
     }
 
 
+def test_fill_writes_the_version_that_is_asked_for(evergram: Command, outdated: Path) -> None:
+    out = evergram.json("store", "fill", "line", "--store", "object=new", "--as", "newest")
+    assert (out["version"], versions_in("new")) == (1, {1: ROWS})
+    wrong = evergram.refused("store", "fill", "line", "--store", "object=other", "--as", "v7")
+    assert "7" in wrong
+
+
 def test_progress_on_a_terminal_is_one_line_that_is_written_over(
     evergram: Command,
     line: Path,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.lineages import lineage_of, publish
 
-from evergram.errors import LineageError
+from evergram.errors import LineageError, UnknownVersionError
 from evergram.retrieval.stores_by_address import fill_stores, open_backfill
 
 
@@ -32,6 +32,18 @@ def test_stores_are_filled_and_then_brought_to_the_next_version(tmp_path: Path) 
     with open_backfill(lineage, "object", address) as backfill:
         assert backfill.plan().rows == 300
         assert backfill.apply().held == {1: 300}
+
+
+def test_a_store_is_filled_with_a_version_before_it_is_promoted(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    publish(lineage, 1, promote=False)
+    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "new")}, version="newest")
+    assert (lineage.production, filled.held) == (0, {1: 300})
+    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "old")})
+    assert filled.held == {0: 300}
+    with pytest.raises(UnknownVersionError):
+        fill_stores(lineage, {"object": str(tmp_path / "none")}, version=7)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_side_that_is_not_there_is_refused_before_a_store_is_opened(tmp_path: Path) -> None:

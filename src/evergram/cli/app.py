@@ -22,7 +22,16 @@ PANELS = {
 # The order of the commands in a group's help; others follow as they are added.
 ORDER = {
     "lineage": ("list", "check", "label", "promote", "withdraw", "retire"),
-    "vectors": ("align", "transform", "import", "export", "export-transform", "encode"),
+    "vectors": (
+        "align",
+        "transform",
+        "import",
+        "export",
+        "export-transform",
+        "encode",
+        "plan-migration",
+        "finish-migration",
+    ),
 }
 
 

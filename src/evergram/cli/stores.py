@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.app import group, is_quiet, store_commands
+from evergram.cli.command_line.completion import versions
 from evergram.cli.options import Json, LineageFolder, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
@@ -67,21 +68,33 @@ def fill(
     index: Annotated[
         bool, typer.Option("--index", help="Build the store's native index afterwards.")
     ] = False,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="VERSION",
+            help="Write the rows of this version or label, whose own embeddings are stored.",
+            show_default="production",
+            autocompletion=versions,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write all embeddings of production's version to stores, created where there are none."""
+    """Write all embeddings of a version to stores, created where there are none."""
     from evergram.lineage.lineage import Lineage
     from evergram.retrieval.stores_by_address import fill_stores
 
     opened = Lineage.open(lineage)
-    version = opened.production
-    filled = fill_stores(opened, stores_by_side(store), index=index, progress=_print_side)
+    number = opened.resolve(version)
+    filled = fill_stores(
+        *(opened, stores_by_side(store)), version=number, index=index, progress=_print_side
+    )
     if as_json:
-        dump({"version": version, "stores": [facts.as_json() for facts in filled]})
+        dump({"version": number, "stores": [facts.as_json() for facts in filled]})
         return
     for facts in filled:
         sys.stdout.write(
-            f"{facts.rows} rows of side {facts.side}, version {version}: {facts.store}\n"
+            f"{facts.rows} rows of side {facts.side}, version {number}: {facts.store}\n"
         )
 
 

@@ -100,7 +100,9 @@ def fill(
 
 
 @contextmanager
-def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
+def stores_to_fill(
+    lineage: Lineage, addresses: Mapping[str, str], version: int | None = None
+) -> Iterator[dict[str, Store]]:
     """Yield a store for each side, made if it is not there yet, to be filled.
 
     All are checked before the first row is written to any. A snapshot that was made and got no row
@@ -108,12 +110,13 @@ def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[d
 
     Args:
         addresses: of the stores, by side.
+        version: as for `fill`.
     Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
         `fill`.
     """
     from evergram.stores.open_store import open_store, snapshot_folder
 
-    version = lineage.production
+    version = lineage.production if version is None else version
     kinds = {side: id_type(lineage, side, version) for side in addresses}
     _refuse_shared(addresses)  # before one is made
     places = {side: snapshot_folder(address) for side, address in addresses.items()}

@@ -38,25 +38,27 @@ def fill_stores(
     lineage: Lineage,
     addresses: Mapping[str, str],
     *,
+    version: int | str | None = None,
     index: bool = False,
     progress: SideProgress | None = None,
 ) -> list[FilledStore]:
-    """Write all embeddings of production's version to stores, created where there are none.
+    """Write all embeddings of a version to stores, created where there are none.
 
     All stores are opened and checked before the first row is written.
 
     Args:
         addresses: side to address.
+        version: a number or a label, whose embeddings the lineage stores; production by default.
         index: build each store's native index afterwards.
         progress: called with the side, the version, the rows written and the rows in all.
     Raises: as `fill` and `stores_to_fill`.
     """
-    version = lineage.production
+    number = lineage.resolve(version)
     filled = []
-    with stores_to_fill(lineage, addresses) as stores:
+    with stores_to_fill(lineage, addresses, number) as stores:
         for side, store in stores.items():
-            of_side = None if progress is None else partial(progress, side, version)
-            rows = fill(lineage, store, side, version, progress=of_side)
+            of_side = None if progress is None else partial(progress, side, number)
+            rows = fill(lineage, store, side, number, progress=of_side)
             if index:
                 store.build_index()
             filled.append(FilledStore(store.address, side, rows, store.count()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from evergram.texts.text_encoder import Vectors
 
@@ -26,14 +28,17 @@ SAME = 0.03
 
 
 def distance(now: Vectors, then: Vectors) -> float:
-    """Return the largest ‖now − then‖ / ‖then‖ of canaries [n, D]; infinite if the dims differ."""
-    if now.shape != then.shape:
-        return float("inf")
+    """Return the largest of the `distances`; infinite if the dims differ."""
+    return float("inf") if now.shape != then.shape else float(distances(now, then).max())
+
+
+def distances(now: Vectors, then: Vectors) -> npt.NDArray[np.floating]:
+    """Return ‖now − then‖ / ‖then‖ of each text, [n], of vectors [n, D]."""
     length = np.linalg.norm(then, axis=1)
     apart = np.linalg.norm(now - then, axis=1)
     # A zero vector, which a static model gives to a text of unknown tokens, must stay zero.
     far = np.where(length > 0, apart / np.where(length > 0, length, 1), np.where(apart > 0, 2, 0))
-    return float(far.max())
+    return cast("npt.NDArray[np.floating]", far)
 
 
 def letters(texts: Sequence[str]) -> Vectors:

@@ -39,6 +39,7 @@ def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: 
     assert printed.code == 0
     assert "Verdict: reindex." in printed.out
     assert all(name in printed.out for name in report["ways"])
+    assert "…" not in printed.out, "the table is cut off in 80 columns"
 
 
 def test_plan_migration_without_judgements_gives_no_verdict(

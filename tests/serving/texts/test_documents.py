@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.text_encoders import CALLS, first
+from tests.support.text_encoders import ADDRESSES, CALLS, first
 
 from evergram.errors import DataError
 from evergram.serving.texts.documents import BATCH, Documents, MissingTextError
+from evergram.texts.addresses import open_text_encoder
+from evergram.texts.record import parse_record, record_of
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER
 
 DIM = 10
 
@@ -75,6 +79,18 @@ def test_only_what_a_check_came_after_is_saved_and_outlives_a_failed_one(tmp_pat
     CALLS.clear()
     np.testing.assert_array_equal(again.of(pa.array([5, 6])), before)
     assert not CALLS
+
+
+def test_what_is_saved_says_which_encoder_made_it(tmp_path: Path) -> None:
+    documents = Documents(written(tmp_path), tmp_path / "kept")
+    record = record_of(open_text_encoder(ADDRESSES[0]))
+    documents.kept(1, "space", DIM, first, record).of(pa.array([5]))
+    documents.trust(1, 1)
+    documents.save()
+    (path,) = (tmp_path / "kept").glob("*.parquet")
+    provenance = open_embeddings(path).provenance
+    assert parse_record(provenance[TEXT_ENCODER], "") == record
+    assert provenance[FINGERPRINT] == "space"
 
 
 def test_what_was_saved_of_another_version_or_is_damaged_is_left_out(

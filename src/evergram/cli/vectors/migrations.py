@@ -102,14 +102,17 @@ def plan_migration(
 def _print_plan(report: dict[str, Any]) -> None:
     """Print a line for each way, and the verdict with its reasons."""
     measures = ["ndcg@10", "recall@100"] if report["judged"] else []
-    header = ["method", *measures, "agreement@10", "encoded", "bytes a text", "ms a query"]
+    figures_of = [*measures, "agreement@10"]
+    # In lines of their own, so that intervals are whole in 80 columns.
+    names = [name.replace("agreement", "agree-\nment").replace("@", "\n@") for name in figures_of]
+    header = ["method", *names, "encoded", "bytes a\ntext", "ms a\nquery"]
     lines = []
     for name, way in report["ways"].items():
-        figures = [way[key] for key in (*measures, "agreement@10")]
+        figures = [way[key] for key in figures_of]
         lines.append(
             [
                 name,
-                *(f"{f['mean']:.3f}\n{f['low']:.3f}–{f['high']:.3f}" for f in figures),
+                *(f"{f['mean']:.3f}\n{_short(f['low'])}–{_short(f['high'])}" for f in figures),
                 f"{way['encoded']:,}",
                 f"{way['bytes_a_text']:,.0f}",
                 f"{way['milliseconds']:.2f}",
@@ -128,3 +131,8 @@ def _print_plan(report: dict[str, Any]) -> None:
     paragraph(f"Verdict: {report['verdict'] or 'none'}.")
     for reason in report["reasons"]:
         paragraph(f"- {reason}")
+
+
+def _short(share: float) -> str:
+    """Return a share with two digits, ".31" or "1.0"."""
+    return f"{share:.2f}".removeprefix("0")[:3]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from evergram.errors import DataError
 from evergram.texts.record import TextEncoderRecord, parse_record, record_of
-from evergram.texts.text_encoder import Role, TextEncoder
+from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import ARROW, PARQUET, Block, open_embeddings
 from evergram.vector_files.prefetch import ahead
 from evergram.vector_files.provenance import TEXT_ENCODER
+from evergram.vector_files.shard_record import ShardRecord
 from evergram.vector_files.shards import Shards, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
 
@@ -51,6 +54,27 @@ class Texts:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class KnownVectors:
+    """Vectors of some of the texts, which an earlier run of the same encoder computed.
+
+    Args:
+        rows: int64 [N], for each text its row of `vectors`; -1 where it has none.
+        vectors: float32 [M, D].
+    """
+
+    rows: npt.NDArray[np.int64]
+    vectors: Vectors = field(repr=False)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the rows and their vectors; "" if no text has one."""
+        if not (self.rows >= 0).any():
+            return ""
+        digest = hashlib.sha256(self.rows.astype("<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.vectors, "<f4").data)
+        return digest.hexdigest()
+
+
 def encode_file(
     texts: Texts,
     encoder: TextEncoder,
@@ -59,6 +83,7 @@ def encode_file(
     matryoshka: Sequence[int] = (),
     progress: Progress = QUIET,
     overwrite: bool = False,
+    known: KnownVectors | None = None,
 ) -> TextEncoderRecord:
     """Write the vectors of texts, float32, in their order, with the record of their encoder.
 
@@ -69,10 +94,12 @@ def encode_file(
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
         matryoshka: the numbers of first coordinates that the encoder's vectors may be cut to.
-        overwrite: whether to write over a file that is there.
+        overwrite: whether to write over a file that is there, and to drop parts of other texts,
+            another encoder or other known vectors.
+        known: vectors that are written as they are; all texts are encoded by default.
     Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
-        parts there are of other texts or another encoder, or the encoder changed while it was used.
-        ServiceError: the encoder cannot be reached.
+        parts there are of other texts, another encoder or other known vectors, or the encoder
+        changed while it was used. ServiceError: the encoder cannot be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
@@ -81,8 +108,11 @@ def encode_file(
         )
     check_writable(out, overwrite=overwrite)
     record = record_of(encoder, matryoshka)
+    own = len(texts.texts)
+    if known is None:
+        known = KnownVectors(np.full(own, -1), np.empty((0, record.dim), np.float32))
     folder = out.with_name(f"{out.name}.parts")
-    shards = Shards(folder, -(-len(texts.texts) // PART))
+    shards = Shards(folder, -(-own // PART))
     provenance = {TEXT_ENCODER: record.model_dump_json()}
     settings: dict[str, str | int] = {
         "texts": texts.digest(),
@@ -90,21 +120,50 @@ def encode_file(
         "fingerprint": record.fingerprint or "",
         "prompts": json.dumps(record.prompts, sort_keys=True),
     }
-    own = len(texts.texts)
-    with progress.task(f"{encoder.address} of {own} texts", own) as bar:
+    if kept := known.digest():
+        settings["kept"] = kept
+    # Parts of the same settings are gone on with, also where a file is to be overwritten.
+    whole = {"shards": shards.count, "rows": own, **settings}
+    ShardRecord(folder, whole).begin(overwrite=overwrite)
+    absent = int((known.rows < 0).sum())
+    with progress.task(f"{encoder.address} of {absent} texts", absent) as bar:
 
-        def encoded(start: int, stop: int) -> Iterator[Block]:
-            for first in range(start, stop, encoder.batch):
-                last = min(first + encoder.batch, stop)
-                vectors = encoder.encode(texts.texts[first:last], texts.role)
+        def blocks(start: int, stop: int) -> Iterator[Block]:
+            for first in range(start, stop, PART):
+                last = min(first + PART, stop)
+                vectors = _vectors(texts, encoder, known, range(first, last), bar.advance)
                 yield texts.ids.slice(first, last - first), torch.from_numpy(vectors)
-                bar.advance(last - first, last - first)
 
-        write_shards(shards, own, encoded, provenance, settings, overwrite=False)
+        write_shards(shards, own, blocks, provenance, settings, overwrite=False)
     _refuse_changed(record, encoder, shards)
     write_vectors(out, ahead(_rows(shards)), provenance, overwrite=overwrite)
     shutil.rmtree(folder)
     return record
+
+
+def _vectors(
+    texts: Texts,
+    encoder: TextEncoder,
+    known: KnownVectors,
+    part: range,
+    advance: Callable[[int, int], None],
+) -> Vectors:
+    """Return the vectors of a part of the texts: known ones as they are, the rest encoded."""
+    rows = known.rows[part.start : part.stop]
+    vectors = np.empty((len(part), known.vectors.shape[1]), np.float32)
+    vectors[rows >= 0] = known.vectors[rows[rows >= 0]]
+    absent = np.flatnonzero(rows < 0)
+    for first in range(0, len(absent), encoder.batch):
+        some = absent[first : first + encoder.batch]
+        encoded = encoder.encode([texts.texts[part.start + row] for row in some], texts.role)
+        if encoded.shape[1] != vectors.shape[1]:
+            raise DataError(
+                f"{encoder.address} returns vectors of {encoded.shape[1]} dims, and had "
+                f"{vectors.shape[1]} a moment ago; start again with one encoder."
+            )
+        vectors[some] = encoded
+        advance(len(some), len(some))
+    return vectors
 
 
 def _rows(shards: Shards) -> Iterator[Block]:

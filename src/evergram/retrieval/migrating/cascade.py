@@ -15,7 +15,9 @@ import torch
 
 from evergram.errors import DataError, ShapeError
 from evergram.stores.rows import Floats, Hits, check_k
+from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import TEXT_ENCODER
 from evergram.vector_files.writers import write_vectors
 
 # Embeds objects by their ids, an array of n: float [n, D].
@@ -99,15 +101,19 @@ class KeptVectors:
             for id_ in list(self._rows)[count:]:
                 del self._rows[id_]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, encoder: TextEncoderRecord | None = None) -> None:
         """Write ids and vectors, whole or not at all, in the format of the path's suffix.
 
+        Args:
+            encoder: written into the file, so that `finish_migration` can tell whose vectors they
+                are; `texts.record_of` returns it.
         Raises: DataError: nothing is kept yet, or the file cannot be written.
         """
         if not len(self):
             raise DataError("No vector is kept yet, so there is nothing to write; search first.")
         ids, vectors = self.rows()
-        write_vectors(path, [(ids, torch.from_numpy(vectors))])
+        record = {} if encoder is None else {TEXT_ENCODER: encoder.model_dump_json()}
+        write_vectors(path, [(ids, torch.from_numpy(vectors))], record)
 
     def load(self, path: Path) -> None:
         """Keep the vectors of a file that `save` wrote, too, or that was computed elsewhere.

@@ -123,6 +123,7 @@ def _kept(call: Call, version: int) -> KeptVectors:
         manifest.fingerprint,
         manifest.dim,
         lambda some: texts.encode(version, some, "document"),
+        manifest.text_encoder,
     )
 
 

@@ -13,10 +13,11 @@ import torch
 
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.retrieval.migrating.cascade import KeptVectors
+from evergram.texts.record import TextEncoderRecord
 from evergram.texts.text_encoder import Vectors
 from evergram.texts.text_files import read_texts
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT, provenance_of
+from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER, provenance_of
 from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
@@ -49,6 +50,7 @@ class Documents:
         self._texts: dict[int | str, str] = {}
         self._kept: dict[int, KeptVectors] = {}
         self._fingerprints: dict[int, str] = {}
+        self._encoders: dict[int, TextEncoderRecord | None] = {}
         # By version: vectors that are trusted, and those that are saved.
         self._trusted: dict[int, int] = {}
         self._saved: dict[int, int] = {}
@@ -73,13 +75,19 @@ class Documents:
         return [texts[id_] for id_ in asked]
 
     def kept(
-        self, version: int, fingerprint: str, dim: int, encode: Callable[[list[str]], Vectors]
+        self,
+        version: int,
+        fingerprint: str,
+        dim: int,
+        encode: Callable[[list[str]], Vectors],
+        encoder: TextEncoderRecord | None = None,
     ) -> KeptVectors:
         """Return the kept vectors of a version, with those that were saved before.
 
         Args:
             fingerprint, dim: of the version.
             encode: texts as the version's model encodes them.
+            encoder: the record of that model, written into the files that are saved.
         """
         with self._lock:
             # A version that was withdrawn may have left its number to another.
@@ -88,6 +96,7 @@ class Documents:
                 self._load(kept, fingerprint)
                 self._trusted[version] = self._saved[version] = len(kept)
                 self._kept[version], self._fingerprints[version] = kept, fingerprint
+                self._encoders[version] = encoder
             return self._kept[version]
 
     def counts(self) -> dict[int, int]:
@@ -115,12 +124,15 @@ class Documents:
             for version in self.counts():
                 with self._lock:
                     kept, fingerprint = self._kept[version], self._fingerprints[version]
+                    encoder = self._encoders[version]
                     start, stop = self._saved[version], self._trusted[version]
                 if stop <= start:
                     continue
                 ids, vectors = kept.rows(start, stop)
                 path = self.folder / f"{fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
                 mark = provenance_of(fingerprint, fingerprint)
+                if encoder is not None:
+                    mark[TEXT_ENCODER] = encoder.model_dump_json()
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     write_vectors(path, [(ids, torch.from_numpy(vectors))], mark)
