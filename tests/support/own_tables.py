@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,6 @@ def own_table(
     return name
 
 
-def address_of(name: str, versions: Mapping[int, range] | list[int] = (0,), more: str = "") -> str:
+def address_of(name: str, versions: Iterable[int] = (0,), more: str = "") -> str:
     columns = "".join(f"&v{v}=e{v}" for v in versions)
     return f"pgvector-table:{postgres().uri}#table={name}{columns}{more}"

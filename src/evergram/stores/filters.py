@@ -50,8 +50,8 @@ def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
 
 
 def _of_field(field: object, asked: object) -> list[Condition]:
-    if not isinstance(field, str):
-        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is no text; {FORM}.")
+    if not isinstance(field, str) or not _is_text(field):
+        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is no name; {FORM}.")
     if isinstance(asked, Mapping):
         if not asked or not asked.keys() <= set(RANGE):
             raise DataError(f"The bounds of field {field[:80]!r} are wrong; {FORM}.")
@@ -72,13 +72,18 @@ def _value(field: str, value: object) -> Value:
     """Return a value that a filter may have. Raises: DataError."""
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"A value of field {field[:80]!r} is not finite.")
-    if isinstance(value, str) and "\0" in value:
-        raise DataError(f"A value of field {field[:80]!r} has a character NUL.")
+    if isinstance(value, str) and not _is_text(value):
+        raise DataError(f"A value of field {field[:80]!r} has a character that no text has.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise DataError(f"A value of field {field[:80]!r} has more than 64 bits.")
     if not isinstance(value, (bool, int, float, str)):
         raise DataError(f"A value of field {field[:80]!r} is no text, number or boolean; {FORM}.")
     return value
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a text has neither a NUL nor half of a pair of surrogates."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _type(value: Value) -> str:

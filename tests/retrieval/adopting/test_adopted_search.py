@@ -17,7 +17,7 @@ from tests.support.postgres_server import postgres
 
 from evergram.errors import DataError
 from evergram.retrieval.adopting import adopted_search
-from evergram.retrieval.reader import Reader
+from evergram.retrieval.reader import Metric, Reader
 
 ROWS = 300
 # Of each version, the rows whose column is not NULL: some have both, and some have none.
@@ -34,7 +34,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def oracle(
-    reader: Reader, metric: str, query: np.ndarray, version: int, rows: list[int]
+    reader: Reader, metric: Metric, query: np.ndarray, version: int, rows: list[int]
 ) -> list[tuple[float, int]]:
     """Return score and id of each row, best first."""
     read = reader.embed(rows, version)
@@ -62,7 +62,7 @@ def oracle(
     st.booleans(),
 )
 def test_a_search_is_a_loop_over_all_rows(
-    reader: Reader, metric: str, version: int, seed: int, kept: object, among: bool
+    reader: Reader, metric: Metric, version: int, seed: int, kept: object, among: bool
 ) -> None:
     draw = np.random.default_rng(seed)
     query = draw.normal(size=DIMS[version]).astype(np.float32)
@@ -91,7 +91,7 @@ def _held(row: int) -> int:
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
-def test_k_rows_that_match_are_k_hits(reader: Reader, metric: str) -> None:
+def test_k_rows_that_match_are_k_hits(reader: Reader, metric: Metric) -> None:
     query = np.ones(DIMS[0], np.float32)
     chosen = {"category": "news", "year": 2003}
     match = [i for i in range(280) if i % 3 == 0 and i % 20 == 3]

@@ -7,20 +7,18 @@ that have a NULL in another column.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
 from evergram.stores.postgres.connection import Connection, ConnectionPool, OneConnection
+from evergram.stores.postgres.distances import distance_of, scores_of
 from evergram.stores.postgres.fast_path import Raw, integers, layout, vector
 from evergram.stores.postgres.sql_filter import sql_of
 from evergram.stores.postgres.table_address import (
@@ -28,6 +26,7 @@ from evergram.stores.postgres.table_address import (
     TableFacts,
     read_facts,
     read_table_address,
+    sendable,
 )
 from evergram.stores.postgres.tables import prepare
 from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, StoreView
@@ -36,18 +35,6 @@ from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, S
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
 
 T = TypeVar("T")
-
-# Distances of pgvector. A row of zeros has no cosine, by which it would be NaN: its cosine is 0.
-DISTANCES = {
-    "ip": SQL("({column} <#> {query})"),
-    "cosine": SQL("coalesce(nullif({column} <=> {query}, 'NaN'), 1)"),
-    "l2": SQL("({column} <-> {query})"),
-}
-SCORES: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
-    "ip": lambda distances: -distances,
-    "cosine": lambda distances: 1 - distances,
-    "l2": lambda distances: -(distances**2),
-}
 
 
 class AdoptedTable(AdoptedStore):
@@ -149,13 +136,7 @@ class AdoptedTable(AdoptedStore):
     ) -> list[Hits]:
         self.require(version)
         among = SQL("") if ids is None else SQL(" and {id} = any(%s::{sent}[])").format(**self._sql)
-        dim = Literal(queries.shape[1])
-        distance = DISTANCES[metric].format(
-            column=SQL("{column}::vector({dim})").format(
-                column=Identifier(self._at.vectors[version]), dim=dim
-            ),
-            query=SQL("%s::vector({dim})").format(dim=dim),
-        )
+        distance = distance_of(metric, self._at.vectors[version], queries.shape[1])
         # With `+ 0` the order is that of no index, and all rows are compared.
         query = (
             "select {shown_id}, {distance} from {table} where {own}{among}"
@@ -175,10 +156,8 @@ class AdoptedTable(AdoptedStore):
             )
             keys = pa.array([key for key, _ in cells], self._id_type)
             self._refuse_same(keys)
-            scores = SCORES[metric](np.array([d for _, d in cells], dtype=np.float64))
-            results.append(
-                Hits(keys, scores.astype(np.float32), np.full(len(keys), version, np.int64))
-            )
+            scores = scores_of(metric, np.array([d for _, d in cells], dtype=np.float64))
+            results.append(Hits(keys, scores, np.full(len(keys), version, np.int64)))
         return results
 
     def _nearest(
@@ -245,12 +224,7 @@ class AdoptedTable(AdoptedStore):
         Args:
             before, after: parameters that stand before those of the filter, and after them.
         """
-        own = SQL("{id} is not null and {column} is not null").format(
-            **self._sql, column=Identifier(self._at.vectors[version])
-        )
-        for later, column in self._at.vectors.items():
-            if later > version:
-                own += SQL(" and {column} is null").format(column=Identifier(column))
+        own = self._at.own_rows(version)
         values = list(before or ())
         if self._filter is not None:
             own += SQL(" and ") + self._filter[0]
@@ -271,15 +245,7 @@ class AdoptedTable(AdoptedStore):
     def _ids(self, ids: pa.Array) -> Raw | list[str]:
         if pa.types.is_integer(self._id_type):
             return integers(ids.to_numpy())
-        texts: list[str] = [text for text in ids.to_pylist() if "\0" not in text]
-        if self._sent != "uuid":
-            return texts
-        known = []
-        for text in texts:
-            # No other text is the id of a row.
-            with suppress(ValueError):
-                known += [text] if str(uuid.UUID(text)) == text else []
-        return known
+        return sendable(ids.to_pylist(), self._sent)
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> Rows:
         keys, raw = zip(*cells, strict=True) if cells else ((), ())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -10,7 +12,7 @@ from evergram.errors import DataError, StoreError
 from evergram.stores.postgres.connection import Connection, read_url, show_address
 
 # After the import above, which says so where psycopg is missing.
-from psycopg.sql import SQL, Identifier  # isort: skip
+from psycopg.sql import SQL, Composed, Identifier  # isort: skip
 
 SCHEME = "pgvector-table:"
 FORM = (
@@ -54,6 +56,15 @@ class TableAddress:
     def sql(self) -> Identifier:
         """The table's name as SQL."""
         return Identifier(*([] if self.schema is None else [self.schema]), self.table)
+
+    def own_rows(self, version: int) -> Composed:
+        """Return the condition of the rows of a version: no newer one has a vector in them."""
+        named = {"id": Identifier(self.id), "column": Identifier(self.vectors[version])}
+        own = SQL("{id} is not null and {column} is not null").format(**named)
+        for later, column in self.vectors.items():
+            if later > version:
+                own += SQL(" and {column} is null").format(column=Identifier(column))
+        return own
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,22 @@ def read_table_address(address: str) -> TableAddress:
 
 
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})")
+
+
+def sendable(ids: list[str], sent: str) -> list[str]:
+    """Return those of some ids that the column of ids can hold; no row has the others.
+
+    Args:
+        sent: the SQL type that they are compared as, text or uuid.
+    """
+    texts = [text for text in ids if "\0" not in text]
+    if sent != "uuid":
+        return texts
+    known = []
+    for text in texts:
+        with suppress(ValueError):
+            known += [text] if str(uuid.UUID(text)) == text else []
+    return known
 
 
 def _known(key: str) -> bool:
