@@ -55,7 +55,9 @@ def own_table(
             + SQL(", ".join(columns) + ")")
         )
         places = ", ".join(["%s"] * (4 + len(columns)))
-        query = SQL("insert into {} values (" + places + ")").format(Identifier(name))
+        query = SQL("insert into {} values (" + places + ")").format(
+            Identifier(name.replace("%", "%%"))
+        )
         data = [
             (
                 str(i) if id_type in ("text", "varchar") else i,

@@ -45,7 +45,7 @@ def test_a_table_of_the_published_vectors_is_read(opened: Callable[..., Reader])
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ("update {} set e0 = e0 * e0", IntegrityError, "300 of 300|of .* that were compared"),
+        ("update {} set e0 = e0 * e0", IntegrityError, r"of .* that were compared"),
         ("update {} set id = id + 1000", IntegrityError, "None of the rows"),
         ("update {} set e0 = null", IntegrityError, "no row with a vector"),
         ("delete from {}", IntegrityError, "no row with a vector"),
@@ -74,7 +74,7 @@ def test_versions_and_dims_that_the_lineage_lacks_are_refused(
 ) -> None:
     one = lineage_of(tmp_path / "one", 1, canaries=2)
     table = own_table(300, {0: range(300), 1: range(9)})
-    with pytest.raises(LineageError, match="version 1, which .* does not have"):
+    with pytest.raises(LineageError, match=r"version 1, which .* does not have"):
         Reader.open(one, {"object": address_of(table, [0, 1])})
     three = lineage_of(tmp_path / "three", canaries=2)
     address = address_of(own_table(), []) + "&v1=e0"
@@ -99,7 +99,7 @@ def test_a_column_is_checked_when_it_gets_its_first_row(
     reader = opened(other, [0, 1])
     postgres().sql(f"update {other} set e1 = '[1,2,3,4,5,6,7,8]' where id = 8")
     for read in (lambda: reader.embed([8], 0), lambda: reader.search(query, 3, 0)):
-        with pytest.raises(IntegrityError, match="1 of 1 vectors .* version 1"):
+        with pytest.raises(IntegrityError, match=r"1 of 1 vectors .* version 1"):
             read()
 
 

@@ -104,7 +104,7 @@ def test_k_rows_that_match_are_k_hits(reader: Reader, metric: Metric) -> None:
 def test_too_many_rows_are_not_read(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopted_search, "MOST_READ", 50)
     query = np.ones(DIMS[0], np.float32)
-    with pytest.raises(DataError, match="would read 90 rows of version 1.*by a filter"):
+    with pytest.raises(DataError, match=r"would read 90 rows of version 1.*by a filter"):
         reader.search(query, 3, 0, metric="cosine")
     assert len(reader.search(query, 3, 0, metric="ip")[0]) == 3
     (hits,) = reader.search(query, 3, 0, metric="cosine", filter={"category": "news"})

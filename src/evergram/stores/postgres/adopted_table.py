@@ -18,7 +18,7 @@ from evergram.errors import IntegrityError, StoreError
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
 from evergram.stores.postgres.connection import Connection, ConnectionPool, OneConnection
-from evergram.stores.postgres.distances import distance_of, scores_of
+from evergram.stores.postgres.distances import distance_of, name_of, scores_of
 from evergram.stores.postgres.fast_path import Raw, integers, layout, vector
 from evergram.stores.postgres.sql_filter import sql_of
 from evergram.stores.postgres.table_address import (
@@ -32,7 +32,7 @@ from evergram.stores.postgres.tables import prepare
 from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, StoreView
 
 # After the import above, which says so where psycopg is missing.
-from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
+from psycopg.sql import SQL, Composable, Composed, Literal  # isort: skip
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class AdoptedTable(AdoptedStore):
             " where {id} is not null and {column} is not null{among} limit {size}"
         ).format(
             **self._sql,
-            column=Identifier(self._at.vectors[version]),
+            column=name_of(self._at.vectors[version]),
             among=among,
             size=Literal(size),
         )
@@ -202,7 +202,7 @@ class AdoptedTable(AdoptedStore):
 
     @property
     def _sql(self) -> dict[str, Composable]:
-        id_column = Identifier(self._at.id)
+        id_column = name_of(self._at.id)
         cast = SQL("bigint") if pa.types.is_integer(self._id_type) else SQL("text")
         return {
             "table": self._at.sql,
@@ -230,7 +230,7 @@ class AdoptedTable(AdoptedStore):
             own += SQL(" and ") + self._filter[0]
             values += self._filter[1]
         query = SQL(text).format(
-            **self._sql, column=Identifier(self._at.vectors[version]), own=own, **parts
+            **self._sql, column=name_of(self._at.vectors[version]), own=own, **parts
         )
         return self._run(query, values + list(after or ()))
 
@@ -266,7 +266,7 @@ class AdoptedTable(AdoptedStore):
             return facts.dims[version]
         query = SQL(
             "select distinct vector_dims({column}) from {table} where {column} is not null limit 2"
-        ).format(table=self._at.sql, column=Identifier(self._at.vectors[version]))
+        ).format(table=self._at.sql, column=name_of(self._at.vectors[version]))
         dims = [dim for (dim,) in self._run(query, [])]
         if len(dims) > 1:
             raise StoreError(

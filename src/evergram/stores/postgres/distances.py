@@ -1,4 +1,4 @@
-"""Distances of pgvector as SQL, and the scores of searches that they are."""
+"""Distances of pgvector as SQL, with quoted names, and the scores of searches that they are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ DISTANCES = {
 }
 
 
+def name_of(column: str) -> Identifier:
+    """Return a column's name as it is written in a statement with parameters, where % is %%."""
+    return Identifier(column.replace("%", "%%"))
+
+
 def distance_of(metric: str, column: str, dim: int) -> Composed:
     """Return the distance of a column of vectors [D] to a parameter, smallest first.
 
@@ -25,7 +30,7 @@ def distance_of(metric: str, column: str, dim: int) -> Composed:
     # Half precision is compared as what it is in single precision.
     cast = SQL("vector({dim})").format(dim=Literal(dim))
     return SQL(DISTANCES[metric]).format(
-        stored=Identifier(column) + SQL("::") + cast, query=SQL("%s::") + cast
+        stored=name_of(column) + SQL("::") + cast, query=SQL("%s::") + cast
     )
 
 

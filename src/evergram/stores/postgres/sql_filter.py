@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import SQL, Composable
 
 from evergram.errors import DataError
 from evergram.stores.filters import Condition, Filter, read_conditions, type_of
+from evergram.stores.postgres.distances import name_of
 
 WHOLE = ("int2", "int4", "int8")
 NUMBERS = (*WHOLE, "numeric", "float4", "float8")
@@ -62,7 +63,7 @@ def _condition(
             "store's address by filter=COLUMN,COLUMN."
         )
     kind = _sent_as(condition, columns[field])
-    column = Identifier(field)
+    column = name_of(field)
     array = SQL("%s::") + SQL(kind) + SQL("[]")
     if condition.operator == "in":
         return column + SQL(" = any(") + array + SQL(")")

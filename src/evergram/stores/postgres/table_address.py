@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.postgres.connection import Connection, read_url, show_address
+from evergram.stores.postgres.distances import name_of
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composed, Identifier  # isort: skip
@@ -53,17 +54,22 @@ class TableAddress:
     filters: tuple[str, ...]
 
     @property
-    def sql(self) -> Identifier:
-        """The table's name as SQL."""
+    def relation(self) -> Identifier:
+        """The table's name."""
         return Identifier(*([] if self.schema is None else [self.schema]), self.table)
+
+    @property
+    def sql(self) -> SQL:
+        """The table's name in a statement with parameters."""
+        return SQL(self.relation.as_string(None).replace("%", "%%"))
 
     def own_rows(self, version: int) -> Composed:
         """Return the condition of the rows of a version: no newer one has a vector in them."""
-        named = {"id": Identifier(self.id), "column": Identifier(self.vectors[version])}
+        named = {"id": name_of(self.id), "column": name_of(self.vectors[version])}
         own = SQL("{id} is not null and {column} is not null").format(**named)
         for later, column in self.vectors.items():
             if later > version:
-                own += SQL(" and {column} is null").format(column=Identifier(column))
+                own += SQL(" and {column} is null").format(column=name_of(column))
         return own
 
 
@@ -152,7 +158,7 @@ def read_facts(connection: Connection, address: TableAddress) -> TableFacts:
             " join pg_type on pg_type.oid = atttypid"
             " where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
         ),
-        [address.sql.as_string(connection)],
+        [address.relation.as_string(connection)],
     ).fetchall()
     if not columns:
         raise DataError(
@@ -172,7 +178,7 @@ def read_facts(connection: Connection, address: TableAddress) -> TableFacts:
             "select 1 from pg_index where indrelid = to_regclass(%s) and indisunique and indisvalid"
             " and indpred is null and indexprs is null and indnkeyatts = 1 and indkey[0] = %s"
         ),
-        [address.sql.as_string(connection), numbers[address.id]],
+        [address.relation.as_string(connection), numbers[address.id]],
     ).fetchone()
     id_type, sent = ID_TYPES[types[address.id]]
     by_version = {version: dims[column] for version, column in address.vectors.items()}
