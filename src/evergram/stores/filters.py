@@ -46,7 +46,7 @@ def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
         raise DataError(
             f"A filter has {len(conditions)} fields; it needs 1 to {MOST_FIELDS}: {FORM}."
         )
-    return [one for field, given in conditions.items() for one in _of_field(field, given)]
+    return [one for field, asked in conditions.items() for one in _of_field(field, asked)]
 
 
 def _of_field(field: object, asked: object) -> list[Condition]:
