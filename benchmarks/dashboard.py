@@ -1,7 +1,7 @@
 """Make the picture in docs/dashboard.md: `python -m benchmarks.dashboard [OUT.png]`.
 
-It shows the synthetic data of `evergram demo` with a consumer whose probe is run on every upgrade,
-in chromium.
+It shows a service over the synthetic data of `evergram demo`, with a consumer whose probe is run on
+every upgrade, in chromium, after a client has read some vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import uvicorn
-from fastapi import FastAPI
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,9 +27,10 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.demo import demo_recipe, rated_above_median
 from evergram.releasing.probes import measured_probe, with_probes
 from evergram.releasing.upgrade import train, upgrade
-from evergram.serving.dashboard.data import dashboard_data
-from evergram.serving.dashboard.page import router
-from evergram.serving.dashboard.schemas import DashboardData, Live
+from evergram.serving.app import create_app
+from evergram.serving.client import Client
+from evergram.serving.service import Service
+from evergram.serving.settings import ServiceSettings
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 
@@ -99,17 +99,19 @@ def _classifier(vectors: Tensor, label: Tensor) -> dict[str, Tensor]:
     return {"weight": weight.detach(), "bias": bias.detach(), "mean": mean, "scale": scale}
 
 
-def photograph(data: DashboardData, out: Path) -> None:
-    """Photograph the top of the page with chromium."""
-    app = FastAPI()
-    app.include_router(router(lambda: data))
+def photograph(lineage: Path, out: Path) -> None:
+    """Photograph the top of a service's page with chromium."""
+    service = Service.open(lineage)
+    app = create_app(service, ServiceSettings())
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
     try:
+        _read_some(url)
         with tempfile.TemporaryDirectory() as profile:
             subprocess.run(
                 [
@@ -117,7 +119,7 @@ def photograph(data: DashboardData, out: Path) -> None:
                     "--disable-background-networking", "--disable-component-update",
                     "--disable-sync", "--hide-scrollbars", f"--user-data-dir={profile}",
                     f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3000",
-                    f"--screenshot={out}", f"http://127.0.0.1:{port}/",
+                    f"--screenshot={out}", url,
                 ],
                 check=True, stderr=subprocess.DEVNULL, timeout=60,
             )  # fmt: skip
@@ -126,13 +128,19 @@ def photograph(data: DashboardData, out: Path) -> None:
         thread.join()
 
 
+def _read_some(url: str) -> None:
+    """Read vectors as a consumer does."""
+    with Client(url) as client:
+        for start in range(0, 100, 10):
+            client.embed([*range(start, start + 10)], side="candidate", version=0)
+
+
 def main() -> None:
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/dashboard.png")
     with tempfile.TemporaryDirectory() as folder:
         lineage = Lineage.create(Path(folder) / "lineage", "films")
         tell(lineage, Path(folder))
-        data = dashboard_data(lineage, ConsumerRegistry.open(lineage.path).list(), Live())
-    photograph(data, out.resolve())
+        photograph(lineage.path, out.resolve())
 
 
 if __name__ == "__main__":

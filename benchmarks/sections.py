@@ -26,6 +26,7 @@ from benchmarks import (
     graphs,
     growth,
     heads,
+    index_codes,
     known_consumers,
     large_run,
     losses,
@@ -140,6 +141,9 @@ SECTIONS = {
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "snapshot-engine": Section(
         snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
+    ),
+    "index-codes": Section(
+        index_codes.measure, index_codes.tiny, index_codes.table, needs_data=True
     ),
     "fast-paths": Section(
         postgres_fast_path.measure, postgres_fast_path.tiny, postgres_fast_path.table

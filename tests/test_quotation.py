@@ -57,3 +57,10 @@ def test_the_line_that_opens_it_is_named(tmp_path: Path, text: str, sentence: st
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(DataError, match=sentence):
         refuse_open_quotation(tmp_path / "x.csv", ",")
+
+
+def test_an_unpacked_text_is_judged_as_the_file_is(tmp_path: Path) -> None:
+    for text in ('id,text\n1,"a\nb"\n', ""):
+        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(text.encode()))
+    with pytest.raises(DataError, match=r"x\.csv\.gz line 2: .* never ends"):
+        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(b'id,text\n1,"a\n'))

@@ -57,7 +57,7 @@ class Kinds(dict[str, type[S]]):
 
     def __init__(self, own: Mapping[str, type[S]]) -> None:
         super().__init__(own)
-        self.own = dict(own)
+        self.own: dict[str, type[S]] = dict(own)
         for settings in own.values():
             _refuse_unknown_types(settings)
 

@@ -110,6 +110,11 @@ def test_a_trained_version_says_what_it_was_trained_on_and_what_ended_it(capsys:
     )
     print_version("l", {**METRICS, "training": TRAINING | {"ended": "epochs"}}, as_json=False)
     assert "alone: all 6 epochs ran; epoch 4 was best on the selection pairs; λ" in words(capsys)
+    piloted = {"pilots": [{}, {}], "l2_measure": "penalty", "table_rate": 0.05}
+    print_version("l", {**METRICS, "training": TRAINING | piloted}, as_json=False)
+    assert words(capsys).endswith(
+        'l2 = 0.1, task.l2_measure = "penalty" and training.table_rate = 0.05, as 2 pilots chose.'
+    )
     popularity = {"exponent": 0.05, "reason": "best recall@20 of 9 held-out queries"}
     print_version("l", {**METRICS, "training": TRAINING | {"popularity": popularity}}, False)
     assert words(capsys).endswith(
@@ -122,10 +127,11 @@ def test_an_upgrade_says_how_well_it_is_read_as_each_past_version(capsys: Output
         "held_out": {"objects": 0, "l2": None, "relative": None},
         "known": {"objects": 20, "l2": 0.25, "relative": 0.125},
     }
+    unseen = {"held_out": {"objects": 30, "l2": 0.5, "relative": 0.25}}
     ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
     compatibility = {
         "0": {"queries": 30, "ranking": ranking, "drift": drift, "overlap@10": 0.75},
-        "1": {"queries": 0, "ranking": {}, "drift": {}, "overlap@10": None},
+        "1": {"queries": 0, "ranking": {}, "drift": unseen, "overlap@10": None},
     }
     overlap = {"common": 50, "fitted": 40, "held_out": 10}
     metrics = {**METRICS, "version": 2, "overlap": overlap, "compatibility": compatibility}
@@ -137,9 +143,12 @@ def test_an_upgrade_says_how_well_it_is_read_as_each_past_version(capsys: Output
         "Read as version 0 (by the 30 test queries that it knew)",
         "│ new, through the chain │ 0.4000 │",
         "distance to version 0: there are no objects that alignment never saw",
-        "mean distance to version 0 on 20 objects that it knew: 0.2500 (12.5% of their length)",
+        "mean distance to version 0 on 20 objects that it knew: 0.2500 (12.5% of their length), as "
+        "its consumers meet it on their own objects",
         "overlap@10 with version 0: 0.7500",
         "Read as version 1: no ranking was measured, as it knew none of the test queries.",
+        "mean distance to version 1 on 30 objects that alignment never saw: 0.5000 (25.0% of their "
+        "length), as its consumers meet it on objects that came later",
         "overlap@10 with version 1: –",
     ):
         assert sentence in printed

@@ -88,3 +88,45 @@ def test_backfill_without_a_command_prints_its_help(evergram: Command) -> None:
     code, out, err = evergram("store", "backfill")
     assert (code, err) == (2, "")
     assert all(command in out for command in ("plan", "apply", "status", "rollback"))
+
+
+def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
+    evergram: Command, line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evergram("store", "fill", "line", "--store", "object=rows").code == 0
+    done = evergram("store", "index", "rows", "--codes", "int8")
+    assert (done.code, done.out.split(":")[0]) == (0, "No version of snapshot")
+    assert "too few rows" in done.out
+    monkeypatch.setattr("evergram.stores.snapshot.snapshot_store.CODED_FROM", 100)
+    done = evergram("store", "index", "rows", "--codes", "float16", "--oversample", "3")
+    assert (done.code, done.out) == (0, "Version 0 of snapshot:rows has an index of float16.\n")
+    assert evergram.json("store", "index", "rows", "--codes", "int8") == {
+        "store": "snapshot:rows",
+        "versions": [0],
+        "kind": "int8",
+        "oversample": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--oversample", "2"], "an index of float32 is searched by the vectors themselves"),
+        (["--codes", "int8", "--oversample", "0"], "--oversample is '0'; it must be at least 1"),
+        (["--codes", "bits"], "'bits'"),
+    ],
+)
+def test_codes_that_there_are_none_of(
+    evergram: Command, line: Path, options: list[str], words: str
+) -> None:
+    assert evergram("store", "fill", "line", "--store", "object=rows").code == 0
+    done = evergram("store", "index", "rows", *options)
+    assert done.code == 2
+    assert words in done.err
+
+
+def test_every_kind_of_codes_can_be_asked_for() -> None:
+    from evergram.cli.stores import CodeKind
+    from evergram.stores.index_codes import CODES
+
+    assert tuple(kind.value for kind in CodeKind) == CODES

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.data.tables import load_table, read_interactions, read_keyed
+from evergram.data.tables import load_table, read_features, read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
 
@@ -160,3 +160,12 @@ def test_csv_and_parquet_say_the_same(rows: list[tuple[str, int]]) -> None:
         one, two = (load_table(Path(folder) / name) for name in ("x.parquet", "x.csv"))
     assert one.interactions.equals(two.interactions)
     assert one.queries.vocabulary.same_keys(two.queries.vocabulary)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_rows_that_a_quotation_mark_took_in_are_missed(tmp_path: Path, suffix: str) -> None:
+    text = b'id,title\na,"one\nb,"two"\nc,three\n'
+    path = tmp_path / f"features{suffix}"
+    path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+    with pytest.raises(DataError, match="line 2: a quotation mark opens a cell there that ends"):
+        read_features(path)

@@ -13,7 +13,12 @@ from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import LEAST_QUERIES, few_test_queries, version_warnings
+from evergram.lineage.version_warnings import (
+    LEAST_QUERIES,
+    below_popularity,
+    few_test_queries,
+    version_warnings,
+)
 
 
 @pytest.fixture
@@ -80,3 +85,19 @@ def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None
     )
     (sentence,) = version_warnings(lineage)[1]
     assert sentence.startswith("Its transform errs by 141 % of the length of the past vectors")
+
+
+def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:
+    metrics = {
+        "model": {"recall@20": 0.25, "ndcg@20": 0.1},
+        "popularity": {"recall@20": 0.26, "ndcg@20": 0.2},
+    }
+    (sentence,) = below_popularity(metrics)
+    assert "(recall@20 is 0.2500, and 0.2600 by popularity)" in sentence
+    published = Artefact(3, {"object": (IDS, VECTORS)}, None, {"metrics": metrics}, {})
+    other = Lineage.create(lineage.path.parent / "other")
+    publish_next(other, published)
+    assert version_warnings(other) == {0: [sentence]}
+    # One metric that is higher leaves it to people.
+    metrics["model"]["ndcg@20"] = 0.3
+    assert below_popularity(metrics) == below_popularity({"model": {}}) == []

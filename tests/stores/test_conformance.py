@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
 from evergram.stores.store import Hits, Rows, Space, StoreView
 
 # Ids that have gone wrong in one database or another.
@@ -71,6 +72,22 @@ def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
     pair.store.build_index()
     pair.reopen()
     assert pair.store.spaces() == {OLD.version: OLD, NEW.version: NEW}
+
+
+# Codes that indexes may have; whole vectors alone where nothing is said.
+OFFERED = {"dictionary": CODES, "snapshot": CODES, "pgvector": ("float32", "float16")}
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_an_index_of_codes_is_built_or_refused(pair: Pair, codes: str) -> None:
+    """Of so few rows there is no index, so that an answer is the oracle's in either case."""
+    pair.fill()
+    chosen = FLOAT32 if codes == FLOAT32.kind else IndexCodes(codes, 4)
+    refused = pytest.raises(DataError, match=f"cannot build an index of {codes}; it can of float32")
+    with nullcontext() if codes in OFFERED.get(pair.store.kind, (FLOAT32.kind,)) else refused:
+        assert set(pair.store.build_index(chosen)) <= set(pair.store.spaces())
+    same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, pair.queries(), 7)
 
 
 def test_a_space_is_added_once(pair: Pair) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import Checks, Floats, Rows, Space, row_checks
 from evergram.stores.store_view import StoreView
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -60,7 +61,7 @@ class TablesStore(TablePerVersionStore):
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         raise NotImplementedError
 
-    def build_index(self) -> None:
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
 
 T = TypeVar("T")
@@ -48,8 +49,8 @@ class DictionaryStore(Store):
         held = [version for version, _, _ in self._rows.values()]
         return {v: held.count(v) for v in sorted(set(held))}
 
-    def build_index(self) -> None:
-        """A loop needs none."""
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
+        return []  # a loop needs none, of whole vectors or of codes
 
     def close(self) -> None:
         """Nothing is open."""

@@ -11,7 +11,12 @@ from reproduction.bc.methods import KEEP_ALL
 from reproduction.intervals import gain
 from reproduction.results import Result
 
-SEARCHES = {"own": "own search", "old index": "search of the old index", "itself": "finds itself"}
+SEARCHES = {
+    "own": "own search",
+    "old index": "search of the old index",
+    "cascade": "cascade",
+    "itself": "finds itself",
+}
 
 
 def figure(result: Result, way: str, method: str, measure: str, group: str) -> float:

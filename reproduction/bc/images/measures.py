@@ -23,7 +23,8 @@ from evergram.evaluation import (
 from reproduction.bc.images.roles import ConsumerTask, Roles
 
 # Images of the same class among the ten nearest, by rank; and the image itself as the nearest.
-SAME_CLASS, ITSELF = "map@10", "recall@1"
+FIRST = 10
+SAME_CLASS, ITSELF = f"map@{FIRST}", "recall@1"
 FIT = ConsumerFit(epochs=50, patience=5)
 
 
@@ -94,6 +95,25 @@ def search(query: Tensor, index: Tensor, label: Tensor) -> float:
     return rank_metrics(query, index, relevance, [SAME_CLASS])[SAME_CLASS]
 
 
+def cascade_search(own: Tensor, as_old: Tensor, index: Tensor, label: Tensor, depth: int) -> float:
+    """Return the MAP@10 of a cascade: an index of old vectors proposes `depth` images for each, and
+    the newest version's own vectors rank these. The image itself is left out, as of `search`.
+
+    Args:
+        own: [n, D]; as_old: [n, D_0], the queries that search the index [n, D_0]; of the same n
+            images. Scores are inner products.
+        label: int64 [n].
+    """
+    first = (as_old @ index.T).fill_diagonal_(-torch.inf)
+    proposed = first.topk(min(depth, len(label) - 1)).indices
+    scores = (own @ own.T).gather(1, proposed)
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :FIRST]
+    hit = (label[proposed.gather(1, best)] == label[:, None]).double()
+    precision = hit.cumsum(1) / torch.arange(1, hit.shape[1] + 1)
+    most = (torch.bincount(label)[label] - 1).clamp(max=FIRST)
+    return float(((precision * hit).sum(1) / most).mean())
+
+
 def finds_itself(query: Tensor, index: Tensor) -> float:
     """Return the share of images [n, D] whose nearest in an index [n, D] is the image itself, by
     distance, so that an image that is near to all does not win by its length."""
@@ -108,7 +128,12 @@ def finds_itself(query: Tensor, index: Tensor) -> float:
 
 
 def measure_all(
-    readings: Mapping[str, Reading], old: Tensor, label: Tensor, roles: Roles, consumers: Consumers
+    readings: Mapping[str, Reading],
+    old: Tensor,
+    label: Tensor,
+    roles: Roles,
+    consumers: Consumers,
+    depth: int,
 ) -> dict[str, dict[str, Any]]:
     """Return what each method gives, on test images.
 
@@ -116,8 +141,10 @@ def measure_all(
         readings: by method; vectors that several share are measured once.
         old: [N, D_0], version 0's own vectors.
         label: int64 [N].
+        depth: images that a cascade ranks again.
     Returns: by method and then by group of images "own" (MAP@10 of the newest version's searches),
         "old index" (that of its vectors read as version 0, as queries to an index of version 0's),
+        "cascade" (that of `cascade_search`, which takes its queries there),
         "itself" (the share of images that find themselves there) and "error" ([BC] metric 3, "l2"
         and "relative"); and "consumers", their AUC by task.
     """
@@ -136,6 +163,13 @@ def measure_all(
                 "consumers": consumers.auc(theirs),
             }
     return {
-        name: {"own": own[id(reading.own)], **past[id(reading.as_old)]}
+        name: {
+            "own": own[id(reading.own)],
+            "cascade": {
+                g: cascade_search(reading.own[r], reading.as_old[r], old[r], label[r], depth)
+                for g, r in groups.items()
+            },
+            **past[id(reading.as_old)],
+        }
         for name, reading in readings.items()
     }

@@ -37,6 +37,7 @@ class Upgrades:
         heads: settings of heads.
         consumers: classifiers of a task.
         examples: images that a consumer learns from, at most.
+        depth: images that a cascade ranks again.
     """
 
     images: ImageSet | None
@@ -44,6 +45,7 @@ class Upgrades:
     heads: HeadSettings
     consumers: int
     examples: int
+    depth: int
 
     @property
     def __name__(self) -> str:
@@ -95,7 +97,7 @@ class Upgrades:
         tasks = tasks_of(vectors, roles, self.examples, seed)
         consumers = Consumers.fit(old, tasks, self.consumers)
         each = {first: version_0, **dict(readings)}
-        return measure_all(each, old, vectors.label, roles, consumers)
+        return measure_all(each, old, vectors.label, roles, consumers, self.depth)
 
 
 def principal(features: Tensor, fitted: Tensor, dim: int) -> Tensor:
@@ -124,5 +126,7 @@ def encoder_readings(
         yield name, Reading(new, torch.as_tensor(aligner.transform(new)))
 
 
-SMALL = Upgrades(CIFAR, 256, HeadSettings((64, 80), each=6), consumers=2, examples=2000)
-TINY = replace(SMALL, images=None, dim=16, heads=HeadSettings((8, 12), each=8), consumers=1)
+SMALL = Upgrades(CIFAR, 256, HeadSettings((64, 80), each=6), consumers=2, examples=2000, depth=200)
+TINY = replace(
+    SMALL, images=None, dim=16, heads=HeadSettings((8, 12), each=8), consumers=1, depth=10
+)

@@ -75,21 +75,25 @@ def group(help_text: str) -> typer.Typer:
     return typer.Typer(cls=NamedCommands, help=help_text, no_args_is_help=True)
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=FrontPage,
     help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
     epilog="Begin with 'evergram demo', or with 'evergram init FILE' on a file of your own.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-lineage_commands = group(
+lineage_commands: typer.Typer = group(
     "The versions of a lineage: list and check them, label, promote, withdraw and retire them."
 )
-consumer_commands = group(
+consumer_commands: typer.Typer = group(
     "The programs that read a lineage: the version of each, its token, and its probe."
 )
-store_commands = group("Stores that hold embeddings: fill them, and refresh their older rows.")
-vector_commands = group("Files of vectors: align, rewrite, import, export and encode them.")
+store_commands: typer.Typer = group(
+    "Stores that hold embeddings: fill and index them, and refresh their older rows."
+)
+vector_commands: typer.Typer = group(
+    "Files of vectors: align, rewrite, import, export and encode them."
+)
 app.add_typer(lineage_commands, name="lineage")
 app.add_typer(consumer_commands, name="consumer")
 app.add_typer(store_commands, name="store")

@@ -94,7 +94,7 @@ def _print_reading(past: str, reading: dict[str, Any]) -> None:
             continue
         sys.stdout.write(
             f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
-            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
+            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length), {_MEETS[kind]}\n"
         )
     sys.stdout.write(f"overlap@10 with version {past}: {number(reading['overlap@10'])}\n")
 
@@ -138,6 +138,11 @@ def _training_sentence(training: dict[str, Any]) -> str:
     )
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
+    if pilots := training.get("pilots"):
+        weights += (
+            f', task.l2_measure = "{training["l2_measure"]}" and training.table_rate = '
+            f"{training['table_rate']:.4g}, as {len(pilots)} pilots chose"
+        )
     if popularity := training.get("popularity"):
         power = f"{popularity['exponent']:.4g}"
         weights += f"; candidates times count^{power} ({popularity['reason']})"
@@ -156,6 +161,11 @@ _ENDED = {
     "budget": "ended by training.budget after {} epochs",
 }
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
+# Which of the two a consumer meets: docs/upgrading.md, "What is known of every past version".
+_MEETS = {
+    "held_out": "as its consumers meet it on objects that came later",
+    "known": "as its consumers meet it on their own objects",
+}
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,12 +33,28 @@ Stores = Annotated[
         help=f"Store of a side; repeatable, once for each side: {_WHERE}",
     ),
 ]
+# Rows scored for each result, of an index of codes, where nothing else is asked for.
+OVERSAMPLE = 4
+
+
+class CodeKind(StrEnum):
+    """What an index holds of a vector: `CODES` of `evergram.stores.index_codes`, named here so that
+    the command starts without it."""
+
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
+    binary = "binary"
+
+
 # A list, though one store is taken: of several, typer would silently take the last.
 OneStore = Annotated[
     list[str],
     typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {_WHERE}"),
 ]
-backfill = group("Refresh a store's older rows to production's version, the worst first.")
+backfill: typer.Typer = group(
+    "Refresh a store's older rows to production's version, the worst first."
+)
 store_commands.add_typer(backfill, name="backfill")
 
 
@@ -64,6 +82,46 @@ def fill(
     for facts in filled:
         sys.stdout.write(
             f"{facts.rows} rows of side {facts.side}, version {version}: {facts.store}\n"
+        )
+
+
+@store_commands.command(
+    "index",
+    epilog="Example: evergram store index vectors/films --codes int8 --oversample 4",
+)
+def index_store(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help=f"Store: {_WHERE}")],
+    codes: Annotated[
+        CodeKind, typer.Option(help="What the index holds of a vector; scores stay exact.")
+    ] = CodeKind.float32,
+    oversample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Rows scored by their vectors for each result; of codes of fewer bytes (4).",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Build a store's native index, of whole vectors or of codes of fewer bytes."""
+    from evergram.stores.index_codes import FLOAT32, IndexCodes
+    from evergram.stores.open_store import open_store
+
+    default = FLOAT32.oversample if codes is CodeKind.float32 else OVERSAMPLE
+    chosen = IndexCodes(codes.value, default if oversample is None else oversample)
+    with open_store(address) as store:
+        versions = store.build_index(chosen)
+        shown = store.address
+    if as_json:
+        dump({"store": shown, "versions": versions, **asdict(chosen)})
+        return
+    for version in versions:
+        sys.stdout.write(f"Version {version} of {shown} has an index of {chosen.kind}.\n")
+    if not versions:
+        sys.stdout.write(
+            f"No version of {shown} has an index of {chosen.kind}: there are too few rows, or it "
+            "would not make their search faster. Searches compare all rows.\n"
         )
 
 

@@ -91,14 +91,14 @@ class AlignmentLoss(nn.Module):
         past = chain.newest
         own = {version: _checked(chain, version, a) for version, a in (metrics or {}).items()}
         # Scales of versions k-1, k-2, …, 0 in what is compared.
-        self.scales = [
+        self.scales: list[float] = [
             sqrt(chain.dim(past) / chain.dim(n)) if unit == "paper" else 1.0
             for n in range(past, -1, -1)
         ]
-        self.versions = past + 1 if steps == "multi" else 1
+        self.versions: int = past + 1 if steps == "multi" else 1
         self.metric: Tensor | None = None
         self.root: Tensor | None
-        self.walk = nn.ModuleList()
+        self.walk: nn.ModuleList = nn.ModuleList()
         root: Tensor | None = None
         if steps == "multi" and past:
             if chain.is_affine(past, 0):
@@ -112,7 +112,7 @@ class AlignmentLoss(nn.Module):
             self.metric = own[past]
             root = torch.linalg.cholesky(self.metric, upper=True)
         # Of levels that are walked down to, in the order of `scales`.
-        self.level_roots = [
+        self.level_roots: list[Tensor | None] = [
             torch.linalg.cholesky(own[n], upper=True) if n in own and self.walk else None
             for n in range(past, -1, -1)
         ]

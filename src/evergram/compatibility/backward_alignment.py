@@ -84,14 +84,14 @@ class BackwardAlignment(nn.Module):
                     f"The transform is [{kind.old_dim}, {kind.new_dim}]; from {new_dim} dims to "
                     f"{old_dim} it must be [{old_dim}, {new_dim}]."
                 )
-            self.transform = kind.requires_grad_(True).train()
+            self.transform: Transform = kind.requires_grad_(True).train()
         else:
             self.transform = build_transform(
                 kind, old_dim, new_dim, generator=torch.default_generator
             )
-        self.loss = AlignmentLoss(self._past, steps, unit)
+        self.loss: AlignmentLoss = AlignmentLoss(self._past, steps, unit)
         self._counted: tuple[Literal["multi", "single"], LambdaUnit] = steps, unit
-        self.strength = alignment_weight(weight, unit, old_dim)
+        self.strength: float = alignment_weight(weight, unit, old_dim)
 
     def forward(self, new: Tensor, old: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return a scalar: λ times the mean over the rows, and the transform's own penalty.

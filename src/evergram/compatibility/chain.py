@@ -47,7 +47,7 @@ class Chain:
                     f"so it must be [{expected}, dim of version {i}]."
                 )
             expected = transform.new_dim
-        self.transforms = list(transforms)
+        self.transforms: list[Transform] = list(transforms)
         self._dims = [dim, *(t.new_dim for t in transforms)]
         self._steps: list[tuple[Tensor, Tensor] | None] = []
         with torch.no_grad():

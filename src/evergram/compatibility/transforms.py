@@ -73,7 +73,7 @@ class LinearTransform(Transform):
         self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__(old_dim, new_dim)
-        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.weight: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
 
     @classmethod
     def from_matrix(cls, weight: Tensor) -> LinearTransform:
@@ -133,8 +133,8 @@ class AffineTransform(Transform):
         self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__(old_dim, new_dim)
-        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
-        self.offset = nn.Parameter(torch.zeros(old_dim))
+        self.weight: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.offset: nn.Parameter = nn.Parameter(torch.zeros(old_dim))
 
     @classmethod
     def from_matrix(cls, weight: Tensor, offset: Tensor) -> AffineTransform:
@@ -190,7 +190,7 @@ class OrthogonalTransform(Transform):
         self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__(old_dim, new_dim)
-        self.free = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.free: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
 
     @classmethod
     def from_matrix(cls, weight: Tensor) -> OrthogonalTransform:
@@ -228,9 +228,9 @@ class LowRankTransform(Transform):
         rank: int = 32,
     ) -> None:
         super().__init__(old_dim, new_dim)
-        self.rank = min(rank, old_dim, new_dim)
-        self.left = nn.Parameter(_orthonormal(old_dim, self.rank, generator))
-        self.right = nn.Parameter(_orthonormal(self.rank, new_dim, generator))
+        self.rank: int = min(rank, old_dim, new_dim)
+        self.left: nn.Parameter = nn.Parameter(_orthonormal(old_dim, self.rank, generator))
+        self.right: nn.Parameter = nn.Parameter(_orthonormal(self.rank, new_dim, generator))
 
     @classmethod
     def from_factors(cls, left: Tensor, right: Tensor) -> LowRankTransform:
@@ -268,11 +268,11 @@ class ResidualMLPTransform(Transform):
     ) -> None:
         super().__init__(old_dim, new_dim)
         self.hidden = hidden
-        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
-        self.inner = nn.Linear(new_dim, hidden)
+        self.weight: nn.Parameter = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.inner: nn.Linear = nn.Linear(new_dim, hidden)
         nn.init.kaiming_normal_(self.inner.weight, nonlinearity="relu", generator=generator)
         nn.init.zeros_(self.inner.bias)
-        self.outer = nn.Linear(hidden, old_dim)
+        self.outer: nn.Linear = nn.Linear(hidden, old_dim)
         nn.init.zeros_(self.outer.weight)
         nn.init.zeros_(self.outer.bias)
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from evergram.data.corpus import Corpus
 from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    # Whoever only writes a date needs no torch.
+    from evergram.data.corpus import Corpus
 
 _WINDOW = re.compile(r"(\d+(?:\.\d+)?)\s*(%|hour|day|week)s?")
 _SECONDS = {"hour": 3600, "day": 86_400, "week": 604_800}
@@ -64,6 +69,14 @@ def units_per_second(time: float) -> int | None:
         if _FIRST * units <= time < _LAST * units:
             return units
     return None
+
+
+def date_text(time: float) -> str:
+    """Return a time as a date and minute if it is a date, else as the number that it is."""
+    units = units_per_second(time)
+    if units is None:
+        return f"{time:.15g}"
+    return f"{datetime.fromtimestamp(time / units, UTC):%Y-%m-%d %H:%M}"
 
 
 def _per_second(time: float, text: str) -> int:

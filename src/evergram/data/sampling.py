@@ -138,14 +138,14 @@ class ExampleSampler:
         draws = draws or PairDraws()
         if draws.target == "value" and not corpus.has_values:
             raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
-        self.query = corpus.column("query")
-        self.candidate = corpus.column("candidate")
+        self.query: Tensor = corpus.column("query")
+        self.candidate: Tensor = corpus.column("candidate")
         # None where every observed pair should score 1.
-        self.target = corpus.column("value") if draws.target == "value" else None
-        self.batch_size = min(batch_size, len(corpus))
+        self.target: Tensor | None = corpus.column("value") if draws.target == "value" else None
+        self.batch_size: int = min(batch_size, len(corpus))
         self.seed = seed
-        self.positives = draws.positives
-        self.size = len(corpus)
+        self.positives: str = draws.positives
+        self.size: int = len(corpus)
         if not draws.short_batch:
             self.size -= self.size % self.batch_size
         counts = {side: corpus.counts(side) for side in ("query", "candidate")}
@@ -154,8 +154,8 @@ class ExampleSampler:
         if draws.positives == "queries":
             seen = int((counts["query"] > 0).sum())
             chance = 1 / (seen * counts["query"].double()[self.query])
-            self.order = torch.argsort(self.query, stable=True)
-            self.offsets = torch.zeros(len(counts["query"]) + 1, dtype=torch.int64)
+            self.order: Tensor = torch.argsort(self.query, stable=True)
+            self.offsets: Tensor = torch.zeros(len(counts["query"]) + 1, dtype=torch.int64)
             torch.cumsum(counts["query"], 0, out=self.offsets[1:])
         self.rates: dict[str, Tensor] = {}
         self.measures: dict[str, Tensor] = {}
@@ -164,14 +164,16 @@ class ExampleSampler:
             self.measures[side] = chosen[side] if side in chosen else measure(count, 0.0)[:, None]
             rate = torch.zeros(len(count), dtype=torch.float64)
             self.rates[side] = rate.index_add_(0, getattr(self, side), chance)
-        self.query_weights = weights(self.measures["query"], self.rates["query"])
-        self.candidate_weights = weights(self.measures["candidate"], self.rates["candidate"])
+        self.query_weights: Tensor = weights(self.measures["query"], self.rates["query"])
+        self.candidate_weights: Tensor = weights(
+            self.measures["candidate"], self.rates["candidate"]
+        )
         # A mean over batches estimates the mean over all pairs, however the pairs are drawn.
-        self.pair_weight = None
+        self.pair_weight: Tensor | None = None
         if pair_weight is not None:
             self.pair_weight = (pair_weight.double() / (size * chance)).float()
-        self.candidates = len(counts["candidate"])
-        self.known = torch.zeros(0)
+        self.candidates: int = len(counts["candidate"])
+        self.known: Tensor = torch.zeros(0)
         if draws.negatives:
             self.known = torch.unique(self.query * self.candidates + self.candidate)
 
@@ -251,8 +253,8 @@ class EntitySampler:
         self, counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
     ) -> None:
         rate = measure(counts, POWERS[kind])
-        self.bounds = torch.cumsum(rate, 0)
-        self.weights = weights(measures, rate)
+        self.bounds: Tensor = torch.cumsum(rate, 0)
+        self.weights: Tensor = weights(measures, rate)
         self.batch_size = batch_size
         self.seed = seed
 

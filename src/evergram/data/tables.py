@@ -16,8 +16,9 @@ from evergram.data.columnar.interactions import check_ids, refuse_missing
 from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
 from evergram.data.files.adjacency_list import read_adjacency_list
-from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.column_names import guess, has_no_header, lacking, refuse_unknown
 from evergram.data.files.csv_file import read_csv
+from evergram.data.files.decompression import GzipReader
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
@@ -93,13 +94,7 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
         )
     names = {name: name for name in COLUMNS} | dict(columns or {})
     table = read_table(path, ids=(names["query"], names["candidate"]))
-    for name in columns or {}:
-        if names[name] not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(
-                f"{path} has no column {names[name]!r}; its columns are: {has}"
-                f"{did_you_mean(names[name], table.column_names)}."
-            )
+    refuse_unknown(str(path), (columns or {}).values(), table.column_names)
     chosen = {k: table[v] for k, v in names.items() if v in table.column_names}
     if names["query"] == names["candidate"] in table.column_names:
         raise DataError(
@@ -132,13 +127,7 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
     Raises: DataError: as of `read_table`; or a column is missing; an id is missing or occurs twice.
     """
     table = read_table(path, ids=("id",))
-    for column in ("id", name):
-        if column not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(
-                f"{path} has no column {column!r}; its columns are: {has}"
-                f"{did_you_mean(column, table.column_names)}."
-            )
+    refuse_unknown(str(path), ("id", name), table.column_names)
     check_ids(table["id"], "id", str(path))
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):
@@ -207,8 +196,9 @@ def _read_text(
             refuse_missing(table[name], name, str(path), text_file=True)
             table = table.set_column(i, name, ids_of_text(table[name]))
     # A cell of several lines may be the rows after a quotation mark that nobody closed.
-    if path.suffix.lower() != ".gz" and any(_has_lines(column) for column in table.columns):
-        refuse_open_quotation(path, delimiter)
+    if any(_has_lines(column) for column in table.columns):
+        unpacked = GzipReader(path) if path.suffix.lower() == ".gz" else None
+        refuse_open_quotation(path, delimiter, unpacked)
     return table
 
 

@@ -105,7 +105,7 @@ class Encoder(nn.Module, ABC):
     kind: str
     # Of the layers' products in a training step. Parameters, optimisers, embeddings as they leave
     # the encoder, Gramians and every evaluation are float32.
-    layer_dtype = torch.float32
+    layer_dtype: torch.dtype = torch.float32
     # True if both sides' rows are made of one table, without layers.
     one_table = False
     # Where its tables, and all its embeddings, are mapped from files; None keeps them in memory.

@@ -41,8 +41,8 @@ class Factorization(RowEncoder):
         self.tables_folder = folder
         sizes = (self.schema.table_size(self.schema.inputs[side]["id"]) for side in SIDES)
         queries, candidates = sizes
-        self.query = embedding_table(queries, dim, scale, generator, folder)
-        self.candidate = embedding_table(candidates, dim, scale, generator, folder)
+        self.query: nn.Embedding = embedding_table(queries, dim, scale, generator, folder)
+        self.candidate: nn.Embedding = embedding_table(candidates, dim, scale, generator, folder)
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate

@@ -105,7 +105,7 @@ class FactorizationSettings(IdTableSettings):
     kind = "factorization"
     reads_features = False
     takes_start = True
-    rates = ("table_rate",)
+    rates: ClassVar[tuple[str, ...]] = ("table_rate",)
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
@@ -124,7 +124,7 @@ class TwoTowerSettings(IdTableSettings):
 
     kind = "two_tower"
     mixes_precision = True
-    size_keys = ("input_dim", "hidden")
+    size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
     residual: bool = True
@@ -164,9 +164,9 @@ class GraphSageSettings(EncoderSettings):
     kind = "graphsage"
     needs_graph = True
     passes_over_graph = True
-    rates = ("layer_rate",)
-    per_version = ("layers",)
-    size_keys = ("input_dim", "layers")
+    rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
+    per_version: ClassVar[tuple[str, ...]] = ("layers",)
+    size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "layers")
     input_dim: Positive | None = None
     ids: bool = False
     shared_scale: Rate | None = None
@@ -202,8 +202,8 @@ class LightGCNSettings(EncoderSettings):
     kind = "lightgcn"
     needs_graph = True
     passes_over_graph = True
-    rates = ("layer_rate",)
-    per_version = ("layers",)
+    rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
+    per_version: ClassVar[tuple[str, ...]] = ("layers",)
     layers: PerVersion = Field(default=[2])
 
     @classmethod
@@ -219,7 +219,7 @@ class MeanOfCandidatesSettings(EncoderSettings):
     kind = "mean_of_candidates"
     reads_features = False
     needs_graph = True
-    rates = ("table_rate",)
+    rates: ClassVar[tuple[str, ...]] = ("table_rate",)
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
@@ -238,7 +238,7 @@ class ModuleSettings(EncoderSettings):
     made_by_recipe = False
     mixes_precision = True
     reads_features = False
-    rates = ("table_rate", "layer_rate")
+    rates: ClassVar[tuple[str, ...]] = ("table_rate", "layer_rate")
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:

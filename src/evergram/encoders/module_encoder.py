@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, join_blocks
@@ -63,8 +63,8 @@ class ModuleEncoder(Encoder):
     ) -> None:
         super().__init__(schema, dim, normalize)
         self.encoder_modules = modules
-        self.query = modules.query
-        self.candidate = modules.candidate
+        self.query: nn.Module = modules.query
+        self.candidate: nn.Module = modules.candidate
 
     @classmethod
     def of(

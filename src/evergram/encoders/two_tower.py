@@ -70,7 +70,7 @@ class TwoTower(RowEncoder):
         self.concatenate = concatenate
         ids = {schema.inputs[side]["id"] for side in SIDES}
         # A module's name may not hold a dot.
-        self.tables = nn.ModuleDict(
+        self.tables: nn.ModuleDict = nn.ModuleDict(
             {
                 _key(name): embedding_table(
                     schema.table_size(name),
@@ -82,14 +82,14 @@ class TwoTower(RowEncoder):
                 for name in schema.vocabularies
             }
         )
-        self.skip = nn.ModuleDict()
+        self.skip: nn.ModuleDict = nn.ModuleDict()
         if residual and width != dim:
             # One start for both sides: their inner products are those of their inputs.
             start = nn.init.orthogonal_(torch.empty(dim, width), generator=generator)
             for side in SIDES:
                 self.skip[side] = nn.Linear(width, dim, bias=False)
                 self.skip[side].weight = nn.Parameter(start.clone())
-        self.hidden = nn.ModuleDict()
+        self.hidden: nn.ModuleDict = nn.ModuleDict()
         for side in SIDES if hidden or not residual else ():
             inputs = len(schema.inputs[side]) if concatenate else 1
             self.hidden[side] = _layers(inputs * width, hidden, dim, generator, zero=residual)

@@ -76,8 +76,8 @@ class ConsumerClassifiers(nn.Module):
         self, dim: int, hidden: int, dropout: Sequence[float], seeds: Sequence[int]
     ) -> None:
         super().__init__()
-        self.dropout = list(dropout)
-        self.seeds = list(seeds)
+        self.dropout: list[float] = list(dropout)
+        self.seeds: list[int] = list(seeds)
         self.mean: Tensor
         self.scale: Tensor
         self.register_buffer("mean", torch.zeros(dim))
@@ -89,10 +89,10 @@ class ConsumerClassifiers(nn.Module):
             drawn = [torch.rand(rows, columns, generator=d) for d in draws]
             return nn.Parameter((2 * torch.stack(drawn) - 1) / inputs**0.5)
 
-        self.first = start(dim, hidden, dim)
-        self.first_bias = start(1, hidden, dim)
-        self.second = start(hidden, 1, hidden)
-        self.second_bias = start(1, 1, hidden)
+        self.first: nn.Parameter = start(dim, hidden, dim)
+        self.first_bias: nn.Parameter = start(1, hidden, dim)
+        self.second: nn.Parameter = start(hidden, 1, hidden)
+        self.second_bias: nn.Parameter = start(1, 1, hidden)
 
     def forward(self, inputs: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return scores [M, B] of inputs [M, B, D], or [B, D] shared by all.

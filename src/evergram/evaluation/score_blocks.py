@@ -32,11 +32,11 @@ class ScoreBlocks:
     """
 
     def __init__(self, candidate: Tensor, budget: int | None = None, beside: int = 0) -> None:
-        self.candidate = candidate.detach()
+        self.candidate: Tensor = candidate.detach()
         budget = SCORE_BYTES if budget is None else budget
         scores = budget // candidate.element_size()
-        self.width = max(1, min(len(candidate), scores // LEAST_ROWS))
-        self.rows = max(1, min(scores // self.width, budget // max(1, beside)))
+        self.width: int = max(1, min(len(candidate), scores // LEAST_ROWS))
+        self.rows: int = max(1, min(scores // self.width, budget // max(1, beside)))
         self._memory = candidate.new_empty(0)
         self._largest: float | None = None
 

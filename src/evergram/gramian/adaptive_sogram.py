@@ -69,4 +69,4 @@ class AdaptiveSOGram(GramianEstimator):
         self.missing = self.missing * (1 - self.rates)
         self.steps = self.steps + 1
         best = self.scores.argmin()
-        self.matrix = self.averages[best] / (1 - self.missing[best]).to(batch)
+        self.matrix: Tensor = self.averages[best] / (1 - self.missing[best]).to(batch)

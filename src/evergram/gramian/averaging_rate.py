@@ -42,7 +42,7 @@ class AveragingRate(HostBuffers):
     Source: docs/method.md, "The averaging rate".
     """
 
-    on_host = ("steps",)
+    on_host: tuple[str, ...] = ("steps",)
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class AveragingRate(HostBuffers):
         start: float = 0.05,
     ) -> None:
         super().__init__()
-        self.auto = rate == "auto"
+        self.auto: bool = rate == "auto"
         if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
             raise ValueError(f"The averaging rate is {rate}; it must lie in (0, 1] or be 'auto'.")
         if not 0 <= decay < 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Population, exact_moment
 
 
@@ -11,7 +13,7 @@ class ExactGramian(GramianEstimator):
     exact = True
 
     def begin(self, population: Population) -> None:
-        self.matrix = exact_moment(population).to(self.matrix)
+        self.matrix: Tensor = exact_moment(population).to(self.matrix)
 
     def update(self, rows: EntityBatch) -> None:
         """Do nothing: `begin` has seen every entity."""

@@ -40,7 +40,7 @@ class SAGram(GramianEstimator):
         file: where to keep the cache on disk, mapped into memory; None keeps it in memory.
     """
 
-    on_host = ("filled", "updates")
+    on_host: tuple[str, ...] = ("filled", "updates")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SAGram(GramianEstimator):
         cached = self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
         if self.beta == "1":
             change = batch_moment(rows) - batch_moment(rows, cached)
-            self.matrix = projected((self.total + change).to(self.matrix))
+            self.matrix: Tensor = projected((self.total + change).to(self.matrix))
         # An entity that stands in the batch twice has moved once.
         ids, place = torch.unique(rows.ids, return_inverse=True)
         one = torch.empty_like(ids)

@@ -31,7 +31,7 @@ class SampledGramian(GramianEstimator):
     def update(self, rows: EntityBatch) -> None:
         pairs = self.form == "pairs" or (self.form == "auto" and rows.size < self.dim)
         if not pairs:
-            self.matrix = batch_moment(rows).to(self.matrix)
+            self.matrix: Tensor = batch_moment(rows).to(self.matrix)
             return
         rows = rows.whole()  # with "auto" these are less than D² floats
         self.left = (rows.embeddings * (rows.weights / len(rows.ids))[:, None]).to(self.matrix)

@@ -42,7 +42,7 @@ class SOGram(GramianEstimator):
     ) -> None:
         super().__init__(dim, factors)
         self.correct_start = correct_start
-        self.rate = AveragingRate(self.matrix.shape, rate, decay)
+        self.rate: AveragingRate = AveragingRate(self.matrix.shape, rate, decay)
         self.missing: Tensor
         # Π (1 − α_t): the weight that the zero start still has.
         self.register_buffer("missing", torch.ones((), dtype=torch.float64))
@@ -57,7 +57,7 @@ class SOGram(GramianEstimator):
     def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate()
-        self.matrix = torch.lerp(self.matrix, batch, rate.to(batch))
+        self.matrix: Tensor = torch.lerp(self.matrix, batch, rate.to(batch))
         self.missing = self.missing * (1 - rate)
         if self.rate.auto:
             noise = batch_noise(rows, batch) if self.rate.wants_noise else None

@@ -31,13 +31,15 @@ class Storm(GramianEstimator):
     """
 
     wants_before = True
-    on_host = ("started",)
+    on_host: tuple[str, ...] = ("started",)
 
     def __init__(
         self, dim: int, factors: int = 0, rate: float | str = 0.1, decay: float = 0.0
     ) -> None:
         super().__init__(dim, factors)
-        self.rate = AveragingRate(self.matrix.shape, rate, decay, recursive=True, start=0.1)
+        self.rate: AveragingRate = AveragingRate(
+            self.matrix.shape, rate, decay, recursive=True, start=0.1
+        )
         self.started: Tensor
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
@@ -46,7 +48,7 @@ class Storm(GramianEstimator):
         rate = self.rate().to(batch)
         pairs = None
         if not bool(self.started):
-            self.matrix = batch
+            self.matrix: Tensor = batch
             self.started = torch.ones_like(self.started)
         elif rows.before is None:  # the first batch of an epoch: an average's step
             self.matrix = torch.lerp(self.matrix, batch, rate)

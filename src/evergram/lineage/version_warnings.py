@@ -21,7 +21,8 @@ _cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictio
 def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
     few objects in common with the version before, that its way back has no certificate or errs by
-    more than the vectors are long, or that nothing was left to test it on."""
+    more than the vectors are long, that it ranks worse than popularity, or that nothing was left to
+    test it on."""
     numbers = [m.version for m in lineage.versions]
     known = _cache.get(lineage, {})
     if list(known) != numbers:
@@ -60,7 +61,25 @@ def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
     if "untested" in metrics:
         return [metrics["untested"]]
     few = few_test_queries(metrics.get("data", {}))
-    return [few] if few else []
+    return [few] if few else below_popularity(metrics.get("metrics", {}))
+
+
+def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a warning that a model ranks test pairs worse than counts do, by every metric.
+
+    Args:
+        metrics: by model ("model", "popularity"), of the same test queries.
+    """
+    model, counts = metrics.get("model", {}), metrics.get("popularity", {})
+    lower = [name for name in model if name in counts and model[name] < counts[name]]
+    if not lower or len(lower) < len(model):
+        return []
+    name = lower[0]
+    return [
+        f"It ranks test pairs worse than popularity does, by every metric ({name} is "
+        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); try other task.penalty and "
+        "task.l2 before its order is relied on."
+    ]
 
 
 def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:

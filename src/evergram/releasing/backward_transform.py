@@ -113,10 +113,16 @@ class BackwardTransformFit:
         self.settings = settings
         self.seed = seed
         self.chain = chain
+        self.past: dict[str, Tensor]
+        self.known: dict[str, Tensor]
         self.past, self.known = known_vectors(before, corpus)
+        self.held_out: float
+        self.aside: dict[str, Tensor]
         self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
-        self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
-        self.loss = AlignmentLoss(chain, settings.steps, settings.unit)
+        self.used: dict[str, Tensor] = {
+            side: self.known[side] & ~self.aside[side] for side in SIDES
+        }
+        self.loss: AlignmentLoss = AlignmentLoss(chain, settings.steps, settings.unit)
         self.candidate_loss: AlignmentLoss | None = None
         generator = torch.Generator().manual_seed(seed)
         self.transform: Transform = build_transform(

@@ -17,7 +17,7 @@ from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
 
 REFUSED = "The new version was not published: "
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 # The name of the model trained without alignment among the references of a version.
 ALONE = "alone"
 

@@ -62,6 +62,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
         "refit": trained.refit,
         "penalty": list(trained.penalty),
         "l2": trained.l2,
+        "l2_measure": trained.l2_measure,
         "batch_size": trained.batch_size,
         "table_rate": trained.table_rate,
         **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),

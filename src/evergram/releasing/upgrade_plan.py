@@ -29,7 +29,7 @@ from evergram.releasing.past_models import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
 from evergram.training.recipe import ModelRecipe, Recipe
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from evergram.training.monitors.popularity_choice import PopularityChoice
 from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import Pilots, run_pilots
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass

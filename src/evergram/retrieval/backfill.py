@@ -81,9 +81,11 @@ class Backfill:
         if isinstance(store, AdoptedStore):
             raise read_only(store.address)
         check_store(lineage, store, side, withdrawn=True)
-        self.lineage, self.store, self.side = lineage, store, side
+        self.lineage: Lineage = lineage
+        self.store: Store = store
+        self.side: str = side
         key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
-        self.folder = lineage.path / "backfills" / f"{side}-{key}"
+        self.folder: Path = lineage.path / "backfills" / f"{side}-{key}"
         check_tree(lineage.path, self.folder)
         self._mode = file_mode(lineage.path)
         self._state = BackfillState(self.folder, self._mode)

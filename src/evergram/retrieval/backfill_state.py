@@ -43,7 +43,7 @@ class BackfillState:
     """
 
     def __init__(self, folder: Path, mode: int) -> None:
-        self.plan_path = folder / "plan.json"
+        self.plan_path: Path = folder / "plan.json"
         self._progress_path = folder / "progress.json"
         self._mode = mode
         self._run: dict[str, float] = {}

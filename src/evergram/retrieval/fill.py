@@ -26,7 +26,7 @@ from evergram.vector_files.open_embeddings import open_embeddings
 Progress = Callable[[int, int], None]
 # Called with the side, the version, rows written and rows in all.
 SideProgress = Callable[[str, int, int, int], None]
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:

@@ -21,7 +21,7 @@ class ChangeWatch:
 
         folder = local_folder(place)
         # None where the lineage is on another machine.
-        self.folder = None if folder is None else folder.resolve()
+        self.folder: Path | None = None if folder is None else folder.resolve()
         self._remote = None if folder is not None else filesystem(str(place))
 
     def stamps(self) -> tuple[FileStamp, FileStamp]:

@@ -71,7 +71,7 @@ class Client:
                 "one that 'evergram consumer token' showed."
             )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         try:
             self._http = httpx.Client(
                 base_url=self.url, headers=headers, timeout=timeout, transport=transport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Files that a process needs beside its connections: stores, logs, modules.
 FILES = 256

@@ -21,9 +21,9 @@ class SharedReader:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.encoders = FeatureEncoders(reader.lineage)
+        self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
         # Whether rows are read without asking another process.
-        self.in_memory = all(reader.store(side).kind in _IN_MEMORY for side in reader.sides)
+        self.in_memory: bool = all(reader.store(side).kind in _IN_MEMORY for side in reader.sides)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
         self._reading_facts = threading.Lock()

@@ -38,7 +38,8 @@ class Server:
     def __init__(
         self, service: Service, settings: ServiceSettings, listening: socket.socket
     ) -> None:
-        self.service, self.settings = service, settings
+        self.service: Service = service
+        self.settings: ServiceSettings = settings
         self._listening = listening
         self._uvicorn = _uvicorn_server(service, settings)
         listening.listen(self._uvicorn.config.backlog)

@@ -28,7 +28,7 @@ from evergram.serving.server import Server, bound_socket, checked_settings, text
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Seconds between the end of a process and the start of its successor.
 PAUSE = 1.0

@@ -19,7 +19,7 @@ from evergram.serving.change_watch import ChangeWatch, FileStamp
 from evergram.serving.served_state import ServedState, SharedReader
 from evergram.serving.texts.served_texts import ServedTexts
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Seconds after which a change that could not be loaded is tried again.
 RETRY_AFTER = 10.0
@@ -54,7 +54,7 @@ class Service:
         filling: Mapping[str, tuple[int, int, int]] | None = None,
         texts: ServedTexts | None = None,
     ) -> None:
-        self.filling = {} if filling is None else filling
+        self.filling: Mapping[str, tuple[int, int, int]] = {} if filling is None else filling
         self.texts = texts
         self.least_poll = least_poll
         self._open_reader, self._open_consumers = open_reader, open_consumers

@@ -3,7 +3,7 @@
 Read in this order:
 
 1. `rows`: what stores take and give. `store`: `Store`, the interface. `store_view`: a store as it
-   is at one moment.
+   is at one moment. `index_codes`: what an index may hold of a vector.
 2. `open_store`: from an address to a store.
 3. The stores: `snapshot/` (immutable Arrow files, mapped into memory), `postgres/` (pgvector),
    `lance/` (LanceDB) and `qdrant/`. The last two keep one table a version (`table_per_version`).
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.stores.index_codes import IndexCodes
     from evergram.stores.open_store import open_store
     from evergram.stores.rows import Hits, Space
     from evergram.stores.store import Store
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hits",
+    "IndexCodes",
     "Space",
     "Store",
     "StoreView",
@@ -34,6 +36,7 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "index_codes": "IndexCodes",
         "open_store": "open_store",
         "rows": "Hits Space",
         "store": "Store",

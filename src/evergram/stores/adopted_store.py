@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import IntegrityError, StoreError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import Checks, Floats, Hits, Rows, Space
 from evergram.stores.store import Store
 
@@ -79,7 +80,7 @@ class AdoptedStore(Store):
     def delete(self, ids: object) -> None:
         self._refuse()
 
-    def build_index(self) -> None:
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         self._refuse()
 
     def _add_space(self, space: Space) -> None:

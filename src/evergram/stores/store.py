@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import (
     ID_TYPES,
     Checks,
@@ -75,9 +76,15 @@ class Store(StoreView):
         """
 
     @abstractmethod
-    def build_index(self) -> None:
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Build the store's native index, if it has one, for its larger spaces. Search is then
-        faster and may miss some of the best; rows may be written before and after."""
+        faster and may miss some of the best; rows may be written before and after.
+
+        Args:
+            codes: of fewer bytes, in place of whole vectors; scores stay those of the vectors.
+        Returns: the versions whose rows are in such an index now.
+        Raises: DataError: this kind of store has no such index.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -86,7 +86,7 @@ class BPRSettings(TaskSettings):
     """Each observed pair scores above one that was not observed."""
 
     kind = "bpr"
-    draws = "queries"
+    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "queries"
     wants_negatives = True
 
     def build(self, corpus: Corpus) -> Task:
@@ -146,7 +146,7 @@ class SoftmaxAllSettings(TaskSettings):
     """
 
     kind = "softmax_all"
-    draws = "whole_queries"
+    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "whole_queries"
     wants_all_candidates = True
     temperature: Rate = 1.0
     denominator: Literal["all", "unobserved"] = "all"

@@ -52,10 +52,10 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.task = task
-        self.penalty = tuple(penalty)
+        self.penalty: tuple[float, ...] = tuple(penalty)
         self.l2 = l2
         self.l2_measure = l2_measure
-        self.orthogonal = {k: v for k, v in (orthogonal or {}).items() if v}
+        self.orthogonal: dict[str, float] = {k: v for k, v in (orthogonal or {}).items() if v}
         self.constant = constant
 
     @property

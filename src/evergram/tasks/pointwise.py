@@ -29,7 +29,7 @@ class Pointwise(Task):
         super().__init__()
         self.loss = loss
         try:
-            self.function = loss_named(loss).function if isinstance(loss, str) else loss
+            self.function: PairLoss = loss_named(loss).function if isinstance(loss, str) else loss
         except ValueError as error:
             raise ValueError(f"The pointwise loss is {loss!r}; {error}.") from None
 

@@ -63,7 +63,7 @@ class Softmax(Task):
     def __init__(self, size: int, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
-        self.frequency = StreamedFrequency(size)
+        self.frequency: StreamedFrequency = StreamedFrequency(size)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         self.frequency.observe(batch.candidate)

@@ -51,7 +51,7 @@ class SoftmaxAll(Task):
         self.positive_temperature = positive_temperature
         self.excludes_observed = excludes_observed
         # Elsewhere a query's pairs may be shared out among processes.
-        self.is_mean_of_pairs = positive_temperature is None and not excludes_observed
+        self.is_mean_of_pairs: bool = positive_temperature is None and not excludes_observed
         self.query_weight: Tensor | None
         self.register_buffer("query_weight", query_weight, persistent=False)
 

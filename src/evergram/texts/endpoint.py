@@ -53,6 +53,7 @@ class EndpointEncoder(TextEncoder):
     ) -> None:
         import httpx
 
+        self.model: str
         url, _, self.model = place.partition("#")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not self.model:

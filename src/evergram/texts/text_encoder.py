@@ -43,7 +43,9 @@ class TextEncoder(ABC):
     """
 
     def __init__(self, address: str, prompts: Prompts, batch: int) -> None:
-        self.address, self.prompts, self.batch = address, prompts, batch
+        self.address: str = address
+        self.prompts: Prompts = prompts
+        self.batch: int = batch
         # Tokenizers and models are seldom made for several threads at once.
         self._turn = threading.Lock()
 

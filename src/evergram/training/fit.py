@@ -105,8 +105,9 @@ class Trained:
         ended: the limit that ended training: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
         popularity: γ of the candidates' factor, and why; None without one.
-        penalty, l2, batch_size, table_rate: λ of each measure, the weight of squared norms, the
-            pairs of a step and the learning rate of tables, as they were used.
+        penalty, l2, l2_measure, batch_size, table_rate: λ of each measure, the weight of squared
+            norms and their measure, the pairs of a step and the learning rate of tables, as they
+            were used.
         pilots: the trainings that chose l2 and the rate, see `training.pilots`.
         warnings: sentences for a person to read.
     """
@@ -126,6 +127,7 @@ class Trained:
     popularity: PopularityChoice | None = None
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
+    l2_measure: str = "examples"
     batch_size: int = 0
     table_rate: float = 0.0
     pilots: list[dict[str, float | str]] = field(default_factory=list)
@@ -197,6 +199,7 @@ def fit_encoder(
         popularity=popularity,
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
+        l2_measure=job.settings.strengths.l2_measure,
         batch_size=run.sampler.batch_size,
         table_rate=job.settings.table_rate,
         warnings=warned(

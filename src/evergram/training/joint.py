@@ -129,8 +129,8 @@ class JointAlignment(Joint):
         self.loss = loss
         self.candidate_loss = candidate_loss
         self.settings = settings
-        self.rate = settings.rate
-        self.reads_pairs = settings.objects != "all"
+        self.rate: float = settings.rate
+        self.reads_pairs: bool = settings.objects != "all"
         for side in SIDES:
             lifted = self._loss_of(side).lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,22 +60,22 @@ class Trainer:
         self.step = step
         self.sampler = sampler
         self.draws = draws
-        self.callbacks = list(callbacks)
+        self.callbacks: list[Callback] = list(callbacks)
         self.seed = seed
         self.encoder: Encoder = step.encoder
         self.learned: dict[str, nn.Module] = {"encoder": self.encoder}
         if step.joint is not None:
             self.learned["joint"] = step.joint
-        self.device = self.encoder.device
-        self.epoch = 0
-        self.steps = 0
-        self.seconds = 0.0
-        self.batches = 0
-        self.total = torch.zeros((), device=self.device)
+        self.device: torch.device = self.encoder.device
+        self.epoch: int = 0
+        self.steps: int = 0
+        self.seconds: float = 0.0
+        self.batches: int = 0
+        self.total: Tensor = torch.zeros((), device=self.device)
         self.generators: dict[str, Tensor] = {}
         self.look_ahead: Mapping[str, Tensor] | None = None
         self.shared: dict[str, Callable[[Trainer], object]] = {}
-        self.parts = {**self.learned, "objective": step.objective} | {
+        self.parts: dict[str, Any] = {**self.learned, "objective": step.objective} | {
             f"{side}{r}": e for side in SIDES for r, e in enumerate(step.estimators[side])
         }
 

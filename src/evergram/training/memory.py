@@ -17,7 +17,7 @@ from evergram.errors import RecipeError, TrainingError
 from evergram.training.recipe import ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FLOAT = 4
 # A layer has its gradient and Adam's two means beside it.

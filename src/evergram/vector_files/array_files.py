@@ -33,7 +33,7 @@ class PlainVectors(EmbeddingFile):
     """A file of vectors, perhaps with integer ids; text ids are in a file of their own."""
 
     _own: pa.Array | None = None
-    has_ids = False
+    has_ids: bool = False
     # True if the format itself has a place for integer ids.
     holds_integers = False
 
@@ -122,7 +122,7 @@ class NpyVectors(PlainVectors):
             )
         super().__init__(path, *array.shape)
         record = read_provenance_file(path)
-        self.provenance = provenance_in(record)
+        self.provenance: dict[str, str] = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
         self._set_ids(ids)
         if ids is None and ID_TYPE in record:
@@ -157,7 +157,7 @@ class SafetensorsVectors(PlainVectors):
                 raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
             self._dtype = torch.float64 if kind == torch.float64 else torch.float32
             super().__init__(path, *shapes[self._tensor])
-            self.provenance = provenance_in(file.metadata())
+            self.provenance: dict[str, str] = provenance_in(file.metadata())
             if id_tensor in shapes:
                 own = file.get_tensor(id_tensor)
                 if own.shape != (self.rows,) or own.is_floating_point():

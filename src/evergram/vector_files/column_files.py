@@ -42,7 +42,7 @@ class ColumnVectors(EmbeddingFile):
             if schema.names.count(name) > 1:
                 raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
         self._id, self._vector = id_column, vector_column
-        self.column = vector_column
+        self.column: str = vector_column
         kind = schema.field(vector_column).type
         fixed = pa.types.is_fixed_size_list(kind)
         if not fixed and not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
@@ -71,7 +71,7 @@ class ColumnVectors(EmbeddingFile):
                 )
             dim = len(first)
         super().__init__(path, rows, dim)
-        self.provenance = provenance_in(schema.metadata)
+        self.provenance: dict[str, str] = provenance_in(schema.metadata)
 
     @abstractmethod
     def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:

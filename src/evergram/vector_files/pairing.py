@@ -52,10 +52,10 @@ class Pairing:
                 f"{old_ids[0].as_py()!r}, the second such as {new_ids[0].as_py()!r}); "
                 "vectors of the same objects are needed."
             )
-        self.ids = lead.filter(pa.array(self._kept))
-        self.in_order = bool((np.diff(self._place) > 0).all())
-        self.only_old = old.rows - len(self)
-        self.only_new = new.rows - len(self)
+        self.ids: pa.Array = lead.filter(pa.array(self._kept))
+        self.in_order: bool = bool((np.diff(self._place) > 0).all())
+        self.only_old: int = old.rows - len(self)
+        self.only_new: int = new.rows - len(self)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -26,7 +26,7 @@ FINISHED = "finished"
 _SHARD = re.compile(r"\.?part-\d{5}-of-(\d{5})\.parquet(\.part)?")
 # A run's settings: what must be the same for its shards to belong together.
 Settings = Mapping[str, str | int]
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -72,3 +72,34 @@ def test_what_cannot_be_a_source_is_refused(view: View, tmp_path: Path) -> None:
     feature_view(view, "object", tmp_path / "a.parquet", name="a", since=SINCE)
     with pytest.raises(DataError, match="there"):
         feature_view(view, "object", tmp_path / "a.parquet", name="a", since=SINCE)
+
+
+def test_a_file_appears_whole_or_not_at_all(
+    view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written twice, at first without the times."""
+    import pyarrow.parquet as pq
+
+    from evergram.retrieval.engines import feast_source
+
+    path = tmp_path / "films.parquet"
+    written = pq.write_table
+
+    def cut_off(table: object, where: Path) -> None:
+        written(table, where)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", cut_off)
+    with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
+        feast_source.feature_view(view, "object", path, name="a", since=SINCE)
+    assert sorted(tmp_path.glob("*films*")) == []
+    monkeypatch.undo()
+    feast_source.feature_view(view, "object", path, name="a", since=SINCE)
+    table = pq.read_table(path)
+    ids, vectors = view.embeddings("object")
+    assert table["id"].combine_chunks().equals(ids)
+    np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), vectors.numpy())
+    assert set(table["event_timestamp"].to_pylist()) == {SINCE}
+    exported = tmp_path / "exported.parquet"
+    view.export(exported, "object")
+    assert table.schema.metadata == pq.read_schema(exported).metadata

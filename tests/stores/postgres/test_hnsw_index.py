@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from psycopg.sql import SQL, Composed
 from tests.support.planted import planted, recall
 from tests.support.postgres_rows import NAMES, rows
 from tests.support.postgres_server import PostgresServer
 
+from evergram.errors import DataError
+from evergram.stores.index_codes import IndexCodes
 from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.store import Rows, Space
 
@@ -71,3 +74,82 @@ def test_an_unfinished_index_is_built_anew(server: PostgresServer, store: Pgvect
     assert server.sql(state) == [(False,)]
     store.build_index()
     assert server.sql(state) == [(True,)]
+
+
+def test_an_index_of_halves_chooses_and_whole_vectors_score(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(NAMES)
+    with PgvectorStore.open(server.address(name), "int64") as store:
+        vectors, queries = planted()
+        store.add_space(Space(2, 32, "sha256:two"))
+        store.upsert(Rows(2, pa.array(np.arange(len(vectors))), vectors))
+        store.build_index()
+        indexes = f"select indexname from pg_indexes where tablename = '{name}_vectors'"
+        assert (f"{name}_v2_hnsw",) in server.sql(indexes)
+        assert store.build_index(IndexCodes("float16", 3)) == [2]
+        names = {one for (one,) in server.sql(indexes)}
+        assert f"{name}_v2_hnsw_float16" in names
+        assert f"{name}_v2_hnsw" not in names
+        server.sql(f"analyze {name}_vectors")
+        # The plan of the very statement that a search sends.
+        asked: list[str] = []
+        run = store._run
+
+        def explained(query: Composed, values: list[object] | None = None) -> list[object]:
+            asked.extend(str(row) for row in run(SQL("explain ") + query, values))
+            return run(query, values)
+
+        monkeypatch.setattr(store, "_run", explained)
+        store.read_consistently(lambda view: view.search({2: queries[:1]}, 10))
+        store.search({2: queries[:1]}, 10)
+        monkeypatch.undo()
+        assert f"{name}_v2_hnsw_float16" in str(asked)
+        assert recall(store, 2, vectors, queries, 10) >= 0.9
+        # Its order is that of a query of any length; and what is written later is found.
+        long = queries * np.float32(1e6)
+        assert recall(store, 2, vectors, queries, 300) >= 0.9
+        hits = store.search({2: long}, 10)
+        assert [h.ids.to_pylist() for h in hits] == [
+            h.ids.to_pylist() for h in store.search({2: queries}, 10)
+        ]
+        store.upsert(Rows(2, pa.array([10**6]), queries[:1] * 9))
+        assert store.search({2: queries[:1]}, 1)[0].ids.to_pylist() == [10**6]
+        store.delete([10**6])
+        with pytest.raises(
+            DataError, match=r"cannot hold a value: .*out of range for type halfvec"
+        ):
+            store.upsert(Rows(2, pa.array([7]), np.full((1, 32), 7e4, np.float32)))
+        assert store.build_index() == [2]
+        names = {one for (one,) in server.sql(indexes)}
+        assert f"{name}_v2_hnsw" in names
+        assert f"{name}_v2_hnsw_float16" not in names
+        assert recall(store, 2, vectors, queries, 10) >= 0.9
+
+
+def test_halves_of_longer_vectors_are_indexed(
+    store: PgvectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.postgres.pgvector_store.INDEXED_FROM", 10)
+    draw = np.random.default_rng(0)
+    for version, dim in ((1, 4000), (2, 4001)):
+        vectors = draw.normal(size=(20, dim)).astype(np.float32)
+        store.add_space(Space(version, dim, f"sha256:{version}"))
+        store.upsert(Rows(version, pa.array(np.arange(20) + 20 * version), vectors))
+    assert store.build_index() == []
+    assert store.build_index(IndexCodes("float16", 4)) == [1]
+
+
+def test_an_index_whose_comment_was_not_written_is_not_used_and_is_mended(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    """A builder was killed between the two."""
+    store.upsert(rows(range(1200)))
+    store.build_index(IndexCodes("float16", 5))
+    name = store.address.rpartition("#")[2]
+    assert store._oversample(0) == 5
+    server.sql(f"comment on index {name}_v0_hnsw_float16 is null")
+    assert store._oversample(0) is None
+    assert len(store.search({0: np.ones((1, 4), np.float32)}, 3)[0]) == 3
+    store.build_index(IndexCodes("float16", 6))
+    assert store._oversample(0) == 6

@@ -31,7 +31,7 @@ def test_a_later_format_is_refused(
     monkeypatch.setattr(snapshot_record, "READABLE", (9,))
     store.upsert(rows(0, 1))
     monkeypatch.undo()
-    with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1 to 2"):
+    with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1 to 3"):
         SnapshotStore.open(str(tmp_path / "store"))
 
 
@@ -47,7 +47,7 @@ RECORD = SnapshotRecord(
             100,
             FileRecord("7.arrow", "a"),
             FileRecord("7.lookup", "b"),
-            IndexRecord("7.faiss", "c", 10, 2, 0.97, 50),
+            IndexRecord("7.faiss", "c", 10, 2, 0.97, 50, "int8", 4),
         ),
         SegmentRecord(6, None, 2, FileRecord("6.arrow", "d")),
     ),

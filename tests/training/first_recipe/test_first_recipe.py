@@ -73,9 +73,9 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
 def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -> None:
     path = write_clicks(tmp_path / "a.csv")
     columns = {"query": "user_id", "candidate": "page_id", "time": "ts"}
-    prepare(path, tmp_path / "corpus", PrepareSettings(columns=columns))
+    prepare(path, tmp_path / "corpus", PrepareSettings(columns=columns, name="my shop"))
     folder, table = first_recipe(tmp_path / "corpus"), first_recipe(path)
-    assert folder.source.kind == "prepared"
+    assert (folder.source.kind, folder.recipe.name) == ("prepared", "my-shop")
     assert folder.survey.as_json() == table.survey.as_json()
     assert folder.recipe.split == table.recipe.split
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_an_unknown_kind_is_refused_and_can_be_named(tmp_path: Path) -> None:
         source_at(tmp_path / "none.csv")
 
 
+def test_several_tables_are_one_by_prepare(tmp_path: Path) -> None:
+    to_do = "several tables become one by 'evergram prepare FILE"
+    (tmp_path / "a.csv").write_text("user,item\n1,2\n")
+    for given in (tmp_path, tmp_path / "*.csv"):
+        with pytest.raises(DataError, match=to_do):
+            source_at(given)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=rf"a\.csv among them.*{to_do}"):
+        source_at(tmp_path)
+
+
 def test_names_of_their_own_win_over_guesses() -> None:
     names = ["query", "user", "candidate", "ts", "colour"]
     assert columns_of("f", names, {}, text=True) == (
@@ -62,11 +74,32 @@ def test_names_of_their_own_win_over_guesses() -> None:
 @pytest.mark.parametrize(
     ("names", "named", "problem"),
     [
-        (["user", "film", "item"], {}, "candidate cannot be told: it may be film or item; its"),
+        (
+            ["user", "film", "item"],
+            {},
+            "cannot be told: the candidate may be film or item; its",
+        ),
         (["user", "film", "item"], {}, "--column candidate=NAME"),
-        (["a", "item"], {}, "the query cannot be told: no column is called like one"),
-        (["user", "item", "date", "day"], {}, "the time cannot be told: it may be date or day"),
-        (["user", "item"], {"query": "usr"}, "f has no column 'usr'; its columns are: user, item"),
+        (["a", "item"], {}, "the query cannot be told: no column is called like a query"),
+        (
+            ["a", "b"],
+            {},
+            "the query and which the candidate cannot be told: no column is called like a query; "
+            "no column is called like a candidate; its columns are: a, b. Say it by --column "
+            "query=NAME --column candidate=NAME.",
+        ),
+        (
+            ["user", "item", "date", "day"],
+            {},
+            "time cannot be told: the time may be date or day",
+        ),
+        (["user", "item"], {"query": "x"}, "f has no column 'x'; its columns are: user, item"),
+        (
+            ["user", "item"],
+            {"query": "usr", "candidate": "x", "time": "itm"},
+            "f has no columns 'usr' (did you mean 'user'?), 'x', 'itm' (did you mean 'item'?); its "
+            "columns are: user, item.",
+        ),
         (["user", "item"], {"id": "user"}, "names no role; the roles are: query, candidate, value"),
         (["7", "12"], {}, "seems to be a row: write a line above it"),
     ],
@@ -74,7 +107,7 @@ def test_names_of_their_own_win_over_guesses() -> None:
 def test_what_cannot_be_told_is_refused_with_the_option_that_says_it(
     names: list[str], named: dict[str, str], problem: str
 ) -> None:
-    with pytest.raises(DataError, match=problem):
+    with pytest.raises(DataError, match=re.escape(problem)):
         columns_of("f", names, named, text=True)
 
 

@@ -178,8 +178,9 @@ def check(
 _READING = ["as", "unseen", "error", "cosine", "all", "error", "estimate", "bound", "stretch"]
 _EXPLANATION = """\
 unseen: canaries that alignment never saw, their error over the length of their vectors, and their
-cosine; all: all canaries, and their error. estimate and bound: the certificate, likewise; stretch:
-the amplification, which is the largest singular value.
+cosine: what a consumer meets on objects that came after its version. all: all canaries, and their
+error: what a consumer meets on objects that its version knew. estimate and bound: the certificate,
+of unseen objects; stretch: the amplification, which is the largest singular value.
 """
 
 

@@ -21,7 +21,7 @@ from evergram.errors import DataError, EvergramError, ShapeError
 
 # A NumPy array, a torch tensor or an Arrow array of lists; in and out alike.
 Vectors = TypeVar("Vectors")
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Aligner:
@@ -63,7 +63,7 @@ class Aligner:
         scaled: bool = False,
         held_out: float = 0.1,
     ) -> None:
-        self.settings = AlignerSettings(kind, ridge, rank, scaled, held_out)
+        self.settings: AlignerSettings = AlignerSettings(kind, ridge, rank, scaled, held_out)
         self._dims: tuple[int, int] | None = None
         self._moments: GroupedMoments | None = None
         self._solution: Solution | None = None

@@ -27,7 +27,7 @@ LARGEST = 1e100
 WANTED = "floats [N, D] in a NumPy array, a torch tensor or an Arrow array of lists"
 # In and out alike.
 Vectors = TypeVar("Vectors")
-Lists = (pa.FixedSizeListArray, pa.ListArray, pa.LargeListArray)
+Lists: tuple[Any, Any, Any] = (pa.FixedSizeListArray, pa.ListArray, pa.LargeListArray)
 
 
 @dataclass(frozen=True)

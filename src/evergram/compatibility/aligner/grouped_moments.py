@@ -26,8 +26,11 @@ class GroupedMoments:
 
     def __init__(self, old_dim: int, new_dim: int, share: float) -> None:
         self.share = share
+        self.seen: SecondMoments
+        self.chosen: SecondMoments
+        self.held: SecondMoments
         self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in GROUPS)
-        self.zeros = (0, 0)
+        self.zeros: tuple[int, int] = (0, 0)
 
     @property
     def dims(self) -> tuple[int, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import DataError
 
 # Usual names of the columns, in small letters, without signs and without "id" and its like.
 VARIANTS = {
@@ -45,6 +48,22 @@ def has_no_header(names: Sequence[str]) -> bool:
     """Return True if a first line looks like a row: it has a number or a date, and no known
     name."""
     return any(_NUMBER.match(n) or _TIME.match(n) for n in names) and not guess(names)
+
+
+def refuse_unknown(source: str, wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raises: DataError: a table lacks columns that somebody named; the error names them all.
+
+    Args:
+        source: name of the table, for the error.
+        names: its columns.
+    """
+    absent = [name for name in dict.fromkeys(wanted) if name not in names]
+    if absent:
+        listed = ", ".join(f"{name!r}{did_you_mean(name, names)}" for name in absent)
+        raise DataError(
+            f"{source} has no column{'s' * (len(absent) > 1)} {listed}; its columns are: "
+            f"{', '.join(names)}."
+        )
 
 
 def lacking(

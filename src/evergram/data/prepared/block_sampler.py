@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.prepared.block_order import BlockOrder, Buffer, generator
+from evergram.data.prepared.column_file import Column
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws, measure, weights
 from evergram.errors import DataError
@@ -57,33 +58,35 @@ class BlockSampler(ExampleSampler):
         if weighted and "weight" not in corpus.interactions.column_names:
             raise DataError("task.sparse = 'weight' needs a column 'weight'; use 'none' without.")
         self.corpus = corpus
-        self.batch_size = min(batch_size, len(corpus))
+        self.batch_size: int = min(batch_size, len(corpus))
         self.seed = seed
-        self.positives = draws.positives
-        self.negatives = draws.negatives
-        self.size = len(corpus)
+        self.positives: str = draws.positives
+        self.negatives: bool = draws.negatives
+        self.size: int = len(corpus)
         if not draws.short_batch:
             self.size -= self.size % self.batch_size
-        self.names = ["query", "candidate"]
+        self.names: list[str] = ["query", "candidate"]
         self.names += ["value"] * (draws.target == "value") + ["weight"] * weighted
         counts = {side: corpus.counts(side) for side in ("query", "candidate")}
-        self.degrees = counts["query"]
-        self.met = torch.nonzero(self.degrees).flatten()
-        self.candidates = len(counts["candidate"])
+        self.degrees: Tensor = counts["query"]
+        self.met: Tensor = torch.nonzero(self.degrees).flatten()
+        self.candidates: int = len(counts["candidate"])
         self.rates = {side: count.double() / len(corpus) for side, count in counts.items()}
         if self.positives == "queries":
-            self.rates = self._rates_by_query()
+            self.rates: dict[str, Tensor] = self._rates_by_query()
         chosen = measures or {}
-        self.measures = {
+        self.measures: dict[str, Tensor] = {
             side: chosen[side] if side in chosen else measure(count, 0.0)[:, None]
             for side, count in counts.items()
         }
-        self.query_weights = weights(self.measures["query"], self.rates["query"])
-        self.candidate_weights = weights(self.measures["candidate"], self.rates["candidate"])
+        self.query_weights: Tensor = weights(self.measures["query"], self.rates["query"])
+        self.candidate_weights: Tensor = weights(
+            self.measures["candidate"], self.rates["candidate"]
+        )
         lengths = [part["query"].length for part in corpus.columns]
-        self.shuffle = BlockOrder(lengths, self.block, self.pairs, seed)
+        self.shuffle: BlockOrder = BlockOrder(lengths, self.block, self.pairs, seed)
         # Mappings of their own, which stay even if the files are removed.
-        self.files = {
+        self.files: dict[str, list[Column]] = {
             name: [part[name].mapped(at_random=True) for part in corpus.columns]
             for name in self.names
         }

@@ -15,7 +15,7 @@ from evergram.errors import DataError
 
 LOCK = ".lock"
 Read = TypeVar("Read")
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def derived_folder(folder: Path, write: Callable[[Path], None]) -> Path:

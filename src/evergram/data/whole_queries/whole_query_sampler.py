@@ -44,15 +44,15 @@ class WholeQuerySampler(ExampleSampler):
             measures=measures,
             pair_weight=pair_weight,
         )
-        self.size = len(corpus)
-        self.degrees = corpus.counts("query")
-        self.met = torch.nonzero(self.degrees).flatten()
+        self.size: int = len(corpus)
+        self.degrees: Tensor = corpus.counts("query")
+        self.met: Tensor = torch.nonzero(self.degrees).flatten()
         mean = len(corpus) / len(self.met)
-        self.queries = min(max(1, round(batch_size / mean)), len(self.met))
-        self.expected = self.queries * mean
-        self.batch_size = max(1, round(self.expected))
-        self.by_query = torch.argsort(self.query, stable=True)
-        self.starts = self.degrees.cumsum(0) - self.degrees
+        self.queries: int = min(max(1, round(batch_size / mean)), len(self.met))
+        self.expected: float = self.queries * mean
+        self.batch_size: int = max(1, round(self.expected))
+        self.by_query: Tensor = torch.argsort(self.query, stable=True)
+        self.starts: Tensor = self.degrees.cumsum(0) - self.degrees
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

@@ -22,9 +22,9 @@ class Window:
     def __init__(self, path: Path, chunk: int) -> None:
         self.path = path
         self.chunk = chunk
-        self.bytes = b"\n"
-        self.offset = -1  # where the window begins in the uncompressed text
-        self.ended = False
+        self.bytes: bytes = b"\n"
+        self.offset: int = -1  # where the window begins in the uncompressed text
+        self.ended: bool = False
         try:
             self.file: gzip.GzipFile | io.BufferedReader
             self.file = GzipReader(path) if path.suffix == ".gz" else path.open("rb")

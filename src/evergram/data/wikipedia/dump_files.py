@@ -95,8 +95,8 @@ class DumpFiles:
                 do = "name one of them as prefix" if prefixes else "put the dump's files there"
                 raise DataError(f"{folder} has {has}; {do}.")
             prefix = prefixes[0]
-        self.start = folder / prefix
-        self.report = DumpReport()
+        self.start: Path = folder / prefix
+        self.report: DumpReport = DumpReport()
 
     def open(self, name: str) -> SqlTable:
         """Open a table. Raises: DataError: there is no such file, or it is not a dump of it."""

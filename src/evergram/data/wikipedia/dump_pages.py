@@ -28,8 +28,8 @@ class Keys:
     def __post_init__(self) -> None:
         if not pa.types.is_string(self.keys.type):
             numbers = self.keys.to_numpy()
-            self.order = np.argsort(numbers, kind="stable")
-            self.sorted = numbers[self.order]
+            self.order: NDArray[np.intp] = np.argsort(numbers, kind="stable")
+            self.sorted: NDArray[np.int64] = numbers[self.order]
 
     def places(self, asked: pa.Array) -> Places:
         """Return the place of each among the keys; -1 for one that is no key."""

@@ -75,8 +75,8 @@ class SqlTable:
         self.path = path
         self.name = name
         self.chunk = chunk
-        self.report = TableReport(str(path))
-        self.columns = self._read_columns()
+        self.report: TableReport = TableReport(str(path))
+        self.columns: tuple[str, ...] = self._read_columns()
 
     def batches(
         self, columns: Mapping[str, pa.DataType], required: Collection[str] = ()
@@ -89,7 +89,8 @@ class SqlTable:
         Raises: DataError: the table lacks a column, or the file is cut or damaged.
         """
         self._check(self.columns, columns)
-        self.report = report = TableReport(str(self.path))
+        report = TableReport(str(self.path))
+        self.report = report
         # Any first words match, so that a misspelt one loses no rows. An INSERT begins a line, or
         # follows the previous statement on the same line.
         insert_into = (

@@ -108,7 +108,7 @@ class NodeInputs(nn.Module):
     ) -> None:
         super().__init__()
         self.schema = schema
-        self.ids = frozenset(ids)
+        self.ids: frozenset[str] = frozenset(ids)
         used = {
             vocabulary: len(schema.vocabularies[vocabulary])
             for side in SIDES
@@ -116,7 +116,7 @@ class NodeInputs(nn.Module):
             if name != "id" or side in self.ids
         }
         # A parameter's name may not hold a dot.
-        self.tables = nn.ParameterDict(
+        self.tables: nn.ParameterDict = nn.ParameterDict(
             {
                 _key(name): nn.Parameter(
                     torch.randn(max(size, 1), width, generator=generator) * scale
@@ -124,7 +124,7 @@ class NodeInputs(nn.Module):
                 for name, size in used.items()
             }
         )
-        self.shared = nn.ParameterDict(
+        self.shared: nn.ParameterDict = nn.ParameterDict(
             {
                 side: nn.Parameter(torch.randn(width, generator=generator) * scale)
                 for side in SIDES

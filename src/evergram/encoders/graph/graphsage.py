@@ -61,7 +61,7 @@ class GraphSage(GraphEncoder):
         super().__init__(schema, dim, layers, normalize, repeats=repeats)
         width = dim if width is None else width
         featured = set(schema.inputs["candidate"]) != {"id"}
-        self.start = NodeInputs(
+        self.start: NodeInputs = NodeInputs(
             schema,
             width,
             ids=("candidate",) if ids or not featured else (),
@@ -73,12 +73,14 @@ class GraphSage(GraphEncoder):
             for vector in self.start.shared.values():
                 nn.init.normal_(vector, std=shared_scale, generator=generator)
         sizes = [*[width] * layers, dim]
-        self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
+        self.convolutions: nn.ModuleList = nn.ModuleList(
+            _convolution(a, b, generator) for a, b in pairwise(sizes)
+        )
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
         # The last layer's outputs have this deviation for any inputs. Without it the initial scores
         # have a deviation of √D, from which squared losses do not recover.
         nn.init.constant_(norms[-1].weight, scale)
-        self.norms = nn.ModuleList(norms)
+        self.norms: nn.ModuleList = nn.ModuleList(norms)
 
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
         nodes: Tensor = self.start(scene)

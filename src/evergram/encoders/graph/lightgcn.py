@@ -41,8 +41,10 @@ class LightGCN(GraphEncoder):
         normalize: bool = False,
     ) -> None:
         super().__init__(schema, dim, layers, normalize)
-        self.start = NodeInputs(schema, dim, ids=SIDES, scale=scale, generator=generator)
-        self.convolution = _convolution()
+        self.start: NodeInputs = NodeInputs(
+            schema, dim, ids=SIDES, scale=scale, generator=generator
+        )
+        self.convolution: nn.Module = _convolution()
 
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
         nodes: Tensor = self.start(scene)

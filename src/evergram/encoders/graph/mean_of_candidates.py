@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
@@ -45,7 +45,9 @@ class MeanOfCandidates(Encoder):
         normalize: bool = False,
     ) -> None:
         super().__init__(schema, dim, normalize)
-        self.candidate = embedding_table(len(schema.ids("candidate")), dim, scale, generator)
+        self.candidate: nn.Embedding = embedding_table(
+            len(schema.ids("candidate")), dim, scale, generator
+        )
 
     def keyed(self) -> dict[str, str]:
         return {"candidate.weight": self.schema.inputs["candidate"]["id"]}

@@ -61,7 +61,8 @@ class CandidateIndex:
                 "To rank by an index, faiss is needed: pip install 'evergram[faiss]'; or rank "
                 "without one."
             ) from None
-        self.candidate, self.kind = candidate.detach().float().cpu(), kind
+        self.candidate: Tensor = candidate.detach().float().cpu()
+        self.kind = kind
         vectors = np.ascontiguousarray(self.candidate.numpy())
         size, dim = vectors.shape
         self.measured: IndexRecall | None = None

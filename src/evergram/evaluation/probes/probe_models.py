@@ -105,7 +105,7 @@ class LinearModel(ProbeModel):
             raise DataError(
                 f"{path} has no tensor 'weight' of shape [C, D] or [D]; its tensors are: {shapes}."
             )
-        self.weight = weight.reshape(-1, weight.shape[-1])
+        self.weight: NDArray[np.float64] = weight.reshape(-1, weight.shape[-1])
         classes, dim = self.weight.shape
         wanted = {"bias": (classes, 0.0), "mean": (dim, 0.0), "scale": (dim, 1.0)}
         unknown = set(tensors) - {"weight", *wanted}

@@ -72,7 +72,9 @@ class ProbeProcess:
     """
 
     def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
-        self.files, self.metric, self.limits = files, metric, limits
+        self.files: ProbeFiles = files
+        self.metric: str = metric
+        self.limits: ProbeLimits = limits
         self._left = limits.seconds
 
     def __enter__(self) -> Self:

@@ -72,7 +72,7 @@ class ClusterMoments(HostBuffers):
     Source: docs/method.md, "Softmax over clusters".
     """
 
-    on_host = ("batches", "empty")
+    on_host: tuple[str, ...] = ("batches", "empty")
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class ClusterMoments(HostBuffers):
         super().__init__()
         self.seed = seed
         shape = torch.Size((clusters, dim))
-        self.candidate_rate = AveragingRate(shape, rate)
-        self.query_rate = AveragingRate(shape, rate)
+        self.candidate_rate: AveragingRate = AveragingRate(shape, rate)
+        self.query_rate: AveragingRate = AveragingRate(shape, rate)
         self.sums: Tensor
         self.total: Tensor
         self.push: Tensor

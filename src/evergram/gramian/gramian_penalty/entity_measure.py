@@ -43,8 +43,8 @@ class EntityMeasure(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
-        self.streamed = counts is None
-        self.power = 0.0
+        self.streamed: bool = counts is None
+        self.power: float = 0.0
         self.counts: Tensor
         self.total: Tensor
         self.mass: Tensor

@@ -120,15 +120,17 @@ class GramianPenalty(nn.Module):
             raise ValueError(f"dim is {dim!r}; it must be the embeddings' dim, a whole number ≥ 1.")
         dim = index(dim)
         self.dim = dim
-        self.settings = f"{dim}, estimator={estimator!r}, rate={rate!r}"
+        self.settings: str = f"{dim}, estimator={estimator!r}, rate={rate!r}"
         query_factors, candidate_factors = prior_factors(prior)
         measures = (
             EntityMeasure(query_measure, query_counts, "query"),
             EntityMeasure(candidate_measure, candidate_counts, "candidate"),
         )
         kind = (estimator, rate)
-        self.query = PenaltySide("query", dim, measures[0], query_factors, *kind)
-        self.candidate = PenaltySide("candidate", dim, measures[1], candidate_factors, *kind)
+        self.query: PenaltySide = PenaltySide("query", dim, measures[0], query_factors, *kind)
+        self.candidate: PenaltySide = PenaltySide(
+            "candidate", dim, measures[1], candidate_factors, *kind
+        )
         # Embeddings that are in the estimate, as weak references; micro-batches that will be.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
         self._pending: tuple[list[EntityBatch], list[EntityBatch]] | None = None

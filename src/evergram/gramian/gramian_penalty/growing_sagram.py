@@ -28,7 +28,7 @@ class GrowingSAGram(SAGram):
         self.one_factor: Tensor | None
         self.seen: Tensor
         self.seen_share: Tensor
-        self.grows = not len(shares)
+        self.grows: bool = not len(shares)
         self.register_buffer("one_factor", same, persistent=False)
         self.register_buffer("seen", torch.zeros(len(shares), dtype=torch.bool))
         self.register_buffer("seen_share", torch.zeros((), dtype=torch.float64))

@@ -70,7 +70,7 @@ class PenaltySide(nn.Module):
         prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
         self.register_buffer("prior_identity", identity_of(prior))
         self.register_buffer("id_use", torch.tensor(UNKNOWN))
-        self.estimator = _estimator(estimator, name, dim, measure, factors, rate)
+        self.estimator: GramianEstimator = _estimator(estimator, name, dim, measure, factors, rate)
 
     @property
     def by_id(self) -> bool:

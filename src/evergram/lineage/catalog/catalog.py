@@ -41,11 +41,13 @@ class Catalog:
     def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
         self.path = path
         self.remote = remote
-        self.record = record
+        self.record: LineageRecord = record
         # Paths of the files that were compared with their hashes since it was opened.
         self._checked: set[str] = set()
         check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
-        self.manifests = {n: read_manifest(self.folder(n)) for n in record.versions}
+        self.manifests: dict[int, Manifest] = {
+            n: read_manifest(self.folder(n)) for n in record.versions
+        }
         for n, manifest in self.manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
                 raise IntegrityError(

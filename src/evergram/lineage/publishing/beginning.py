@@ -17,7 +17,7 @@ from evergram.lineage.publishing.publication import publish_version
 from evergram.lineage.remote.mirror import RECORD
 
 LOCK, FOLDERS = ".lock", ("versions", "embeddings")
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @contextmanager

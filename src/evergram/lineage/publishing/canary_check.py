@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from evergram.errors import DataError
 from evergram.lineage.publishing.block_check import Block, checked_blocks
@@ -29,7 +30,8 @@ class CanaryCheck:
     def __init__(self, ids: Any, vectors: Any, side: str, dim: int) -> None:
         self.side = side
         [(keys, rows)] = checked_blocks([(ids, vectors)], f"canary {side}", dim)
-        self.ids, self.vectors = keys, rows.detach().float().cpu()
+        self.ids: Any = keys
+        self.vectors: Tensor = rows.detach().float().cpu()
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """Yield the same blocks.

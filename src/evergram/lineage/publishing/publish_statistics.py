@@ -60,7 +60,7 @@ class RowSample:
 
     def __init__(self, side: str, *dims: int) -> None:
         self.side = side
-        self.limit = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
+        self.limit: int = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
         self._step, self._rows = 1, 0
         self._parts: list[Block] = []
 

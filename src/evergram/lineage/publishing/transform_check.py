@@ -15,7 +15,7 @@ from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.canary_check import Measured, is_belied, measure_canaries
 from evergram.lineage.publishing.artefact_check import check_canaries
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 # The relative error of vectors of zeros.
 ZEROS = 1.0
 

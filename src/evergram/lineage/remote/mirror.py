@@ -40,9 +40,9 @@ class Remote:
     """
 
     def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
-        self.folder = mirror_of(self.address)
-        self.storage = RemoteStorage(self.address)
+        self.address: str = address.rstrip("/")
+        self.folder: Path = mirror_of(self.address)
+        self.storage: RemoteStorage = RemoteStorage(self.address)
         self._seen: bytes | None = None
         self.consumers: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,13 @@ class Comparison:
         self.device = device
         self.progress = progress
         self.protocol = recipe.compare.protocol or recipe.split.selection
-        self.runs = runs_of(recipe)
-        self.seeds = seeds_of(recipe)
+        self.runs: list[Run] = runs_of(recipe)
+        self.seeds: Sequence[int] = seeds_of(recipe)
         # Seeds choose who selects an epoch, and nothing of what a version learns from.
         splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
-        self.training = [split.training for split in splits]
+        self.training: list[Corpus] = [split.training for split in splits]
+        self.tasks: list[ConsumerTask]
+        self.left_out: list[str]
         self.tasks, self.left_out = consumer_tasks(
             corpus,
             recipe.split.ends,

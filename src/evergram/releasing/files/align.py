@@ -42,7 +42,7 @@ from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
 QUIET = Progress(quiet=True)
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 DEFAULT = AlignSettings()
 CPU = torch.device("cpu")
 

@@ -8,9 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evergram.atomic_files import write_bytes
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.lineage.view import View
+from evergram.system_errors import reason_and_remedy
+from evergram.vector_files.parquet import vectors_to_arrow
+from evergram.vector_files.provenance import provenance_of
+from evergram.vector_files.writers import check_writable
 
 try:
     from feast import Entity, FeatureView, Field, FileSource, ValueType
@@ -46,13 +50,19 @@ def feature_view(
         raise DataError(f"since={since} has no zone; give one, such as tzinfo=UTC.")
     if path.suffix != ".parquet":
         raise DataError(f"{path} must end in .parquet: that is what Feast reads.")
-    view.export(path, side, overwrite=overwrite)
-    table = pq.read_table(path)
-    times = pa.array([since], pa.timestamp("us", "UTC")).take(pa.array([0] * len(table)))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.append_column(_TIME, times), sink)
-    write_bytes(path, sink.getvalue().to_pybytes())
-    kind = ValueType.INT64 if pa.types.is_integer(table["id"].type) else ValueType.STRING
+    check_writable(path, overwrite=overwrite)
+    ids, vectors = view.embeddings(side)
+    times = pa.repeat(pa.scalar(since, pa.timestamp("us", "UTC")), len(ids))
+    table = pa.table(
+        {"id": ids, "vector": vectors_to_arrow(vectors), _TIME: times},
+        metadata=provenance_of(view.fingerprint, view.computed_from),
+    )
+    try:
+        with replacing_path(path) as part:
+            pq.write_table(table, part)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
+    kind = ValueType.INT64 if pa.types.is_integer(ids.type) else ValueType.STRING
     entity = Entity(name=f"{name}_{side}", join_keys=["id"], value_type=kind)
     features = FeatureView(
         name=name,

@@ -45,7 +45,9 @@ class KeptVectors:
     """
 
     def __init__(self, encode: Encode, dim: int, batch: int | None = None) -> None:
-        self.encode, self.dim, self.batch = encode, dim, batch
+        self.encode: Encode = encode
+        self.dim: int = dim
+        self.batch: int | None = batch
         self._rows: dict[int | str, int] = {}
         self._vectors = np.empty((0, dim), np.float32)
         self._lock = threading.Lock()

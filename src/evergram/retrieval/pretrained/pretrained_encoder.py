@@ -44,7 +44,7 @@ from evergram.retrieval.pretrained.hub import local_folder, upload
 from evergram.retrieval.pretrained.model_card import CardPlace, model_card
 
 SIDE = "candidate"
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)

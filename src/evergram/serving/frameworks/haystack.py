@@ -33,8 +33,12 @@ class _PinnedComponent:
         token: Secret | None = None,
         dimensions: int | None = None,
     ) -> None:
-        self.version, self.url, self.lineage, self.encoder = version, url, lineage, encoder
-        self.token, self.dimensions = token, dimensions
+        self.version: int = version
+        self.url: str | None = url
+        self.lineage: str | None = lineage
+        self.encoder: str | None = encoder
+        self.token: Any | None = token
+        self.dimensions: int | None = dimensions
         resolved = None if token is None else token.resolve_value()
         self._texts = PinnedTexts(version, url, lineage, encoder, resolved, dimensions)
 

@@ -48,12 +48,13 @@ class RequestHandler:
     """Answers requests from a service, and reloads it when its lineage changes."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
-        self.service, self.settings = service, settings
-        self.metrics = Metrics(settings.process)
-        self.traffic = TrafficLog()
-        self.workers = Workers(settings.workers, settings.max_waiting)
-        self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
-        self.connections = Connections(
+        self.service: Service = service
+        self.settings: ServiceSettings = settings
+        self.metrics: Metrics = Metrics(settings.process)
+        self.traffic: TrafficLog = TrafficLog()
+        self.workers: Workers = Workers(settings.workers, settings.max_waiting)
+        self.bodies: BodyBudget = BodyBudget(max(settings.max_buffered, settings.max_body))
+        self.connections: Connections = Connections(
             settings.max_connections, settings.silence, self.metrics.connection_ended
         )
         self._next_drift = 0.0

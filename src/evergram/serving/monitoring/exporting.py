@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from evergram.tracing import trace_with, tracer
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 

@@ -24,37 +24,38 @@ class Metrics:
 
     def __init__(self, process: int | None = None) -> None:
         self._process = process
-        self.registry = registry = CollectorRegistry()
-        self.drift = Drift()
-        self.requests = Counter(
+        registry = CollectorRegistry()
+        self.registry: CollectorRegistry = registry
+        self.drift: Drift = Drift()
+        self.requests: Counter = Counter(
             "evergram_requests",
             "Requests answered.",
             ["route", "consumer", "version", "status"],
             registry=registry,
         )
-        self.seconds = Histogram(
+        self.seconds: Histogram = Histogram(
             "evergram_request_seconds",
             "From a request's first byte to its answer.",
             ["route"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self.rows = Counter(
+        self.rows: Counter = Counter(
             "evergram_rows",
             "Rows served, by the version they were read as and the one they were computed from.",
             ["version", "computed_from"],
             registry=registry,
         )
-        self.errors = Counter(
+        self.errors: Counter = Counter(
             "evergram_errors", "Refusals and failures.", ["code"], registry=registry
         )
-        self.reranked = Counter(
+        self.reranked: Counter = Counter(
             "evergram_reranked",
             "Objects that searches re-ranked, by where their vector came from.",
             ["version", "vector"],
             registry=registry,
         )
-        self.reloads = Counter(
+        self.reloads: Counter = Counter(
             "evergram_reloads",
             "Changes of the lineage and its consumers that were loaded.",
             registry=registry,
@@ -76,23 +77,27 @@ class Metrics:
             return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
 
         drift = ("side", "version")
-        self.version = gauge(
+        self.version: Gauge = gauge(
             "production_version", "Version that is read where a request names none."
         )
-        self.stale = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
-        self.text_problem = gauge(
+        self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
+        self.text_problem: Gauge = gauge(
             "text_encoder_failed", "1 while strings are refused, as their encoder is another."
         )
-        self.kept = gauge("kept_vectors", "Vectors computed by searches and kept.", ["version"])
-        self.working = gauge("requests_working", "Requests worked on, or waiting.")
-        self.connections = gauge("connections", "Open connections.")
-        self.buffered = gauge("buffered_bytes", "Bytes taken of the budget for bodies of requests.")
-        self.distance = gauge(
+        self.kept: Gauge = gauge(
+            "kept_vectors", "Vectors computed by searches and kept.", ["version"]
+        )
+        self.working: Gauge = gauge("requests_working", "Requests worked on, or waiting.")
+        self.connections: Gauge = gauge("connections", "Open connections.")
+        self.buffered: Gauge = gauge(
+            "buffered_bytes", "Bytes taken of the budget for bodies of requests."
+        )
+        self.distance: Gauge = gauge(
             "drift_relative",
             "Distance of the second moments of served vectors from the stored ones, relative.",
             drift,
         )
-        self.looked_at = gauge(
+        self.looked_at: Gauge = gauge(
             "drift_vectors", "Served vectors that the distance is measured on.", drift
         )
 

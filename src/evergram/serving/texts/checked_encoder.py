@@ -11,7 +11,7 @@ from evergram.serving.texts.batcher import Batcher
 from evergram.texts.record import TextEncoderRecord
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 
 class TextEncoderError(ServiceError):
@@ -46,7 +46,8 @@ class CheckedEncoder:
         opened: Callable[[TextEncoderRecord], TextEncoder],
         failed: Callable[[], None],
     ) -> None:
-        self.version, self.record = version, record
+        self.version: int = version
+        self.record: TextEncoderRecord = record
         # Why it may not be used, for clients; None while it may.
         self.problem: str | None = f"The encoder of version {version} is not open yet."
         self._opened, self._failed = opened, failed

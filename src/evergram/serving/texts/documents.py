@@ -19,7 +19,7 @@ from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.provenance import FINGERPRINT, provenance_of
 from evergram.vector_files.writers import write_vectors
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # Texts that are encoded before their vectors are kept: what a request that ran out of time had
 # encoded is there for the next.
@@ -43,7 +43,8 @@ class Documents:
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
-        self.path, self.folder = path, folder
+        self.path: Path = path
+        self.folder: Path | None = folder
         self._stamp: tuple[int, int] | None = None
         self._texts: dict[int | str, str] = {}
         self._kept: dict[int, KeptVectors] = {}

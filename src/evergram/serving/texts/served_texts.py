@@ -19,7 +19,7 @@ from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
 from evergram.texts.record import TextEncoderRecord, prompts_of
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # In place of an address: the one that each version records.
 RECORDED = "recorded"

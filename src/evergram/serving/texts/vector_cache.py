@@ -21,7 +21,7 @@ class VectorCache:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.held = 0
+        self.held: int = 0
         self._entries: OrderedDict[Hashable, tuple[Vectors, int]] = OrderedDict()
         self._lock = threading.Lock()
 

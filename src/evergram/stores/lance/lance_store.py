@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
     drop_left,
@@ -113,17 +114,18 @@ class LanceStore(TablePerVersionStore):
             counts = {version: self._table(version).count_rows() for version in self.spaces()}
         return {version: count for version, count in counts.items() if count}
 
-    def build_index(self) -> None:
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
         from lancedb.index import IvfFlat
 
-        for version, count in self.count().items():
-            if count < INDEXED_FROM:
-                continue
+        codes.check((FLOAT32.kind,), self.address)
+        large = {version: count for version, count in self.count().items() if count >= INDEXED_FROM}
+        for version, count in large.items():
             with self._writing(), errors_as_store_errors(self.address):
                 config = IvfFlat(distance_type="dot", num_partitions=isqrt(count))
                 self._table(version).create_index("vector", config=config, replace=True)
                 self._table(version).optimize(cleanup_older_than=KEPT)
+        return list(large)
 
     def close(self) -> None:
         self._closed = True

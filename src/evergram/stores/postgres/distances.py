@@ -36,5 +36,5 @@ def distance_of(metric: str, column: str, dim: int) -> Composed:
 
 def scores_of(metric: str, distances: npt.NDArray[np.float64]) -> Floats:
     """Return the scores [n] of distances [n]: ⟨q, z⟩, the cosine, or −‖q − z‖²."""
-    scores = {"ip": -distances, "cosine": 1 - distances, "l2": -(distances**2)}[metric]
+    scores = {"ip": -distances, "cosine": 1 - distances, "l2": 0.0 - distances**2}[metric]
     return scores.astype(np.float32)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.postgres.connection import (
     Connection,
     ConnectionPool,
@@ -25,7 +26,13 @@ from evergram.stores.postgres.connection import (
     show_address,
 )
 from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
-from evergram.stores.postgres.hnsw_index import build_hnsw
+from evergram.stores.postgres.hnsw_index import (
+    FORMS,
+    NEAREST_ROWS,
+    OVERSAMPLE,
+    build_hnsw,
+    orders,
+)
 from evergram.stores.postgres.tables import (
     create_tables,
     prepare,
@@ -40,20 +47,18 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort:
 
 T = TypeVar("T")
 
-# A space smaller than this is searched exactly; and pgvector's HNSW takes no longer vectors.
-# (It would take halves of them, but those are not the vectors that were written.)
+# A space smaller than this is searched exactly.
 INDEXED_FROM = 1_000
-LARGEST_DIM = 2_000
 # As many ids are looked up and compared one by one; more of them filter the index's own order.
 LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
 
-# Of each space, and whether it has rows.
+# Of each space, whether it has rows, and the oversampling of its index of halves.
 FACTS = (
     "select version, dim, fingerprint,"
-    " exists (select from {table} as vectors where vectors.version = space.version)"
-    " from {meta} as space order by version"
+    " exists (select from {table} as vectors where vectors.version = space.version),"
+    f" {OVERSAMPLE} from {{meta}} as space order by version"
 )
 
 
@@ -125,26 +130,33 @@ class PgvectorStore(Store):
     def spaces(self) -> dict[int, Space]:
         facts = self._facts
         if facts is None:
-            facts = self._ask("select version, dim, fingerprint, null from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark, _ in facts}
+            facts = self._ask("select version, dim, fingerprint from {meta} order by version")
+        return {version: Space(version, dim, mark) for version, dim, mark, *_ in facts}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
         facts = self._ask(FACTS) if self._facts is None else self._facts
-        return {version: Space(version, dim, mark) for version, dim, mark, any_ in facts if any_}
+        return {version: Space(version, dim, mark) for version, dim, mark, any_, _ in facts if any_}
 
     def count(self) -> dict[int, int]:
         return dict(
             self._ask("select version, count(*) from {table} group by version order by version")
         )
 
-    def build_index(self) -> None:
-        """Build HNSW for every space of at least INDEXED_FROM rows of at most LARGEST_DIM dims;
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
+        """Build HNSW for every space of at least INDEXED_FROM rows that are not too long for it;
         longer vectors stay without an index. Writers go on meanwhile."""
-        counts = self.count()
-        for version, space in self.spaces().items():
-            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LARGEST_DIM:
-                self._connections.run(partial(build_hnsw, name=self._name, space=space))
+        codes.check(list(FORMS), self.address)
+        counts, longest = self.count(), FORMS[codes.kind].largest_dim
+        large = [
+            space
+            for version, space in self.spaces().items()
+            if counts.get(version, 0) >= INDEXED_FROM and space.dim <= longest
+        ]
+        for space in large:
+            build = partial(build_hnsw, name=self._name, space=space, codes=codes)
+            self._connections.run(build)
+        return [space.version for space in large]
 
     def close(self) -> None:
         self._connections.close()
@@ -222,34 +234,35 @@ class PgvectorStore(Store):
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
-        # With `+ 0` the order is no longer that of the index, and all rows are compared.
-        template = (
-            "select id, (vector::vector({dim}) <#> %s::vector({dim})) as distance from {table}"
-            " where version = {version}{among}"
-            " order by (vector::vector({dim}) <#> %s::vector({dim})){exact} limit {k}"
-        )
         among = "" if ids is None else " and id = any(%s::{ids})"
         filtered = [] if ids is None else [self._ids(ids)]
-        inline = {"dim": queries.shape[1], "version": version, "k": k}
-        texts = [
-            self._sql(template.replace("{among}", among).replace("{exact}", exact), **inline)
-            for exact in ("", " + 0")
-        ]
+        oversample, dim = self._oversample(version), queries.shape[1]
+        inline = {"dim": dim, "version": version, "k": k}
+        indexed, exact = (
+            self._sql(NEAREST_ROWS.replace("{among}", among), limit=rows, order=order, **inline)
+            for order, rows in zip(orders(dim, oversample), (k * (oversample or 1), k), strict=True)
+        )
         exactly = ids is not None and len(ids) <= LOOKED_UP
         results = []
         for one in queries:
             query = vector(one)
-            values = [query, *filtered, query]
-            best = self._run(texts[exactly], values)
-            if len(best) < k and not exactly:
+            # float16 holds 65504 at most; of a shorter query the order is the same.
+            shorter = query if oversample is None else vector(one / max(1, np.abs(one).max()))
+            best = [] if exactly else self._run(indexed, [query, *filtered, shorter])
+            if len(best) < k:
                 # The index gave up too early, or there are no more; one look at all rows tells.
-                best = self._run(texts[1], values)
+                best = self._run(exact, [query, *filtered, query])
             scores = np.array([-distance for _, distance in best], dtype=np.float32)
             # The index's own order is only nearly right.
             order = np.argsort(-scores, kind="stable")
             keys = pa.array([key for key, _ in best], self._id_type)
             results.append((keys.take(pa.array(order)), scores[order]))
         return results
+
+    def _oversample(self, version: int) -> int | None:
+        """Return the oversampling of a space's index of halves; None if there is none."""
+        facts = self._ask(FACTS) if self._facts is None else self._facts
+        return next((oversample for v, *_, oversample in facts if v == version), None)
 
     def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
         keys, _, raw, checks = zip(*cells, strict=True)
@@ -269,6 +282,7 @@ class PgvectorStore(Store):
 
     def _sql(self, text: str, **inline: Any) -> Composed:
         known = {"table": self._table, "meta": self._meta, "ids": self._ids_type}
+        known["name"] = Literal(self._name)
         return SQL(text).format(**known, **{k: _part(v) for k, v in inline.items()})
 
     def _ask(self, text: str, values: list[Any] | None = None, **inline: Any) -> list[Any]:

@@ -29,7 +29,7 @@ class LocalClient:
         from qdrant_client import QdrantClient
 
         # The local mode knows nothing of threads: one at a time has the turn.
-        self.turn = threading.RLock()
+        self.turn: threading.RLock = threading.RLock()
         self._users = 0
         with _without_advice():
             # Its SQLite may change threads, as only one at a time has the turn.

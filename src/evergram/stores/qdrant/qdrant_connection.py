@@ -43,7 +43,7 @@ class QdrantConnection:
         self._closed = False
         self._is_url = is_url(place)
         # A writer holds it: one at a time of this store, or of all stores in the folder.
-        self.writing = threading.RLock()
+        self.writing: threading.RLock = threading.RLock()
         self._local: LocalClient | None = None
         if self._is_url:
             with self.errors_as_store_errors():

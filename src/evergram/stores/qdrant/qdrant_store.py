@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, StoreError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
 from evergram.stores.qdrant.qdrant_points import (
     FORMAT,
@@ -34,14 +35,12 @@ from evergram.stores.table_per_version import TablePerVersionStore
 T = TypeVar("T")
 
 # A request has so many points, and so many floats, at most: 32 MB is what a server takes.
-POINTS = 1_000
-FLOATS = 500_000
+POINTS, FLOATS = 1_000, 500_000
 # A search among so few ids is exact.
 LOOKED_UP = 10_000
 
 INDEXING = 3_600.0  # seconds that `build_index` waits for a server
-UNFINISHED = {"yellow"}
-
+UNFINISHED = "yellow"
 # So often something is read again because rows moved meanwhile.
 LOOKS = 10
 
@@ -123,15 +122,16 @@ class QdrantStore(TablePerVersionStore):
         counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
         return {version: count for version, count in counts.items() if count}
 
-    def build_index(self) -> None:
-        """A server indexes larger collections by itself; this waits until it has. The local mode
-        has no index."""
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
+        """Wait until a server has indexed, by itself; the local mode has no index."""
+        codes.check((FLOAT32.kind,), self.address)
         until = time.monotonic() + INDEXING
         for version in self.spaces():
-            while self._ask("get_collection", self._at(version)).status.value in UNFINISHED:
+            while self._ask("get_collection", self._at(version)).status.value == UNFINISHED:
                 if time.monotonic() > until:
                     raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
                 time.sleep(0.5)
+        return list(self.spaces()) if self._remote else []
 
     def close(self) -> None:
         self._connection.close()

@@ -11,26 +11,29 @@ import numpy as np
 
 from evergram.atomic_files import replacing_path
 from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.index_codes import IndexCodes
 from evergram.stores.snapshot.brute_force import Best, search_all
+from evergram.stores.snapshot.faiss_codes import Neighbours, empty_index, library, search
 from evergram.stores.snapshot.generation import Part
-from evergram.stores.snapshot.segment import Mask
 from evergram.stores.snapshot.snapshot_record import IndexRecord
 from evergram.stores.store import Floats
 
 RECALL, NEAREST, SAMPLE = 0.95, 10, 200
 # Rows that centres are found with, for each list; faiss asks for 39 at least.
 TRAINING = 40
+BLOCK = 1 << 16
 
 
 class SegmentIndex:
     """A built index, mapped from its file."""
 
     def __init__(self, folder: Path, record: IndexRecord) -> None:
-        self._folder, self.record = folder, record
+        self._folder = folder
+        self.record: IndexRecord = record
 
     @cached_property
     def _index(self) -> Any:
-        faiss = _library()
+        faiss = library()
         path = self._folder / self.record.name
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.record.sha256:
@@ -43,52 +46,44 @@ class SegmentIndex:
 
     def offer(self, best: Best, number: int, part: Part, queries: Floats, k: int) -> bool:
         """Offer the nearest living rows and return True; offer nothing and return False if so many
-        are wanted that most rows would be compared anyway."""
+        are wanted that most rows would be compared anyway, or if codes cannot tell which."""
+        codes, lists = self.record.index_codes, self.record.lists
         wanted = min(k, part.count)
-        # Lists with four times as many rows as are asked for.
-        probes = max(self.record.probes, -(-4 * wanted * self.record.lists // part.count))
-        if 2 * probes > self.record.lists:
+        looked_at = wanted if codes.whole else wanted * codes.oversample
+        # Lists with four times as many rows as are looked at.
+        probes = max(self.record.probes, -(-4 * looked_at * lists // part.count))
+        if probes > _most_probes(lists, codes):
             return False
-        neighbours = _search(self._index, queries, wanted, probes, part.dead)
-        if (neighbours[1] < 0).any():
+        neighbours = search(self._index, part, queries, wanted, probes, codes)
+        whole = [one for one in neighbours if one is not None and len(one.rows) == wanted]
+        if len(whole) < len(queries):
             return False
-        if neighbours[1].max(initial=0) >= len(part.segment):
-            raise _damaged(self._folder / self.record.name)
-        for i, (scores, rows) in enumerate(zip(*neighbours, strict=True)):
-            best.add(i, scores, number, rows)
+        for i, nearest in enumerate(whole):
+            best.add(i, nearest.scores, number, nearest.rows)
         return True
 
 
 def is_installed() -> bool:
     """Say whether faiss can be imported."""
     try:
-        _library()
+        library()
     except DataError:
         return False
     return True
 
 
-def _library() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise DataError(
-            "A fast index of a snapshot needs faiss: pip install 'evergram[faiss]'."
-        ) from None
-    return faiss
-
-
-def build(folder: Path, part: Part) -> IndexRecord | None:
+def build(folder: Path, part: Part, codes: IndexCodes) -> IndexRecord | None:
     """Index a segment, and write the index beside it.
 
     The recall is that of stored rows as queries; queries of another distribution may have another.
 
-    Returns: None if the recall takes half of the lists or more: a look at all rows is then about as
-        fast, and misses none.
+    Returns: None if, with whole vectors, the recall takes half of the lists or more: a look at all
+        rows is then about as fast, and misses none.
 
-    Raises: DataError: faiss is not installed. StoreError: it cannot write. OSError.
+    Raises: DataError: faiss is not installed or too old; codes do not give the recall, or cannot
+        hold a value. StoreError: it cannot write. OSError.
     """
-    faiss, segment = _library(), part.segment
+    faiss, segment = library(), part.segment
     lists = max(1, min(round(2 * len(segment) ** 0.5), len(segment) // TRAINING))
     drawn = np.random.default_rng(0).permutation(len(segment))
     rows = np.sort(drawn[: lists * TRAINING])
@@ -99,56 +94,76 @@ def build(folder: Path, part: Part) -> IndexRecord | None:
     near, inner = faiss.IndexFlatL2(segment.dim), faiss.IndexFlatIP(segment.dim)
     near.add(centres.centroids)
     inner.add(centres.centroids)
-    index = faiss.IndexIVFFlat(inner, segment.dim, lists, faiss.METRIC_INNER_PRODUCT)
+    index = empty_index(codes, inner, lists, _bounds(part))
     for batch in segment.batches:
-        for start in range(0, len(batch.ids), 1 << 16):
-            block = np.ascontiguousarray(batch.vectors[start : start + (1 << 16)])
+        for start in range(0, len(batch.ids), BLOCK):
+            block = np.ascontiguousarray(batch.vectors[start : start + BLOCK])
             # Both arrays must live until faiss has read them.
             _, places = near.search(block, 1)
             index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
-    measured = _enough_probes(index, part, lists)
+    measured = _enough_probes(index, part, lists, codes)
     if measured is None:
         return None
-    name = f"{segment.record.number}.faiss"
+    # Another name for other codes: readers may have the file that this one replaces.
+    added = "" if codes.whole else f".{codes.kind}-{codes.oversample}"
+    name = f"{segment.record.number}{added}.faiss"
     digest = _write(index, folder / name)
     probes, recall, sample = measured
-    return IndexRecord(name, digest, lists, probes, recall, sample)
+    return IndexRecord(name, digest, lists, probes, recall, sample, codes.kind, codes.oversample)
 
 
-def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int] | None:
+def _bounds(part: Part) -> Floats:
+    """Return the smallest and the largest value of each coordinate, [2, D]."""
+    vectors = [batch.vectors for batch in part.segment.batches]
+    low = np.min([block.min(axis=0) for block in vectors], axis=0)
+    high = np.max([block.max(axis=0) for block in vectors], axis=0)
+    return np.stack([low, high])
+
+
+def _most_probes(lists: int, codes: IndexCodes) -> int:
+    """Return in how many lists a search may look. With whole vectors that is fewer than half: a
+    look at all rows would be as fast. Codes of all rows are less to read than the rows."""
+    return (lists - 1) // 2 if codes.whole else lists
+
+
+def _enough_probes(
+    index: Any, part: Part, lists: int, codes: IndexCodes
+) -> tuple[int, float, int] | None:
     """Return the number of lists that give the recall, the recall, and the number of sampled rows;
-    None if it takes half of the lists or more."""
+    None if it takes too many lists. Raises: DataError: codes do not give it."""
     rows = np.random.default_rng(1).permutation(part.rows())[:SAMPLE]
     queries = part.segment.vectors(rows)
     best = Best(len(queries), NEAREST)
     search_all(best, 0, part, queries)
     truth = [set(best.rows(i)[:, 1].tolist()) for i in range(len(queries))]
-    wanted = sum(map(len, truth))
+    wanted, recall = sum(map(len, truth)), 0.0
+    most = _most_probes(lists, codes)
     probes = 1
-    while 2 * probes < lists:
-        _, nearest = _search(index, queries, NEAREST, probes, part.dead)
-        hit = sum(len(t & set(f.tolist())) for t, f in zip(truth, nearest, strict=True))
-        if hit >= RECALL * wanted:
-            return probes, hit / wanted, len(rows)
-        probes *= 2
-    return None
+    while probes <= most:
+        nearest = search(index, part, queries, NEAREST, probes, codes)
+        # A query that the codes do not answer counts as missed: it is searched without them.
+        recall = sum(map(_shared, truth, nearest)) / wanted
+        if recall >= RECALL:
+            return probes, recall, len(rows)
+        probes = 2 * probes if codes.whole or probes == most else min(2 * probes, most)
+    if codes.whole:
+        return None
+    raise DataError(
+        f"An index of {codes.kind} with oversample {codes.oversample} finds {recall:.0%} of the "
+        f"ten best of version {part.version}, and {RECALL:.0%} are needed; give a larger "
+        "oversample, or codes of more bytes."
+    )
 
 
-def _search(index: Any, queries: Floats, k: int, probes: int, dead: Mask | None) -> Any:
-    """Return scores and rows [Q, k]; a row is −1 if there are fewer."""
-    faiss = _library()
-    settings: dict[str, Any] = {"nprobe": probes}
-    if dead is not None:
-        bits = np.packbits(~dead, bitorder="little")
-        settings["sel"] = faiss.IDSelectorBitmap(bits)
-    return index.search(queries, k, params=faiss.SearchParametersIVF(**settings))
+def _shared(truth: set[int], nearest: Neighbours | None) -> int:
+    return 0 if nearest is None else len(truth & set(nearest.rows.tolist()))
 
 
 def _write(index: Any, path: Path) -> str:
     """Write an index, whole or not at all. Returns: its SHA-256."""
     with replacing_path(path) as part:
         try:
-            _library().write_index(index, str(part))
+            library().write_index(index, str(part))
         except RuntimeError as error:
             raise StoreError(
                 f"The index {path} cannot be written: {' '.join(str(error).split())}"

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from evergram.stores.index_codes import IndexCodes
 from evergram.stores.snapshot.segment import Mask, Places, Segment, Wanted
 from evergram.stores.snapshot.snapshot_record import SegmentRecord, SnapshotRecord
 from evergram.stores.store import Checks, Rows
@@ -39,6 +40,10 @@ class Part:
     def count(self) -> int:
         """The number of living rows."""
         return len(self.segment) - (0 if self.dead is None else int(self.dead.sum()))
+
+    def has_index(self, codes: IndexCodes) -> bool:
+        """Return whether it has an index of such codes."""
+        return self.record.index is not None and self.record.index.index_codes == codes
 
     def find(self, ids: Wanted) -> tuple[Places, Places]:
         """Return which of the ids have a living row here, and the rows."""

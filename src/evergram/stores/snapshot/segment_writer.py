@@ -36,7 +36,7 @@ class SegmentWriter:
         self._arrow: Any = None
         self._name = f"{number}.arrow"
         self._file = HashedFile(folder / self._name)
-        self.rows = 0
+        self.rows: int = 0
 
     def __enter__(self) -> Self:
         return self

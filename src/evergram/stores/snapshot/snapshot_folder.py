@@ -35,8 +35,9 @@ class SnapshotFolder:
     """
 
     def __init__(self, path: Path, wait: float) -> None:
-        self.path, self.segments = path, path / "segments"
-        self.address = f"snapshot:{path}"
+        self.path: Path = path
+        self.segments: Path = path / "segments"
+        self.address: str = f"snapshot:{path}"
         self.wait = wait
         self.indexes: dict[str, SegmentIndex] = {}
         self._open_record: OpenRecord | None = None

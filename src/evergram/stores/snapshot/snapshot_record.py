@@ -12,11 +12,13 @@ from typing import Any
 
 from evergram.atomic_files import commit, part_of
 from evergram.errors import FormatError, IntegrityError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.store import Space
 
-# Format 2 adds the side; a store of format 1 has none until it is filled.
-FORMAT_VERSION = 2
-READABLE = (1, 2)
+# Format 2 adds the side; a store of format 1 has none until it is filled. Format 3 adds the codes
+# of indexes, which were of whole vectors.
+FORMAT_VERSION = 3
+READABLE = (1, 2, 3)
 NAME = "store.json"
 
 
@@ -36,12 +38,19 @@ class IndexRecord(FileRecord):
         lists, probes: how many lists it has, and how many are looked through for a query.
         recall: of the ten best, measured when it was built.
         sample: stored rows that it was measured with.
+        codes, oversample: as `IndexCodes` has them.
     """
 
     lists: int
     probes: int
     recall: float
     sample: int
+    codes: str = FLOAT32.kind
+    oversample: int = FLOAT32.oversample
+
+    @property
+    def index_codes(self) -> IndexCodes:
+        return IndexCodes(self.codes, self.oversample)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class OpenRecord:
         self._path = str(path)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
-            self.record = _parsed(file.read(), path)
+            self.record: SnapshotRecord = _parsed(file.read(), path)
             self._identity = _identity(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
 from evergram.stores.snapshot.compaction import next_merge
 from evergram.stores.snapshot.faiss_index import build
@@ -37,6 +38,8 @@ from evergram.stores.store import (
 
 T = TypeVar("T")
 
+# Rows that an index of codes is built from: exact search of fewer needs little memory.
+CODED_FROM = 10_000
 # Rows that are copied at once while segments are merged.
 BLOCK = 16_384
 
@@ -154,26 +157,27 @@ class SnapshotStore(Store):
                 self._tidy()
         return total
 
-    def build_index(self) -> None:
-        """Index by faiss each version that has `index_from` rows or more in no index, these rows as
-        one segment. Rows written later are searched exactly beside the index.
+    def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
+        """Index by faiss each version that has enough rows in no index of such codes, these rows as
+        one segment: `index_from`, or CODED_FROM for fewer bytes. Rows written later are searched
+        exactly beside the index.
 
-        Raises: DataError: an index is needed, and faiss is not installed.
+        Raises: DataError: an index is needed, and faiss is not installed; codes find too few.
         """
+        least = self._index_from if codes.whole else min(self._index_from, CODED_FROM)
         with self._folder.writing():
             for version in self.spaces():
-                plain = [
-                    part for part in self._folder.current().of(version) if part.record.index is None
-                ]
-                if sum(part.count for part in plain) < max(1, self._index_from):
+                plain = [p for p in self._folder.current().of(version) if not p.has_index(codes)]
+                if sum(part.count for part in plain) < max(1, least):
                     continue
                 if len(plain) > 1 or plain[0].dead is not None:
                     self._merge(plain)
                     plain = [self._folder.current().parts[-1]]
-                index = build(self._folder.segments, plain[0])
+                index = build(self._folder.segments, plain[0], codes)
                 if index is not None:
                     before = plain[0].record
                     self._folder.commit([replace(before, index=index)], [before])
+        return sorted({p.version for p in self._current().data() if p.has_index(codes)})
 
     def _current(self) -> Generation:
         return self._folder.current() if self._moment is None else self._moment

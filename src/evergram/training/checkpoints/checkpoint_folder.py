@@ -13,7 +13,7 @@ from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
 from evergram.training.checkpoints.state_file import StateReader, StateWriter, TrainingState
 
 SUFFIX = ".safetensors"
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class CheckpointFolder:
@@ -39,7 +39,8 @@ class CheckpointFolder:
         self.title = title
         self.identity = identity
         self.settings = settings
-        self.reader, self.writer = StateReader(), StateWriter()
+        self.reader: StateReader = StateReader()
+        self.writer: StateWriter = StateWriter()
         self._saved, self._steps, self._cost = time.monotonic(), 0, 0.0
         # Checkpoints of this run, oldest first, as far as they are known to be whole.
         self._kept: list[Path] = []

@@ -30,7 +30,9 @@ class PilotJournal:
         identity: RunIdentity | None = None,
         settings: CheckpointSettings = AUTOMATIC,
     ) -> None:
-        self.path = None if folder is None else folder / f"{title.replace(' ', '-')}.pilots.json"
+        self.path: Path | None = (
+            None if folder is None else folder / f"{title.replace(' ', '-')}.pilots.json"
+        )
         self.identity = identity
         self._values: dict[str, float] = {}
         if settings.resume == "auto":

@@ -43,9 +43,9 @@ class ProcessCollectives(Collectives):
     serve: Callable[[dict[str, Any]], None] | None = None
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rank = torch.distributed.get_rank()
-        self.size = torch.distributed.get_world_size()
-        self.device = torch.device("cpu") if device is None else device
+        self.rank: int = torch.distributed.get_rank()
+        self.size: int = torch.distributed.get_world_size()
+        self.device: torch.device = torch.device("cpu") if device is None else device
         self.received: Counter[str] = Counter()
 
     def sum(self, tensor: Tensor, kind: str) -> Tensor:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.files.column_names import guess, has_no_header, lacking, suggestions
+from evergram.data.files.column_names import (
+    guess,
+    has_no_header,
+    lacking,
+    refuse_unknown,
+    suggestions,
+)
 from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
 from evergram.data.rolling_window import units_per_second
@@ -23,6 +29,10 @@ from evergram.training.memory import memory_bytes
 _ID = re.compile(r"(id|ids|key|no|num|number|code|uuid)$", re.IGNORECASE)
 # A table takes a few times its file's bytes while it is read.
 SHARE_OF_MEMORY = 4
+# What to do with more than one file.
+_SEVERAL = (
+    "; several tables become one by 'evergram prepare FILE... FOLDER', and 'evergram init FOLDER'"
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,9 @@ def source_at(
         table is too large to be read at once.
     """
     if not path.exists():
-        raise DataError(f"There is no file or folder {path}; give the interactions' own path.")
+        raise DataError(
+            f"There is no file or folder {path}; give the interactions' own path{_SEVERAL}."
+        )
     chosen = _kind_of(path) if kind is None else kind
     if chosen not in READ_FROM_A_PATH:
         raise DataError(
@@ -119,34 +131,41 @@ def columns_of(
         or the candidate.
     """
     has = ", ".join(names)
-    for role, name in named.items():
+    for role in named:
         if role not in COLUMNS:
             raise DataError(
                 f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}"
                 f"{did_you_mean(role, COLUMNS)}."
             )
-        if name not in names:
-            raise DataError(
-                f"{source} has no column {name!r}; its columns are: {has}"
-                f"{did_you_mean(name, names)}."
-            )
+    refuse_unknown(source, named.values(), names)
     if text and not named and has_no_header(names):
         raise DataError(lacking(source, {"query"}, names, {}))
     columns = {**named, **{r: r for r in COLUMNS if r in names and r not in named}}
-    guessed = []
+    guessed, untold = [], {}
     for role, likely in suggestions(names).items():
         left = [name for name in likely if name not in columns.values()]
         if role in columns or (not left and role in ("value", "time")):
             continue
         if len(left) != 1:
-            which = f"it may be {' or '.join(left)}" if left else "no column is called like one"
-            raise DataError(
-                f"Which column of {source} is the {role} cannot be told: {which}; its columns are: "
-                f"{has}. Say it by --column {role}=NAME."
-            )
+            untold[role] = left
+            continue
         columns[role] = left[0]
         guessed.append(role)
+    if untold:
+        roles = " and which the ".join(untold)
+        whys = "; ".join(_why_untold(role, left) for role, left in untold.items())
+        options = " ".join(f"--column {role}=NAME" for role in untold)
+        raise DataError(
+            f"Which column of {source} is the {roles} cannot be told: {whys}; its columns are: "
+            f"{has}. Say it by {options}."
+        )
     return {role: columns[role] for role in COLUMNS if role in columns}, tuple(guessed)
+
+
+def _why_untold(role: str, likely: Sequence[str]) -> str:
+    if likely:
+        return f"the {role} may be {' or '.join(likely)}"
+    return f"no column is called like a {role}"
 
 
 def _kind_of(path: Path) -> str:
@@ -155,12 +174,17 @@ def _kind_of(path: Path) -> str:
         if (path / PREPARED_RECORD).is_file():
             return "prepared"
         if any(path.glob("*.parquet")):
+            if texts := sorted(each.name for each in path.iterdir() if TEXT.search(each.name)):
+                raise DataError(
+                    f"{path} has tables of several formats, {texts[0]} among them, and a folder is "
+                    f"read as Parquet alone{_SEVERAL}."
+                )
             return "table"
         if any(any(path.rglob(f"ratings{suffix}*")) for suffix in (".csv", ".dat")):
             return "movielens"
         raise DataError(
             f"{path} is a folder of no known kind; give a file in it, or say by --kind what it is: "
-            f"{', '.join(READ_FROM_A_PATH)}."
+            f"{', '.join(READ_FROM_A_PATH)}{_SEVERAL}."
         )
     name = path.name.lower()
     if name.endswith(".txt") and (separator := _header_of_a_table(path)):

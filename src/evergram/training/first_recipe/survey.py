@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from evergram.data.corpus import Corpus
-from evergram.data.rolling_window import units_per_second
+from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 
 
@@ -80,7 +79,7 @@ class Survey:
         if self.first_time is None or self.last_time is None:
             yield "There are no times."
         else:
-            yield f"Times are from {_date(self.first_time)} to {_date(self.last_time)}."
+            yield f"Times are from {date_text(self.first_time)} to {date_text(self.last_time)}."
         if self.lowest_value is not None:
             yield f"Values are from {self.lowest_value:g} to {self.highest_value:g}."
         yield (
@@ -88,11 +87,3 @@ class Survey:
             f"that training never sees: in {self.unknown_queries:,} the query (they are left out), "
             f"in {self.unknown_candidates:,} the candidate (certain misses)."
         )
-
-
-def _date(time: float) -> str:
-    """Return a time as a date if it is one, else as the number that it is."""
-    units = units_per_second(time)
-    if units is None:
-        return f"{time:.15g}"
-    return f"{datetime.fromtimestamp(time / units, UTC):%Y-%m-%d %H:%M}"

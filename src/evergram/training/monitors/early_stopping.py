@@ -159,7 +159,7 @@ class SelectionMetric:
     ) -> None:
         self.metric = metric
         self.relevance = relevance_of(split.training, split.selection)
-        self.population = len(self.relevance)
+        self.population: int = len(self.relevance)
         if queries is not None:
             self.relevance = sample_queries(self.relevance, queries, seed)
 

@@ -100,7 +100,7 @@ class Tracking(Callback):
     ) -> None:
         if sample is not None and sample < 2 * GROUPS:
             raise ValueError(f"The sample is {sample}; it must be at least {2 * GROUPS} entities.")
-        self.rivals = dict(rivals)
+        self.rivals: dict[str, GramianRecipe] = dict(rivals)
         self.counts = counts
         self.every = every
         self.sample = sample

@@ -44,8 +44,8 @@ class MapWatch(Callback):
         return cls(split, minutes=settings.watch_minutes, size=settings.watch_candidates, seed=seed)
 
     def __init__(self, split: Split, *, minutes: float, size: int, seed: int) -> None:
-        self.every = 60 * minutes
-        self.due = self.every
+        self.every: float = 60 * minutes
+        self.due: float = self.every
         self.records: list[dict[str, float]] = []
         self._thread: threading.Thread | None = None
         draw = torch.Generator().manual_seed(seed)

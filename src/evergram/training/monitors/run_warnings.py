@@ -12,7 +12,7 @@ from evergram.training.recipe.training import TrainingRecipe
 RISEN = 1.1
 # The share of ids that share their rows, above which more rows would help.
 SHARED = 0.25
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def warned(

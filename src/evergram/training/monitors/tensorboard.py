@@ -39,10 +39,10 @@ class TensorBoard(Callback):
             raise TrainingError(
                 "TensorBoard is not installed; pip install 'evergram[tensorboard]'."
             ) from None
-        self.writer = SummaryWriter(str(folder))
+        self.writer: SummaryWriter = SummaryWriter(str(folder))
         self.pairs = pairs
         self.tracking = tracking
-        self.written = 0
+        self.written: int = 0
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         if at.step % EVERY == 0:

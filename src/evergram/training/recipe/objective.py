@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     BeforeValidator,
@@ -33,7 +34,7 @@ def _exponent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class ModelRecipe(KindTable):
     """The encoder. `dim` may be a list, one entry a version; the last holds for all later ones."""
 
-    kinds = ENCODERS
+    kinds: ClassVar[Mapping[str, type[EncoderSettings]]] = ENCODERS
     kind: str = "factorization"
     dim: PerVersion = Field(default=[64])
     scale: Rate = 0.1
@@ -95,7 +96,7 @@ def _penalty(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class TaskRecipe(KindTable):
     """The objective: a loss on observed pairs, and λ times the penalty on all pairs."""
 
-    kinds = TASKS
+    kinds: ClassVar[Mapping[str, type[TaskSettings]]] = TASKS
     kind: str = "pointwise"
     # How pairs are drawn: each once an epoch, or a query first; absent, as the task wants them.
     positives: Literal["examples", "queries", "whole_queries"] | None = None
@@ -170,7 +171,7 @@ class TaskRecipe(KindTable):
 class PriorRecipe(KindTable):
     """The low-rank prior ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards."""
 
-    kinds = PRIORS
+    kinds: ClassVar[Mapping[str, type[PriorSettings]]] = PRIORS
     kind: str = "zero"
 
     @property
@@ -181,7 +182,7 @@ class PriorRecipe(KindTable):
 class GramianRecipe(KindTable):
     """How the Gramians are estimated."""
 
-    kinds = ESTIMATORS
+    kinds: ClassVar[Mapping[str, type[EstimatorSettings]]] = ESTIMATORS
     kind: str = "sogram"
     # Estimators learn from the batch before, or from entities that `sampler` draws apart.
     batch: Literal["previous", "independent"] = "previous"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,7 +26,7 @@ class UpgradeRecipe(KindTable):
     `method` names four settings at once; any of the four that is written beside it wins.
     """
 
-    kinds = TRANSFORMS
+    kinds: ClassVar[Mapping[str, type[TransformSettings]]] = TRANSFORMS
     chooser = "transform"
 
     method: str | None = None

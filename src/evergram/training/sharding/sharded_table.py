@@ -75,13 +75,13 @@ class ShardedTable(nn.Embedding):
         generator: torch.Generator,
         collectives: Collectives,
     ) -> None:
-        self.own = shard_of(shape[0], collectives.rank, collectives.size)
+        self.own: slice[Any, Any, Any] = shard_of(shape[0], collectives.rank, collectives.size)
         rows = draw_shard(shape, scale, generator, self.own)
         super().__init__(len(rows), shape[1], sparse=True, _weight=rows)
-        self.size = shape[0]
+        self.size: int = shape[0]
         self.collectives = collectives
         self.best: Tensor | None = None
-        self.alike = False
+        self.alike: bool = False
         # Its gradient is the sum over the processes already, see `gradients.sum_gradients`.
         self.weight.is_shard = True  # type: ignore[attr-defined]
         self._mesh: DeviceMesh | None = None

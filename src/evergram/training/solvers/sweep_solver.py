@@ -135,11 +135,11 @@ class SweepSolver:
         query, candidate = (squares.factors[side][squares.pairs[side]] for side in SIDES)
         weight = torch.zeros_like(squares.target) if squares.weight is None else squares.weight
         prior = (query * candidate).sum(1).to(weight)
-        self.pull = 0.5 + weight
-        self.wanted = 0.5 * squares.target + weight * prior
+        self.pull: Tensor = 0.5 + weight
+        self.wanted: Tensor = 0.5 * squares.target + weight * prior
         # What F has beside the tables, times n.
         terms = 0.5 * squares.target.double().square() + weight.double() * prior.double().square()
-        self.constant = terms.sum()
+        self.constant: Tensor = terms.sum()
         for r, strength in enumerate(squares.penalty):
             grams = [
                 _moment(squares.factors[s], squares.factors[s], self._share(s, r)) for s in SIDES

@@ -87,7 +87,7 @@ class Pruning(Callback):
     def __init__(self, proposal: Proposal, metric: str) -> None:
         self.proposal = proposal
         self.metric = metric
-        self.behind = False
+        self.behind: bool = False
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
         self.proposal.report(record[self.metric], int(record["epoch"]))

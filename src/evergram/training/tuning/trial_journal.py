@@ -61,8 +61,8 @@ class TrialJournal:
     """
 
     def __init__(self, folder: Path, identity: RunIdentity, space: SearchSpace) -> None:
-        self.path = folder / NAME
-        self.head = {
+        self.path: Path = folder / NAME
+        self.head: dict[str, Any] = {
             "format": FORMAT,
             "identity": identity.as_json(),
             "space": [asdict(one) for one in space.ranges],

@@ -111,3 +111,20 @@ def test_a_gzip_that_expands_without_end_is_refused(
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(bomb))
     with pytest.raises(DataError, match="expands to more than"):
         rows(tmp_path / "a.csv.gz", "query")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_rows_that_a_quotation_mark_took_in_are_missed_in_a_column_that_is_not_read(
+    tmp_path: Path, suffix: str
+) -> None:
+    def write(note: str, end: str) -> Path:
+        lines = ["query,candidate,note", "1,2,", f"3,4,{note}", '5,6,"b"', "", '7,8,"c\nd"']
+        text = ("\n".join(lines) + end).encode()
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+        return path
+
+    for end in ("\n", ""):
+        with pytest.raises(DataError, match="line 3: a quotation mark opens a cell there that"):
+            rows(write('"a', end), "query")
+        assert rows(write('"a"', end), "query") == [{"query": each} for each in "1357"]

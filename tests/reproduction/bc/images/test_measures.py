@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reproduction.bc.images.made_up import made_up_vectors
-from reproduction.bc.images.measures import Consumers, Reading, finds_itself, measure_all, search
+from reproduction.bc.images.measures import (
+    Consumers,
+    Reading,
+    cascade_search,
+    finds_itself,
+    measure_all,
+    search,
+)
 from reproduction.bc.images.roles import TASKS, roles_of, tasks_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -40,6 +47,34 @@ def test_a_search_is_the_mean_average_precision(seed: int, images: int) -> None:
     query, index = torch.randn(2, images, 5, generator=draw)
     label = torch.arange(images) % 3
     assert search(query, index, label) == pytest.approx(naive_search(query, index, label))
+
+
+def naive_cascade(own: Tensor, old: Tensor, index: Tensor, label: Tensor, depth: int) -> float:
+    """MAP@10 image by image: sort by the old scores, cut, sort by the new ones."""
+    total = []
+    for i in range(len(label)):
+        others = [j for j in range(len(label)) if j != i]
+        first = sorted(others, key=lambda j: -float(old[i].double() @ index[j].double()))[:depth]
+        order = sorted(first, key=lambda j: -float(own[i].double() @ own[j].double()))[:10]
+        hits, precision = 0, 0.0
+        for place, j in enumerate(order, 1):
+            if label[j] == label[i]:
+                hits += 1
+                precision += hits / place
+        total.append(precision / min(10, int((label == label[i]).sum()) - 1))
+    return float(np.mean(total))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), images=st.integers(12, 40), depth=st.integers(1, 45))
+def test_a_cascade_ranks_what_the_old_index_proposes(seed: int, images: int, depth: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    own, old, index = torch.randn(3, images, 5, generator=draw)
+    label = torch.arange(images) % 3
+    expected = naive_cascade(own, old, index, label, depth)
+    assert cascade_search(own, old, index, label, depth) == pytest.approx(expected)
+    if depth >= images - 1:
+        assert expected == pytest.approx(search(own, own, label))
 
 
 @settings(deadline=None, max_examples=25)
@@ -75,7 +110,7 @@ def test_version_0_read_as_itself_has_no_error_and_noise_has() -> None:
         "noisy": Reading(VECTORS.new, noisy),
         "first": Reading(VECTORS.old, VECTORS.old),
     }
-    made = measure_all(readings, VECTORS.old, VECTORS.label, ROLES, consumers)
+    made = measure_all(readings, VECTORS.old, VECTORS.label, ROLES, consumers, 10)
     kept, worse, first = (made[name] for name in readings)
     assert worse["own"] == kept["own"] != first["own"]
     assert tuple(kept["consumers"]) == TASKS

@@ -113,9 +113,10 @@ def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
             replace(SMALL, consumers=1),
             replace(SMALL, dim=64),
             replace(SMALL, examples=10),
+            replace(SMALL, depth=100),
         )
     }
-    assert len(names) == 6
+    assert len(names) == 7
 
 
 def test_images_that_are_not_there_are_named_with_their_command(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from evergram.data.columnar.interactions import checked_interactions
-from evergram.data.files.column_names import guess, has_no_header
+from evergram.data.files.column_names import guess, has_no_header, refuse_unknown
 from evergram.data.prepared.sources.source_files import SourceFile
 from evergram.data.prepared.sources.table_stream import TableStream
 from evergram.data.prepared.sources.text_columns import TextIds, numbers_of_text, times_of_text
-from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 ROLES = ("query", "candidate", "value", "time", "weight")
@@ -48,12 +47,14 @@ class InteractionSource:
             is stored; strings of a text file, whose ids may be integers.
         is_text: True for a file of text.
         read: returns an iterator of its batches, with a column a role.
+        unread: the file's other columns.
     """
 
     name: str
     types: Mapping[str, pa.DataType]
     is_text: bool
     read: Callable[[], Iterable[pa.RecordBatch]]
+    unread: tuple[str, ...] = ()
 
     def tables(self, clock: Clock) -> Iterator[pa.Table]:
         """Yield its batches, checked: ids as int64 or string, `value` and `weight` as float32, and
@@ -109,7 +110,8 @@ def source_of_file(file: SourceFile, columns: Mapping[str, str]) -> InteractionS
         for batch in stream.batches(names):
             yield pa.record_batch({role: batch[name] for role, name in chosen.items()})
 
-    return InteractionSource(file.name, types, file.is_text, read)
+    unread = tuple(name for name in stream.names if name not in chosen.values())
+    return InteractionSource(file.name, types, file.is_text, read, unread)
 
 
 def same_columns(sources: Sequence[InteractionSource]) -> list[str]:
@@ -132,12 +134,7 @@ def same_columns(sources: Sequence[InteractionSource]) -> list[str]:
 def _chosen_columns(stream: TableStream, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the column of each role that a file has. Raises: DataError: it lacks one."""
     name, has = stream.file.name, stream.names
-    for column in columns.values():
-        if column not in has:
-            raise DataError(
-                f"{name} has no column {column!r}; its columns are: {', '.join(has)}"
-                f"{did_you_mean(column, has)}."
-            )
+    refuse_unknown(name, columns.values(), has)
     names = {role: role for role in ROLES} | dict(columns)
     absent = [role for role in ("query", "candidate") if names[role] not in has]
     if absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from evergram.data.files.column_names import has_no_header
 from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.data.prepared.sources.source_files import SourceFile
 from evergram.errors import DataError
+from evergram.quotation import refuse_open_quotation
 
 # Rows of a batch at most; bytes of text that are parsed at once, and that a line may have.
 ROWS, BLOCK = 1 << 17, 8 << 20
@@ -43,6 +45,7 @@ class TableStream:
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self._delimiter = file.delimiter
+        self._closes_marks = False
         if file.is_text:
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
@@ -62,13 +65,18 @@ class TableStream:
 
         Args:
             types: of columns of a text that are no strings.
-        Raises: DataError: the file is damaged; the error names the row of a text.
+        Raises: DataError: the file is damaged; the error names the row of a text; or a quotation
+            mark of a text, also in a column that is not asked for, does not close.
         """
         with self._reading(dict.fromkeys(columns, pa.string()) | dict(types or {})) as opened:
             if self.file.is_parquet:
                 yield from _only(opened.iter_batches(ROWS, columns=list(columns)), columns)
             elif self.file.is_text:
-                yield from _only(opened, columns)
+                rows = 0
+                for batch in _only(opened, columns):
+                    rows += batch.num_rows
+                    yield batch
+                self._refuse_swallowed_rows(rows)
             else:
                 numbers = range(opened.num_record_batches)
                 yield from _only((opened.get_batch(i) for i in numbers), columns)
@@ -92,6 +100,16 @@ class TableStream:
                 if types.get(name) not in WIDER:
                     raise
                 types[name] = WIDER[types[name]]
+
+    def _refuse_swallowed_rows(self, rows: int) -> None:
+        """Refuse a text of more lines than rows, if one of its cells took other rows in."""
+        if self._closes_marks or self._lines.count <= rows + 1:  # one of them is the header
+            return
+        with self.file.open() as stream:
+            is_plain = self.file.files is None and not self.file.is_gzip
+            unpacked = None if is_plain else self._unpacked(stream)
+            refuse_open_quotation(self.file.name, self._delimiter, unpacked)
+        self._closes_marks = True  # what has blank lines, or cells of several, is read once for it
 
     @contextmanager
     def _reading(self, types: Mapping[str, pa.DataType] | None = None) -> Iterator[Any]:
@@ -154,8 +172,9 @@ class TableStream:
         *,
         use_threads: bool = True,
     ) -> Any:
+        self._lines = _Lines(stream)
         return csv.open_csv(
-            stream,
+            self._lines,
             csv.ReadOptions(block_size=BLOCK, use_threads=use_threads),
             csv.ParseOptions(delimiter=self._delimiter),
             csv.ConvertOptions(
@@ -188,6 +207,28 @@ class TableStream:
                 raise DataError(
                     f"{self.file.name} has two columns {name!r}; each needs a name of its own."
                 )
+
+
+class _Lines(io.RawIOBase):
+    """A stream that counts the lines that were read of it."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream, self._ends, self._last = stream, 0, b"\n"
+
+    @property
+    def count(self) -> int:
+        """Lines so far, also one without an end."""
+        return self._ends + (self._last != b"\n")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        part: bytes = self._stream.read(size)
+        self._ends += part.count(b"\n")
+        self._last = part[-1:] or self._last
+        return part
 
 
 def _only(batches: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -45,7 +45,9 @@ class TextFeatures:
         types = self._types_of_texts(
             {name for name, kind in inferred.items() if pa.types.is_integer(kind)}
         )
-        self.schema = pa.schema([(name, (types | self._others)[name]) for name in inferred])
+        self.schema: pa.Schema = pa.schema(
+            [(name, (types | self._others)[name]) for name in inferred]
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield its rows in the types of the schema. Raises: DataError: the file is damaged."""

@@ -120,6 +120,7 @@ class Preparation:
             "entities": sizes,
             "new_entities": {side: sizes[side] - known[side] for side in SIDES},
             "columns": columns,
+            "unread": list(dict.fromkeys(name for source in sources for name in source.unread)),
             "first_time": facts.first_time,
             "last_time": facts.last_time,
         }

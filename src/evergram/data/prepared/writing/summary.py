@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evergram.data.rolling_window import date_text
+
 
 @dataclass(frozen=True)
 class PrepareSummary:
@@ -23,6 +25,7 @@ class PrepareSummary:
         entities: by side, ids of all parts.
         new_entities: by side, ids that the new part brought.
         columns: of the interactions, and the types of them on disk.
+        unread: the sources' other columns.
         first_time, last_time: of the new part; None without times.
         size: bytes of the prepared folder.
         seconds: of the run.
@@ -41,6 +44,7 @@ class PrepareSummary:
     entities: dict[str, int]
     new_entities: dict[str, int]
     columns: dict[str, str]
+    unread: list[str]
     first_time: int | float | None
     last_time: int | float | None
     size: int
@@ -71,8 +75,15 @@ class PrepareSummary:
                 f"New: {self.new_entities['query']:,} queries, "
                 f"{self.new_entities['candidate']:,} candidates."
             )
-        if self.first_time is not None:
-            lines.append(f"Times from {self.first_time} to {self.last_time}.")
+        if self.first_time is None or self.last_time is None:
+            lines.append("There are no times.")
+        else:
+            lines.append(f"Times from {date_text(self.first_time)} to {date_text(self.last_time)}.")
+        if self.unread:
+            roles = [role for role in ("time", "value", "weight") if role not in self.columns]
+            reads = " or ".join(f"--column {role}=NAME" for role in roles)
+            unread = ", ".join(self.unread)
+            lines.append(f"Not read: {unread}{reads and f'; {reads} reads one'}.")
         lines.append(
             f"{self.size / 1e6:,.1f} MB on disk; {self.seconds:.1f} s, "
             f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s, at most "

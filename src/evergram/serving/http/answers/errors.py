@@ -19,7 +19,7 @@ from evergram.errors import (
     UnknownVersionError,
 )
 
-log = logging.getLogger("evergram.serving")
+log: logging.Logger = logging.getLogger("evergram.serving")
 
 # The status and the code of each error; the first class that fits counts.
 _STATUS_AND_CODE: tuple[tuple[type[EvergramError], int, str], ...] = (
@@ -62,7 +62,9 @@ class RefusedError(ServiceError):
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status: int = status
+        self.code: str = code
+        self.param: str | None = param
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class HeldBody:
     """The body of one request, which counts to the budget until its last holder leaves."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        self.size = 0
+        self.size: int = 0
         self._parts: list[bytes] = []
         self._budget, self._taken, self._holders = budget, 0, 1
         self._lock = threading.Lock()

@@ -1,0 +1,56 @@
+"""How an index holds vectors: whole, or as codes of fewer bytes that choose rows to score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evergram.errors import DataError
+
+# Bytes a coordinate of each: 4, 2, 1, and 1/8.
+CODES = ("float32", "float16", "int8", "binary")
+LARGEST_OVERSAMPLE = 100
+
+
+@dataclass(frozen=True)
+class IndexCodes:
+    """The codes of an index. The store holds the vectors themselves beside it, and every score is
+    theirs; codes only choose the rows that are scored.
+
+    Args:
+        kind: one of `CODES`.
+        oversample: rows that are scored for each that is asked for, 1 to 100; 1 for float32, whose
+            index is searched by the vectors themselves.
+    Raises: DataError: they are not that.
+    """
+
+    kind: str
+    oversample: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in CODES:
+            raise DataError(f"Codes are {self.kind!r}; they are {', '.join(CODES)}.")
+        if not 1 <= self.oversample <= LARGEST_OVERSAMPLE:
+            raise DataError(
+                f"Oversample is {self.oversample}; it must be 1 to {LARGEST_OVERSAMPLE}."
+            )
+        if self.whole and self.oversample > 1:
+            raise DataError(
+                f"Oversample is {self.oversample}, and an index of float32 is searched by the "
+                "vectors themselves; leave it out, or take codes of fewer bytes."
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the index holds the vectors themselves."""
+        return self.kind == "float32"
+
+    def check(self, offered: Sequence[str], address: str) -> None:
+        """Raises: DataError: they are not among those that a store offers."""
+        if self.kind not in offered:
+            raise DataError(
+                f"{address} cannot build an index of {self.kind}; it can of {', '.join(offered)}."
+            )
+
+
+FLOAT32 = IndexCodes("float32", 1)

@@ -1,0 +1,269 @@
+"""Codes choose the rows of a search, vectors score them; a query that codes do not answer is
+searched without them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.agreement import same_hits
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.planted import planted, recall
+from tests.support.snapshot_rows import files
+
+from evergram.errors import DataError, IntegrityError
+from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.snapshot import faiss_codes, snapshot_record
+from evergram.stores.snapshot.faiss_codes import Neighbours, _reranked
+from evergram.stores.snapshot.generation import Part
+from evergram.stores.snapshot.snapshot_store import SnapshotStore
+from evergram.stores.store import Floats, Rows, Space
+
+ROWS, DIM = 4_000, 32
+CODED = [IndexCodes("float16", 2), IndexCodes("int8", 4), IndexCodes("binary", 8)]
+# Bytes of a row's code; faiss adds two floats to the bits.
+BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "int8": DIM, "binary": DIM // 8 + 8}
+
+
+def filled(folder: Path, vectors: Floats) -> SnapshotStore:
+    space = Space(0, vectors.shape[1], "sha256:0")
+    with SnapshotStore.open(str(folder), "int64") as made:
+        made.load(space, [Rows(0, pa.array(range(len(vectors))), vectors)])
+    return SnapshotStore(folder, index_from=1_000)
+
+
+def index_of(store: SnapshotStore) -> Any:
+    (index,) = store._folder.indexes.values()
+    return index
+
+
+@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
+def test_few_bytes_find_nearly_all_of_the_best(tmp_path: Path, codes: IndexCodes) -> None:
+    vectors, queries = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(codes)
+    record = index_of(store).record
+    assert record.index_codes == codes
+    assert record.recall >= 0.95
+    assert index_of(store)._index.code_size == BYTES[codes.kind]
+    # `recall` compares every score with the product of the vectors themselves.
+    assert recall(store, 0, vectors, queries, 10) >= 0.9
+    assert recall(store, 0, vectors, queries, 10, np.arange(0, ROWS, 7)) == 1.0
+    assert len(store.search({0: queries[:1]}, ROWS)[0]) == ROWS
+    # Opened again, in another process's place, it is the same index.
+    with SnapshotStore.open(str(tmp_path / "store")) as again:
+        assert index_of(again).record == record
+        assert recall(again, 0, vectors, queries, 10) >= 0.9
+    store.close()
+
+
+@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
+def test_rows_that_are_gone_or_new_are_as_in_the_oracle(tmp_path: Path, codes: IndexCodes) -> None:
+    vectors, queries = planted(ROWS, DIM)
+    store, oracle = filled(tmp_path / "store", vectors), DictionaryStore()
+    oracle.load(Space(0, DIM, "sha256:0"), [Rows(0, pa.array(range(ROWS)), vectors)])
+    store.build_index(codes)
+    gone = np.argsort(-(queries[0] @ vectors.T))[:5].tolist()
+    for each in (store, oracle):
+        each.delete(gone[:3])
+        each.upsert(Rows(0, pa.array([gone[3], ROWS]), np.stack([queries[0], queries[0] * 2])))
+    hits, truth = (each.search({0: queries[:1]}, 3)[0] for each in (store, oracle))
+    assert hits.ids.to_pylist() == truth.ids.to_pylist()
+    assert not set(gone[:3]) & set(hits.ids.to_pylist())
+    same_hits(store, oracle, {0: queries[:2]}, ROWS)
+    store.close()
+
+
+def test_a_query_that_binary_codes_do_not_answer_is_searched_exactly(tmp_path: Path) -> None:
+    """A squared length behind a vector is the smallest of its values, and decides a distance."""
+    base, queries = planted(ROWS, DIM)
+    base *= np.exp(0.4 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
+    lengths = (base**2).sum(axis=1, keepdims=True) / 1024
+    vectors = np.hstack([base, lengths]).astype(np.float32)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(IndexCodes("binary", 8))
+    distances = np.hstack([queries, np.full((len(queries), 1), -512, np.float32)])
+    part = store._current().parts[0]
+    index = index_of(store)
+    answers = faiss_codes.search(
+        index._index, part, distances, 10, index.record.lists, index.record.index_codes
+    )
+    assert all(answer is None for answer in answers)
+    assert recall(store, 0, vectors, distances, 10) == 1.0
+    store.close()
+
+
+class Estimates:
+    """An index whose estimates a test chooses; it has every row in one list."""
+
+    def __init__(self, estimates: Floats) -> None:
+        self._estimates = estimates
+
+    def search(self, queries: Floats, k: int, params: object) -> tuple[Floats, Any]:
+        order = np.argsort(-self._estimates, kind="stable")[:k]
+        return self._estimates[order][None], order[None]
+
+
+class Vectors:
+    """A segment of a part: vectors alone."""
+
+    def __init__(self, vectors: Floats) -> None:
+        self._vectors = vectors
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def vectors(self, rows: Any) -> Floats:
+        chosen: Floats = self._vectors[rows]
+        return chosen
+
+
+def left_out(order: Any, size: int, truth: Any, estimates: Any) -> list[int]:
+    """Return the rows behind the first `size` whose errors are as those of the first."""
+    errors = truth - estimates
+    largest = max([0.0, *(errors[row] for row in order[:size])])
+    return [row for row in order[size:] if errors[row] <= largest]
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.1, 1.0, 30.0]),
+)
+@settings(deadline=None, max_examples=200)
+def test_what_is_answered_is_what_the_estimates_allow(
+    seed: int, k: int, oversample: int, noise: float
+) -> None:
+    """Whatever codes estimate: no row that was left out is among the k best, unless its estimate is
+    further below its product than that of every row that was looked at."""
+    draw = np.random.default_rng(seed)
+    vectors = draw.standard_normal((60, 4)).astype(np.float32)
+    query = draw.standard_normal(4).astype(np.float32)
+    truth = vectors.astype(np.float64) @ query.astype(np.float64)
+    estimates = (truth + noise * draw.standard_normal(60)).astype(np.float32)
+    part = Part(Vectors(vectors), None)  # type: ignore[arg-type]
+    nearest = _reranked(Estimates(estimates), part, query, k, 1, oversample)
+    if nearest is None:
+        assert noise > 0
+        return
+    assert len(nearest.rows) == k
+    np.testing.assert_allclose(nearest.scores, truth[nearest.rows], rtol=1e-5, atol=1e-5)
+    order = np.argsort(-estimates, kind="stable")
+    allowed = [
+        left_out(order, size, truth, estimates) for size in (oversample * k, 4 * oversample * k)
+    ]
+    worst = nearest.scores.min() + 1e-4
+    assert any(all(truth[row] <= worst for row in rows) for rows in allowed)
+    if noise == 0:
+        assert set(nearest.rows.tolist()) == set(np.argsort(-truth)[:k].tolist())
+
+
+def test_the_best_of_neighbours() -> None:
+    some = Neighbours(np.array([1.0, 3.0, 2.0], np.float32), np.array([7, 8, 9]))
+    assert some.best(5) is some
+    assert set(some.best(2).rows.tolist()) == {8, 9}
+
+
+def test_an_index_is_built_anew_for_other_codes_alone(tmp_path: Path) -> None:
+    vectors, queries = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    before: list[str] = []
+    for codes in (FLOAT32, CODED[1], IndexCodes("int8", 6), CODED[2], FLOAT32):
+        # A reader that has the last index open goes on with it while it is replaced.
+        with SnapshotStore.open(str(tmp_path / "store")) as reader:
+            reader.search({0: queries[:1]}, 3)
+            store.build_index(codes)
+            assert len(reader.search({0: queries[:1]}, 3)[0]) == 3
+        after = files(store)
+        assert after != before
+        assert sum(name.endswith(".faiss") for name in after) == 1
+        stamps = [path.stat().st_mtime_ns for path in sorted((tmp_path / "store").rglob("*.*"))]
+        store.build_index(codes)
+        assert stamps == [p.stat().st_mtime_ns for p in sorted((tmp_path / "store").rglob("*.*"))]
+        assert files(store) == after
+        before = after
+    store.close()
+
+
+def test_a_damaged_index_of_codes_is_an_error(tmp_path: Path) -> None:
+    vectors, _ = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(CODED[2])
+    store.close()
+    (path,) = (tmp_path / "store" / "segments").glob("*.faiss")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(IntegrityError, match="is not what was written"):
+        SnapshotStore.open(str(tmp_path / "store"))
+
+
+def test_codes_that_find_too_few_are_refused_and_the_store_is_as_it_was(tmp_path: Path) -> None:
+    # Without clusters, and few signs: two bits say next to nothing.
+    vectors = np.random.default_rng(0).standard_normal((ROWS, 2)).astype(np.float32)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index()
+    before, record = files(store), (tmp_path / "store/store.json").read_bytes()
+    with pytest.raises(DataError, match=r"binary with oversample 1 finds .*% of the ten best of"):
+        store.build_index(IndexCodes("binary", 1))
+    assert files(store) == before
+    assert (tmp_path / "store/store.json").read_bytes() == record
+    store.close()
+
+
+def test_values_too_large_for_float16_are_refused(tmp_path: Path) -> None:
+    vectors, _ = planted(ROWS, DIM)
+    vectors[17, 3] = 70_000
+    store = filled(tmp_path / "store", vectors)
+    with pytest.raises(DataError, match=r"size 7e\+04, and float16 holds 65504 at most; take int8"):
+        store.build_index(IndexCodes("float16", 2))
+    store.close()
+
+
+def test_the_longest_row_is_within_the_bounds_of_int8(tmp_path: Path) -> None:
+    vectors, _ = planted(ROWS, DIM)
+    vectors[17, 3] = 30
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(IndexCodes("int8", 4))
+    query = np.eye(1, DIM, 3, dtype=np.float32)
+    (answer,) = faiss_codes.search(
+        index_of(store)._index, store._current().parts[0], query, 1, 10**6, IndexCodes("int8", 1)
+    )
+    assert answer is not None
+    assert answer.rows.tolist() == [17]
+    store.close()
+
+
+def test_an_old_faiss_has_no_binary_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faiss
+
+    vectors, _ = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    monkeypatch.delattr(faiss, "IndexIVFRaBitQ")
+    with pytest.raises(DataError, match=r"binary codes needs faiss 1\.11 or later"):
+        store.build_index(CODED[2])
+    store.close()
+
+
+def test_a_record_of_format_2_has_indexes_of_whole_vectors(tmp_path: Path) -> None:
+    vectors, queries = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index()
+    truth = [hits.ids.to_pylist() for hits in store.search({0: queries}, 10)]
+    store.close()
+    path = tmp_path / "store" / "store.json"
+    body = json.loads(path.read_text())["store"]
+    index = body["segments"][0]["index"]
+    assert [index.pop(name) for name in ("codes", "oversample")] == ["float32", 1]
+    body["format_version"] = 2
+    path.write_text(json.dumps({"sha256": snapshot_record._digest(body), "store": body}))
+    with SnapshotStore.open(str(tmp_path / "store")) as old:
+        assert [hits.ids.to_pylist() for hits in old.search({0: queries}, 10)] == truth
+        assert index_of(old).record.index_codes == FLOAT32
