@@ -15,6 +15,9 @@ import pytest
 import torch
 from pydantic import BaseModel
 from tests.support.command import every_command
+from tests.support.lineages import lineage_of
+from tests.support.own_tables import own_table
+from tests.support.postgres_server import postgres
 from tests.support.searched_arrays import searched
 from tests.support.two_models import by_two_models
 
@@ -313,8 +316,20 @@ def test_the_python_of_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with open_store("snapshot:DIR", create="int64") as store:
         fill(Lineage.open(lineage_folder), store, "candidate")
+    lineage_of(tmp_path / "lineages" / "documents", canaries=2)
+    own_table(300, {0: range(300), 1: range(100)}, name="documents")
+    for version, column in enumerate(["embedding", "embedding_v1"]):
+        postgres().sql(f"alter table documents rename e{version} to {column}")
     space: dict[str, Any] = {}
-    exec(compile(python_of("stores"), "stores.md", "exec"), space)
+    page = (ROOT / "docs" / "stores.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        block = block.replace("postgresql://me@db/shop", postgres().uri)
+        exec(compile(block, "stores.md", "exec"), space)
+    # Of every third document, the years that the example asks for.
+    assert {i % 3 for i in space["hits"].ids.to_pylist()} == {0}
+    assert space["hits"].ids.to_pylist() == space["same"].ids.to_pylist()
+    assert len(space["hits"]) == 5
+    assert space["hits"].ids[0].as_py() == 12
     assert space["newest"].shape == (2, 3)
     assert space["oldest"].shape == (2, 4)
     # Three coordinates, and the squared length at versions 0, 1 and 2.

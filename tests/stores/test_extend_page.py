@@ -28,5 +28,7 @@ def test_the_page_names_every_member_that_a_store_implements() -> None:
 
 
 def test_every_kind_that_an_address_names_is_enrolled() -> None:
-    names = {kind.name.removesuffix("Store").lower() for kind in KINDS.values()}
+    # Those that only read tables of somebody's own hold nothing that the tests could write.
+    own = [kind for kind in KINDS.values() if not kind.name.startswith("Adopted")]
+    names = {kind.name.removesuffix("Store").lower() for kind in own}
     assert names <= set(store_kinds.STORES)

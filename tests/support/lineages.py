@@ -31,9 +31,14 @@ def publish(
     rows: int = 300,
     text: bool = False,
     promote: bool = True,
+    canaries: int = 0,
 ) -> Lineage:
     """Add a version. Its transform takes the first coordinates, scales and shifts them, which gives
-    z of the version before plus 0.1 · version."""
+    z of the version before plus 0.1 · version.
+
+    Args:
+        canaries: one in so many rows is kept for ever; none by default.
+    """
     back = None
     if version:
         old = DIMS[version - 1]
@@ -48,23 +53,31 @@ def publish(
         back,
         {"metrics": {"model": {}}, "version": version},
         {},
+        canaries=_canaries(version, rows, canaries) if canaries else {},
     )
     publish_next(lineage, artefact, promote=promote)
     return lineage
 
 
-def lineage_of(folder: Path, versions: int = 3, rows: int = 300, text: bool = False) -> Lineage:
+def _canaries(version: int, rows: int, one_in: int) -> dict[str, tuple[pa.Array, Tensor]]:
+    ids = pa.array(range(0, rows, one_in)).cast(pa.string())
+    return {"object": (ids, vectors_of(version, rows)[::one_in])}
+
+
+def lineage_of(
+    folder: Path, versions: int = 3, rows: int = 300, text: bool = False, canaries: int = 0
+) -> Lineage:
     """A lineage of `versions` versions: a copy, as each publication waits for the disk."""
-    shutil.copytree(_published(versions, rows, text), folder, dirs_exist_ok=True)
+    shutil.copytree(_published(versions, rows, text, canaries), folder, dirs_exist_ok=True)
     return Lineage.open(folder)
 
 
 @cache
-def _published(versions: int, rows: int, text: bool) -> Path:
-    folder = Path(_folder().name) / f"{versions}-{rows}-{text}"
+def _published(versions: int, rows: int, text: bool, canaries: int) -> Path:
+    folder = Path(_folder().name) / f"{versions}-{rows}-{text}-{canaries}"
     lineage = Lineage.create(folder, "line")
     for version in range(versions):
-        publish(lineage, version, rows, text)
+        publish(lineage, version, rows, text, canaries=canaries)
     return folder
 
 

@@ -31,6 +31,7 @@ from evergram.retrieval.backfill_order import backfill_order
 from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
+from evergram.stores.adopted_store import AdoptedStore, read_only
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ID_TYPES, Rows, Store
 from evergram.system_errors import reason_and_remedy
@@ -77,6 +78,8 @@ class Backfill:
     """
 
     def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
+        if isinstance(store, AdoptedStore):
+            raise read_only(store.address)
         check_store(lineage, store, side, withdrawn=True)
         self.lineage: Lineage = lineage
         self.store: Store = store

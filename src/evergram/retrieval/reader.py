@@ -15,18 +15,19 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.errors import DataError, LineageError, ShapeError, StoreError
+from evergram.errors import DataError, LineageError, StoreError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.score_maps import ScoreMaps
+from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
-from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.store_check import check_spaces, check_store
-from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.version_maps import VersionMaps, checked_vectors
+from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
@@ -218,6 +219,7 @@ class Reader:
         metric: Metric = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
         *,
+        filter: Filter | None = None,
         scores: Scores = "raw",
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
@@ -226,6 +228,8 @@ class Reader:
             queries: [Q, D_j] or [D_j], in the space of version j.
             metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
             ids: search only among these.
+            filter: search only among rows whose metadata fulfil it, in a table of your own:
+                docs/stores.md, "Filters".
             scores: "calibrated" as of `calibrated`, for queries of the side "query" if there is
                 one, else of the searched side.
         Returns: one for each query.
@@ -242,18 +246,8 @@ class Reader:
         checked = self.queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:
-            fields = [
-                Field(view, self._maps, v, target, self.lineage.manifest(v).dim, space.dim)
-                for v, space in view.filled().items()
-            ]
-            if not fields:
-                if not view.spaces():
-                    raise LineageError(
-                        f"{store.address} was never filled; 'evergram store fill' or fill(lineage, "
-                        "store, side) fills it."
-                    )
-                return [_nothing(view) for _ in checked]
-            return _SEARCHES[metric](fields, checked, k, ids)
+            chosen = view if filter is None else view.where(filter)
+            return search_view(chosen, self._maps, target, checked, k, metric, ids)
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
@@ -403,27 +397,4 @@ class Reader:
 
         Raises: ShapeError, DataError: they are no finite vectors of the version.
         """
-        try:
-            vectors = np.ascontiguousarray(queries, dtype=np.float32)
-        except (ValueError, TypeError):
-            raise ShapeError("Vectors must be numbers, all of one length.") from None
-        vectors = vectors[None] if vectors.ndim == 1 else vectors
-        dim = self.lineage.manifest(version).dim
-        if vectors.ndim != 2 or vectors.shape[1] != dim:
-            raise ShapeError(
-                f"Vectors are {list(vectors.shape)}; those of version {version} have dim {dim}."
-            )
-        flat = vectors.reshape(-1)
-        # The sum of squares is finite only if all are, and costs a quarter of looking at each.
-        with np.errstate(over="ignore", invalid="ignore"):
-            quick = bool(np.isfinite(np.dot(flat, flat)))
-        if not quick and not np.isfinite(vectors).all():
-            raise DataError("A vector is not finite: it has a NaN or an infinity.")
-        return vectors
-
-
-_SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
-
-
-def _nothing(store: StoreView) -> Hits:
-    return Hits(pa.array([], store.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        return checked_vectors(queries, self.lineage.manifest(version).dim, version)

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.adopting.adopted_check import check_adopted
+from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.store import Store, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -26,6 +28,9 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it does
         not say of which side, and its rows do not prove it. LineageError: as `check_spaces`.
     """
+    if isinstance(store, AdoptedStore):
+        check_adopted(lineage, store, side)
+        return
     check_spaces(lineage, store, withdrawn=withdrawn)
     recorded = store.side
     if recorded == side:

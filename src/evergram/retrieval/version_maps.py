@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from evergram.errors import LineageError
+from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.stores.store import Floats
 from evergram.tracing import span
@@ -57,6 +58,10 @@ class VersionMaps:
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._made: dict[tuple[int, int], AffineMap | None] = {}
+
+    def dim(self, version: int) -> int:
+        """Return D of a version."""
+        return self._lineage.manifest(version).dim
 
     def rows(self, vectors: Floats, source: int, target: int) -> Floats:
         """Return vectors [n, D_source] of one version as another reads them, [n, D_target].
@@ -125,3 +130,28 @@ class VersionMaps:
             np.ascontiguousarray(weight.numpy().T, dtype=np.float32),
             offset.numpy().astype(np.float32) if bool(offset.any()) else None,
         )
+
+
+def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
+    """Return vectors of a version, one or several, as float32 [Q, D].
+
+    Args:
+        dim: D of the version.
+    Raises: ShapeError, DataError: they are no finite vectors of it.
+    """
+    try:
+        checked = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (ValueError, TypeError):
+        raise ShapeError("Vectors must be numbers, all of one length.") from None
+    checked = checked[None] if checked.ndim == 1 else checked
+    if checked.ndim != 2 or checked.shape[1] != dim:
+        raise ShapeError(
+            f"Vectors are {list(checked.shape)}; those of version {version} have dim {dim}."
+        )
+    flat = checked.reshape(-1)
+    # The sum of squares is finite only if all are, and costs a quarter of looking at each.
+    with np.errstate(over="ignore", invalid="ignore"):
+        quick = bool(np.isfinite(np.dot(flat, flat)))
+    if not quick and not np.isfinite(checked).all():
+        raise DataError("A vector is not finite: it has a NaN or an infinity.")
+    return checked

@@ -144,6 +144,7 @@ class Client:
         metric: Literal["ip", "l2", "cosine"] = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
         *,
+        filter: Mapping[str, Any] | None = None,
         rerank: int | None = None,
         scores: Literal["raw", "calibrated"] = "raw",
     ) -> list[Hits]:
@@ -153,6 +154,8 @@ class Client:
             version: the version of the vectors; default as for `embed`.
             side: the side that is searched.
             ids: search among these ids only.
+            filter: search among rows whose metadata fulfil it, such as {"category": "news"}; see
+                docs/serving.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
             scores: "calibrated" as the version itself gave them, see `Reader.calibrated`.
         """
@@ -165,6 +168,7 @@ class Client:
             "side": side,
             "metric": metric,
             "ids": None if chosen is None else list(chosen),
+            "filter": None if filter is None else dict(filter),
             "rerank": rerank,
             "scores": scores,
         }
@@ -184,7 +188,7 @@ class Client:
         Args:
             version: at which the texts and the objects are read; default as for `embed`.
             role: chooses the encoder's prompt.
-            options: of `search`: side, metric, ids, rerank and scores.
+            options: of `search`: side, metric, ids, filter, rerank and scores.
         """
         asked = {"input": list(texts), "input_type": role, "k": k, "version": version, **options}
         named = {name: value for name, value in asked.items() if value is not None}

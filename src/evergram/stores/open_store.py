@@ -41,6 +41,11 @@ KINDS = {
         "evergram.stores.postgres.pgvector_store",
         "PgvectorStore",
     ),
+    "pgvector-table": StoreKind(
+        "pgvector-table:postgresql://USER@HOST/DATABASE#table=TABLE&id=COLUMN&v0=COLUMN",
+        "evergram.stores.postgres.adopted_table",
+        "AdoptedTable",
+    ),
     "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance.lance_store", "LanceStore"),
     "qdrant": StoreKind(
         "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.filters import Filter
 from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, check_k, merge_hits, row_checks
 
 
@@ -63,6 +65,18 @@ class StoreView(ABC):
         without counting."""
         held = self.count()
         return {version: space for version, space in self.spaces().items() if version in held}
+
+    def where(self, conditions: Filter) -> Self:
+        """Return a view of the rows whose metadata fulfil a filter; `docs/stores.md`, "Filters".
+
+        Raises: DataError: the filter is wrong, or, in all stores that Evergram writes, there is no
+            metadata.
+        """
+        raise DataError(
+            f"{self.address} was written by Evergram and holds ids and vectors alone, so that it "
+            "cannot be filtered by metadata: leave the filter out, search among 'ids', or read a "
+            'table that has the metadata (docs/stores.md, "Your own table").'
+        )
 
     def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
         """Return the rows of the ids that are there, grouped by version, in any order."""

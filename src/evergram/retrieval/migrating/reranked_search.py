@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from evergram.errors import DataError, ShapeError
 from evergram.retrieval.migrating.cascade import DEPTH, KeptVectors, by_vectors
 from evergram.retrieval.reader import Metric, Reader, Version
+from evergram.stores.filters import Filter
 from evergram.stores.rows import Floats, Hits, check_k
 
 
@@ -52,6 +53,7 @@ def reranked_search(
     side: str | None = None,
     metric: Metric = "ip",
     ids: pa.Array | Sequence[int | str] | None = None,
+    filter: Filter | None = None,
     most: int | None = None,
 ) -> Reranked:
     """Return the k best of each query by own vectors of a version, of the best by the stored rows.
@@ -66,7 +68,7 @@ def reranked_search(
         kept: vectors of version j, and its encoder.
         version: j; production by default.
         rerank: hits of each query to re-rank, at least k. What they miss cannot come back.
-        side, metric, ids: as for `Reader.search`.
+        side, metric, ids, filter: as for `Reader.search`.
         most: objects that may be encoded; any number by default.
     Raises: as `Reader.search` and `KeptVectors.of`; DataError: `rerank` is below k; ShapeError:
         kept vectors are of another dim. EncodingLimitError: more than `most` objects have neither
@@ -84,11 +86,12 @@ def reranked_search(
         )
     oldest = reader.oldest_row(target, side)
     if oldest is None or oldest == target:
-        return Reranked(reader.search(queries, k, target, side, metric, ids))
+        return Reranked(reader.search(queries, k, target, side, metric, ids, filter=filter))
     # Rows of versions before and after j are both read at the oldest: every way leads back.
     start = min(oldest, target)
     asked = reader.queries(queries, target)
-    first = reader.search(reader.transform(asked, target, start), rerank, start, side, metric, ids)
+    turned = reader.transform(asked, target, start)
+    first = reader.search(turned, rerank, start, side, metric, ids, filter=filter)
     if not any(map(len, first)):
         return Reranked(first)
     touched = pc.unique(pa.concat_arrays([hits.ids for hits in first if len(hits)]))

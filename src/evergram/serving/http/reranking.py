@@ -93,6 +93,7 @@ def reranked(
             side=side,
             metric=options.metric,
             ids=ids,
+            filter=options.filter,
             most=call.settings.max_batch,
         )
 

@@ -138,7 +138,9 @@ def search(call: Call) -> Answer:
     where: dict[str, int] = {}
     if options.rerank is None:
         results = looked_up(
-            lambda: reader.search(queries, options.k, version, side, options.metric, ids)
+            lambda: reader.search(
+                queries, options.k, version, side, options.metric, ids, filter=options.filter
+            )
         )
     else:
         ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids))

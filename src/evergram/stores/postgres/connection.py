@@ -65,20 +65,24 @@ def read_address(address: str) -> tuple[dict[str, str], str]:
     Raises: DataError: it is not that. The message does not repeat it: there may be a password.
     """
     url, _, name = address.rpartition("#")
-    params: dict[str, str] = {}
-    try:
-        if url:
-            parsed = conninfo.conninfo_to_dict(url)
-            params = {key: str(value) for key, value in parsed.items()}
-    except psycopg.Error:
-        url = ""
-    ports = params.get("port", "").split(",")
-    if not url or not name or not all(p.isdigit() or not p for p in ports):
+    params = read_url(url)
+    if params is None or not name:
         raise DataError(
             "The address of a store in PostgreSQL is postgresql://USER:PASSWORD@HOST/DATABASE#NAME;"
             " in a password, write @ as %40, # as %23, / as %2F and % as %25."
         )
     return params, checked_name(name)
+
+
+def read_url(url: str) -> dict[str, str] | None:
+    """Return the parameters of a connection; None if `url` is not one."""
+    try:
+        parsed = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        return None
+    params = {key: str(value) for key, value in parsed.items()}
+    ports = params.get("port", "").split(",")
+    return params if url and all(p.isdigit() or not p for p in ports) else None
 
 
 def show_address(params: dict[str, str], name: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     TypeAdapter,
@@ -21,6 +22,7 @@ from pydantic import (
 )
 
 from evergram.serving.object_features import Features, Id, Int64, Text
+from evergram.stores.filters import MOST_FIELDS, MOST_VALUES
 from evergram.texts.text_encoder import Role
 
 # A number, "v0", or a label.
@@ -38,6 +40,18 @@ InputText = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 InputTexts = Annotated[list[InputText], Field(fail_fast=True)]
 Fingerprint = Annotated[StrictStr, Field(max_length=256)]
 Metric = Literal["ip", "l2", "cosine"]
+
+
+# Values of a filter, which is never SQL: the store gets them as bound parameters.
+FieldName = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+FilterValue = StrictBool | Int64 | StrictFloat | Text
+FilterValues = Annotated[list[FilterValue], Field(min_length=1, max_length=MOST_VALUES)]
+Bound = Literal["gt", "gte", "lt", "lte"]
+Bounds = Annotated[dict[Bound, Int64 | StrictFloat | Text], Field(min_length=1)]
+Conditions = Annotated[
+    dict[FieldName, FilterValue | FilterValues | Bounds],
+    Field(min_length=1, max_length=MOST_FIELDS),
+]
 
 
 class _RequestModel(BaseModel):
@@ -113,6 +127,8 @@ class SearchOptions(_RequestModel):
         version: the version whose space the queries are in.
         side: the side that is searched.
         ids: search among these ids only.
+        filter: search among rows whose metadata fulfil all of these: a field is a value, one of a
+            list of values, or within bounds.
         fingerprint: the queries' fingerprint; the request is refused where the version's differs.
         rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
             which are computed from texts where they are not stored, and kept.
@@ -124,6 +140,7 @@ class SearchOptions(_RequestModel):
     side: SideName | None = None
     metric: Metric = "ip"
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
+    filter: Conditions | None = None
     fingerprint: Fingerprint | None = None
     rerank: Annotated[StrictInt, Field(ge=1)] | None = None
     scores: Literal["raw", "calibrated"] = "raw"

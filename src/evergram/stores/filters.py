@@ -1,0 +1,97 @@
+"""Filters by metadata, in the small form that a client of the service may send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from evergram.errors import DataError
+
+# The form below; or, in Python alone, a store's own terms: SQL, or SQL and its parameters.
+Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]]
+Value: TypeAlias = bool | int | float | str
+
+RANGE = ("gt", "gte", "lt", "lte")
+MOST_FIELDS, MOST_VALUES = 32, 1_000
+FORM = (
+    'a filter is {"field": value}, {"field": [value, value]} or {"field": {"gte": value, '
+    '"lt": value}} with gt, gte, lt and lte; all its fields must hold'
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on one field.
+
+    Args:
+        operator: "in" one of the values; or "gt", "gte", "lt", "lte" than the one value.
+        values: all of one type, at least one; ints and floats are one type.
+    """
+
+    field: str
+    operator: str
+    values: tuple[Value, ...]
+
+
+def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
+    """Return the conditions of a filter, all of which must hold.
+
+    Args:
+        conditions: field to a value, to a list of values, or to bounds by "gt", "gte", "lt", "lte".
+    Raises: DataError: it has another form.
+    """
+    if not conditions or len(conditions) > MOST_FIELDS:
+        raise DataError(
+            f"A filter has {len(conditions)} fields; it needs 1 to {MOST_FIELDS}: {FORM}."
+        )
+    return [one for field, asked in conditions.items() for one in _of_field(field, asked)]
+
+
+def _of_field(field: object, asked: object) -> list[Condition]:
+    if not isinstance(field, str) or not _is_text(field):
+        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is no name; {FORM}.")
+    if isinstance(asked, Mapping):
+        if not asked or not asked.keys() <= set(RANGE):
+            raise DataError(f"The bounds of field {field[:80]!r} are wrong; {FORM}.")
+        return [Condition(field, name, (_value(field, bound),)) for name, bound in asked.items()]
+    values = list(asked) if isinstance(asked, (list, tuple)) else [asked]
+    if not 1 <= len(values) <= MOST_VALUES:
+        raise DataError(
+            f"Field {field[:80]!r} of a filter has {len(values)} values; it needs 1 to "
+            f"{MOST_VALUES}."
+        )
+    checked = tuple(_value(field, value) for value in values)
+    if len({_type(value) for value in checked}) > 1:
+        raise DataError(f"The values of field {field[:80]!r} are of several types; give one.")
+    return [Condition(field, "in", checked)]
+
+
+def _value(field: str, value: object) -> Value:
+    """Return a value that a filter may have. Raises: DataError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"A value of field {field[:80]!r} is not finite.")
+    if isinstance(value, str) and not _is_text(value):
+        raise DataError(f"A value of field {field[:80]!r} has a character that no text has.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise DataError(f"A value of field {field[:80]!r} has more than 64 bits.")
+    if not isinstance(value, (bool, int, float, str)):
+        raise DataError(f"A value of field {field[:80]!r} is no text, number or boolean; {FORM}.")
+    return value
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a text has neither a NUL nor half of a pair of surrogates."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _type(value: Value) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return "text" if isinstance(value, str) else "number"
+
+
+def type_of(condition: Condition) -> str:
+    """Return "boolean", "number" or "text", the type of a condition's values."""
+    return _type(condition.values[0])

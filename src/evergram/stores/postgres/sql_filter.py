@@ -1,0 +1,91 @@
+"""Filters as SQL: values are bound parameters, and names are checked and quoted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg.sql import SQL, Composable
+
+from evergram.errors import DataError
+from evergram.stores.filters import Condition, Filter, read_conditions, type_of
+from evergram.stores.postgres.distances import name_of
+
+WHOLE = ("int2", "int4", "int8")
+NUMBERS = (*WHOLE, "numeric", "float4", "float8")
+TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
+SIGNS = {"gt": SQL(" > "), "gte": SQL(" >= "), "lt": SQL(" < "), "lte": SQL(" <= ")}
+
+
+def sql_of(
+    asked: Filter, columns: Mapping[str, str], allowed: Sequence[str]
+) -> tuple[Composable, list[Any]]:
+    """Return a filter as a boolean expression in parentheses, and its parameters.
+
+    Args:
+        asked: conditions; or SQL, or SQL and its parameters, which is used as it is.
+        columns: of the table, with their types.
+        allowed: columns that conditions may name.
+    Raises: DataError: the filter is wrong.
+    """
+    if isinstance(asked, Mapping):
+        conditions = read_conditions(asked)
+        parts = [_condition(condition, columns, allowed) for condition in conditions]
+        together = SQL("({})").format(SQL(" and ").join(parts))
+        return together, [list(condition.values) for condition in conditions]
+    match asked:
+        case str(text):
+            bound: Sequence[Any] = ()
+        case (str(text), list() | tuple() as bound):
+            pass
+        case _:
+            text = ""
+    if not text.strip() or "\0" in text:
+        raise DataError(
+            "A filter is a dictionary of conditions, or in SQL a boolean expression, such as "
+            "\"category = 'news'\", or a pair of one with %s in it and a list of its values."
+        )
+    # Without parameters of its own, a % is a %; a comment must not swallow the parenthesis.
+    text = text if bound else text.replace("%", "%%")
+    return SQL("(\n") + SQL(text) + SQL("\n)"), list(bound)
+
+
+def _condition(
+    condition: Condition, columns: Mapping[str, str], allowed: Sequence[str]
+) -> Composable:
+    """Return one condition with one placeholder, of a list of its values."""
+    field = condition.field
+    if field not in allowed:
+        names = ", ".join(sorted(allowed))
+        can = f"it may name {names}" if names else "no field may be named"
+        raise DataError(
+            f"A filter names the field {field[:80]!r}; {can}, which the operator sets in the "
+            "store's address by filter=COLUMN,COLUMN."
+        )
+    kind = _sent_as(condition, columns[field])
+    column = name_of(field)
+    array = SQL("%s::") + SQL(kind) + SQL("[]")
+    if condition.operator == "in":
+        return column + SQL(" = any(") + array + SQL(")")
+    return column + SIGNS[condition.operator] + SQL("(") + array + SQL(")[1]")
+
+
+def _sent_as(condition: Condition, column: str) -> str:
+    """Return the SQL type that values are compared as with a column of a type."""
+    values, field = condition.values, condition.field
+    sort = type_of(condition)
+    if column == "bool" and sort == "boolean" and condition.operator == "in":
+        return "boolean"
+    if column in NUMBERS and sort == "number":
+        if column in WHOLE:
+            # A fraction must not be rounded to a whole number that rows have.
+            whole = all(isinstance(value, int) for value in values)
+            return "bigint" if whole else "numeric"
+        return {"float4": "real", "float8": "double precision"}.get(column, "numeric")
+    if column in TEXTS and sort == "text":
+        return {"varchar": "text", "name": "text", "bpchar": "bpchar"}.get(column, column)
+    raise DataError(
+        f"A filter compares the field {field[:80]!r}, of type {column}, with a {sort}; numbers are "
+        "compared with numbers, booleans with one or several booleans, and texts, dates (such as "
+        "'2026-01-31') and UUIDs with texts."
+    )

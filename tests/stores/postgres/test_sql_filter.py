@@ -1,0 +1,59 @@
+"""Filters as SQL: values are never part of the text, and names only as the operator allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evergram.errors import DataError
+from evergram.stores.postgres.sql_filter import sql_of
+
+COLUMNS = {"kind": "text", "year": "int4", "price": "float8", "on": "bool", "day": "date", "v": "x"}
+ALLOWED = ["kind", "year", "price", "on", "day", "v"]
+
+
+def text_of(asked: Any) -> tuple[str, list[Any]]:
+    query, values = sql_of(asked, COLUMNS, ALLOWED)
+    return query.as_string(None), values
+
+
+def test_conditions_become_bound_parameters() -> None:
+    asked = {"kind": "a'); drop table x; --", "year": {"gte": 1, "lt": 2.5}, "on": True}
+    text, values = text_of(asked)
+    assert text == (
+        '("kind" = any(%s::text[]) and "year" >= (%s::bigint[])[1]'
+        ' and "year" < (%s::numeric[])[1] and "on" = any(%s::boolean[]))'
+    )
+    assert values == [["a'); drop table x; --"], [1], [2.5], [True]]
+
+
+def test_sql_of_pythons_own_is_used_as_it_is() -> None:
+    assert text_of("kind like 'a%' -- so") == ("(\nkind like 'a%%' -- so\n)", [])
+    assert text_of(("kind = %s", ["a"])) == ("(\nkind = %s\n)", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({'kind" = 1 or "kind': "a"}, "may name day, kind"),
+        ({"embedding": "a"}, "may name"),
+        ({"kind": 1}, "of type text, with a number"),
+        ({"year": "1"}, "of type int4, with a text"),
+        ({"year": True}, "with a boolean"),
+        ({"on": {"gt": True}}, "with a boolean"),
+        ({"v": "a"}, "of type x"),
+        ("", "boolean expression"),
+        (3, "boolean expression"),
+        (("a", "b", "c"), "boolean expression"),
+        (("kind = %s", "a"), "boolean expression"),
+    ],
+)
+def test_other_filters_are_refused(asked: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        text_of(asked)
+
+
+def test_without_allowed_columns_no_field_may_be_named() -> None:
+    with pytest.raises(DataError, match="no field may be named"):
+        sql_of({"kind": "a"}, COLUMNS, [])
