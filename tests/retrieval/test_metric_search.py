@@ -201,7 +201,7 @@ class _Matrix:
         return [Rows(1, ids, self._stored[ids.to_numpy()])]
 
     def search(
-        self, queries: dict[int, Any], k: int, *, offsets: dict[int, Any], ids: Any
+        self, queries: dict[int, Any], k: int, *, offsets: dict[int, Any], ids: Any, exact: bool
     ) -> list[Hits]:
         scores = queries[1] @ self._stored.T + offsets[1][:, None]
         order = np.argsort(-scores, axis=1)[:, :k]

@@ -48,6 +48,10 @@ def same_hits(
 ) -> list[Hits]:
     """The best k by both: the same scores, and the same rows but where scores are equal."""
     results = store.search(queries, k, offsets=offsets, ids=ids)
+    compared = store.search(queries, k, offsets=offsets, ids=ids, exact=True)
+    assert len(compared) == len(results)
+    for hits, others in zip(compared, results, strict=True):
+        close(hits.scores, others.scores)
     truth = oracle.search(queries, k, offsets=offsets, ids=ids)
     assert len(results) == len(truth)
     everything = oracle.search(queries, 1 << 20, offsets=offsets, ids=ids)

@@ -58,9 +58,11 @@ class Field:
             widened[:, self.norm] = by_norm / NORM_SCALE
         return widened, np.zeros(len(queries), np.float32) if offset is None else offset
 
-    def search(self, queries: Floats, offsets: Floats, k: int, ids: Ids) -> list[Hits]:
+    def search(
+        self, queries: Floats, offsets: Floats, k: int, ids: Ids, exact: bool = False
+    ) -> list[Hits]:
         at = self.version
-        return self.store.search({at: queries}, k, offsets={at: offsets}, ids=ids)
+        return self.store.search({at: queries}, k, offsets={at: offsets}, ids=ids, exact=exact)
 
     def read(self, hits: Hits) -> tuple[Hits, npt.NDArray[np.float64]]:
         """Return the hits that are still stored, in their order, and z̃ [n, D_j] of each: a row may
@@ -92,7 +94,8 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
         with np.errstate(over="ignore"):
             power = power.astype(np.float32)
         asked = [field.linear(2 * queries, -1.0) for field in fields]
-        return _at_once(fields, [(q, c - power) for q, c in asked], k, ids)
+        # A row's norm is one small number of it, and weighs as much here as all others together.
+        return _at_once(fields, [(q, c - power) for q, c in asked], k, ids, exact=True)
 
     def score(query: npt.NDArray[np.float64], read: npt.NDArray[np.float64]) -> Floats:
         scores: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
@@ -194,7 +197,12 @@ def _ranked(hits: Hits, scores: Floats) -> Hits:
 
 
 def _at_once(
-    fields: Sequence[Field], asked: Sequence[tuple[Floats, Floats]], k: int, ids: Ids
+    fields: Sequence[Field],
+    asked: Sequence[tuple[Floats, Floats]],
+    k: int,
+    ids: Ids,
+    *,
+    exact: bool = False,
 ) -> list[Hits]:
     versions = [field.version for field in fields]
     return fields[0].store.search(
@@ -202,4 +210,5 @@ def _at_once(
         k,
         offsets=dict(zip(versions, (offsets for _, offsets in asked), strict=True)),
         ids=ids,
+        exact=exact,
     )

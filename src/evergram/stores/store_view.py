@@ -99,6 +99,7 @@ class StoreView(ABC):
         *,
         offsets: Mapping[int, Floats] | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
+        exact: bool = False,
     ) -> list[Hits]:
         """Return for each query the k rows with the largest ⟨q_v, z⟩ + c_v, v a row's version.
 
@@ -107,8 +108,11 @@ class StoreView(ABC):
             k: at least 1; where there are fewer rows, fewer are returned.
             offsets: for a version, c_v [Q]; 0 where it is left out.
             ids: search among these alone.
+            exact: whether to leave out an index that these queries may mislead, as a graph of
+                inner products is by queries that rows are not like.
         """
         check_k(k)
+        nearest = self._nearest_without_graph if exact else self._nearest
         spaces = self.spaces()
         sizes = {len(q) for q in queries.values()}
         for version, block in queries.items():
@@ -127,10 +131,16 @@ class StoreView(ABC):
         for version, block in queries.items():
             added = None if offsets is None else offsets.get(version)
             block = np.ascontiguousarray(block, dtype=np.float32)
-            for i, (keys, scores) in enumerate(self._nearest(version, block, k, among)):
+            for i, (keys, scores) in enumerate(nearest(version, block, k, among)):
                 shifted = scores if added is None else scores + added[i]
                 hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
         return [merge_hits(parts, k) for parts in hits]
+
+    def _nearest_without_graph(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        """As `_nearest`; a kind whose index is a graph compares all rows instead."""
+        return self._nearest(version, queries, k, ids)
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
         """Return ids as this store's type. Raises: DataError: one is null, or of another type."""

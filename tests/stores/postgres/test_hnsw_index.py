@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +13,10 @@ from tests.support.planted import planted, recall
 from tests.support.postgres_rows import NAMES, rows
 from tests.support.postgres_server import PostgresServer
 
+from evergram.compatibility.chain import Chain
 from evergram.errors import DataError
+from evergram.retrieval.metric_search import Field, by_distance
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.index_codes import IndexCodes
 from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.store import Rows, Space
@@ -37,6 +43,37 @@ def test_hnsw_finds_nearly_all_of_the_best(server: PostgresServer) -> None:
         assert len(store.search({2: queries[:1]}, 6000)[0]) == len(vectors)
         few = np.arange(0, len(vectors), 50)
         assert recall(store, 2, vectors, queries, 10, few) == 1.0
+
+
+def test_a_search_by_distance_is_not_misled_by_the_graph(server: PostgresServer) -> None:
+    vectors, queries = planted()
+    # Lengths differ as those of popular and of rare objects do.
+    lengths = np.random.default_rng(1).lognormal(sigma=1.0, size=(len(vectors), 1))
+    vectors = (vectors * lengths).astype(np.float32)
+    norms = (vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True) * NORM_SCALE
+    stored = np.concatenate([vectors, norms.astype(np.float32)], axis=1)
+    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], 32))))
+    with PgvectorStore.open(server.address(next(NAMES)), "int64") as store:
+        store.add_space(Space(0, 33, "sha256:zero"))
+        store.upsert(Rows(0, pa.array(np.arange(len(vectors))), stored))
+        assert store.build_index() == [0]
+        field = Field(store, maps, version=0, target=0, dim=32, width=33)
+        asked, offsets = field.linear(2 * queries, -1.0)
+        found = {
+            "graph": field.search(asked, offsets, 10, None),
+            "all rows": field.search(asked, offsets, 10, None, exact=True),
+            "by distance": by_distance([field], queries, 10, None),
+        }
+    distances = ((queries[:, None].astype(np.float64) - vectors[None]) ** 2).sum(axis=2)
+    best = [set(np.argsort(row)[:10].tolist()) for row in distances]
+    share = {
+        name: np.mean(
+            [len(b & set(h.ids.to_pylist())) / 10 for b, h in zip(best, hits, strict=True)]
+        )
+        for name, hits in found.items()
+    }
+    assert share["all rows"] == share["by distance"] == 1.0
+    assert share["graph"] < 0.9  # or there would be no need to compare all rows
 
 
 def test_many_ids_as_a_filter_of_the_index(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -157,6 +158,28 @@ def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
     with pytest.raises(StoreError, match="moved to other versions by another process each of the"):
         store.read_consistently(look)
     assert len(looks) == 10
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_server_is_asked_for_all_rows_where_its_graph_may_be_misled(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    store.upsert(rows(range(3)))
+    monkeypatch.setattr(store, "_remote", True)
+    asked: list[Any] = []
+    ask = store._ask
+
+    def watched(name: str, *values: Any, **named: Any) -> Any:
+        if name == "query_batch_points":
+            asked.extend(values[1])
+            plain = [one.model_copy(update={"params": None}) for one in values[1]]
+            values = (values[0], plain)  # the local mode warns of parameters
+        return ask(name, *values, **named)
+
+    monkeypatch.setattr(store, "_ask", watched)
+    hits = store.search({0: np.ones((1, 4), np.float32)}, 2, exact=exact)[0]
+    assert len(hits) == 2
+    assert [request.params.exact for request in asked] == [exact]
 
 
 def test_addresses(tmp_path: Path, store: QdrantStore) -> None:

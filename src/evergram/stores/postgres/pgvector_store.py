@@ -234,6 +234,17 @@ class PgvectorStore(Store):
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
+        exactly = ids is not None and len(ids) <= LOOKED_UP
+        return self._best(version, queries, k, ids, exactly=exactly)
+
+    def _nearest_without_graph(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        return self._best(version, queries, k, ids, exactly=True)
+
+    def _best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exactly: bool
+    ) -> list[tuple[pa.Array, Floats]]:
         among = "" if ids is None else " and id = any(%s::{ids})"
         filtered = [] if ids is None else [self._ids(ids)]
         oversample, dim = self._oversample(version), queries.shape[1]
@@ -242,7 +253,6 @@ class PgvectorStore(Store):
             self._sql(NEAREST_ROWS.replace("{among}", among), limit=rows, order=order, **inline)
             for order, rows in zip(orders(dim, oversample), (k * (oversample or 1), k), strict=True)
         )
-        exactly = ids is not None and len(ids) <= LOOKED_UP
         results = []
         for one in queries:
             query = vector(one)

@@ -263,14 +263,23 @@ class QdrantStore(TablePerVersionStore):
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
+        exact = ids is not None and len(ids) <= LOOKED_UP
+        return self._best(version, queries, k, ids, exact=exact)
+
+    def _nearest_without_graph(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        return self._best(version, queries, k, ids, exact=True)
+
+    def _best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+    ) -> list[tuple[pa.Array, Floats]]:
         from qdrant_client import models
 
-        at = self._at(version)
-        among, exact = None, False
+        at, among = self._at(version), None
         if ids is not None:
             points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
-            exact = len(points) <= LOOKED_UP
         # The local mode compares all in any case, and warns of parameters.
         params = models.SearchParams(hnsw_ef=max(128, k), exact=exact) if self._remote else None
         requests = [
