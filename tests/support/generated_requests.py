@@ -62,7 +62,8 @@ def aim(case: Any, number: int) -> None:
             whole[number % len(whole)] ^= 1 << (number % 8)
         case.body = bytes(whole)
     elif isinstance(body, dict) and number % 2:
-        for name in {"dimensions", "model", "side", "id_side", "ids", "fingerprint"} & set(body):
+        refused = {"dimensions", "model", "side", "id_side", "ids", "filter", "fingerprint"}
+        for name in refused & set(body):
             del body[name]
         if "source" in body:
             body["source"], body["target"] = version, f"v{version // 2}"
