@@ -225,6 +225,14 @@ class TestProcrustes:
         torch.testing.assert_close(fitted, turn, rtol=0, atol=1e-10)
         assert scale == pytest.approx(2.5)
 
+    @pytest.mark.parametrize("old_dim", [6, 8])
+    def test_a_planted_turn_is_found_under_a_metric(self, old_dim: int) -> None:
+        """The rounds alone, from S C, stop early where directions differ much in size."""
+        turn = random_orthonormal(0, old_dim, 6)
+        new = randn(1, 50, 6) * torch.logspace(1, -2, 6, dtype=torch.float64)
+        fitted, _ = procrustes(moments_of(new @ turn.T, new), metric_of(2, old_dim))
+        torch.testing.assert_close(fitted, turn, rtol=0, atol=1e-8)
+
     def test_into_fewer_dims_the_rounds_improve_on_the_first(self) -> None:
         turn = random_orthonormal(3, 3, 6)
         new = randn(4, 60, 6) * torch.tensor([3, 2, 1, 1, 0.5, 0.2], dtype=torch.float64)

@@ -125,8 +125,9 @@ def procrustes(
     """Return Q [D_{k-1}, D_k], with orthonormal rows or columns, and c of the best W = c Q.
 
     If ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I), Q is the polar factor of C_{k-1,k}. Otherwise no
-    closed form is known: starting from that factor, each round solves a Procrustes problem whose
-    loss lies above the true one and touches it at the last Q, so no round makes it worse.
+    closed form is known: starting from that factor, or that of S C_{k-1,k} if it errs less, each
+    round solves a Procrustes problem whose loss lies above the true one and touches it at the last
+    Q, so no round makes it worse. A Q without error is the start, if D_k ≤ D_{k-1}.
 
     Args:
         scaled: True leaves c free; otherwise it is 1.
@@ -148,7 +149,12 @@ def procrustes(
         power = float((matrix * weigh(matrix)).sum())
         return float((matrix * pull).sum()) / power if power > 0 else 1.0
 
-    turn = polar(pull)
+    def error_of(matrix: Tensor) -> float:
+        return moments.error(best_scale(matrix) * matrix, metric=metric)
+
+    turn = polar(cross)
+    if metric is not None:
+        turn = min(turn, polar(pull), key=error_of)
     scale = best_scale(turn)
     if metric is None and moments.new_dim <= moments.old_dim:
         return turn, scale
