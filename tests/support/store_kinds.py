@@ -37,6 +37,10 @@ def qdrant(folder: Path, id_type: str) -> Store:
     return open_store(f"qdrant:{folder}/qdrant#emb", create=id_type)
 
 
+def sqlite(folder: Path, id_type: str) -> Store:
+    return open_store(f"sqlite:{folder}/sqlite.db#emb", create=id_type)
+
+
 _DICTIONARIES: dict[tuple[Path, str], DictionaryStore] = {}
 
 # (folder, "int64" or "string") to the store; asked for the same folder again, what was written
@@ -47,4 +51,5 @@ STORES: dict[str, Callable[[Path, str], Store]] = {
     "pgvector": pgvector,
     "lance": lance,
     "qdrant": qdrant,
+    "sqlite": sqlite,
 }

@@ -52,6 +52,7 @@ KINDS = {
         "evergram.stores.qdrant.qdrant_store",
         "QdrantStore",
     ),
+    "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite.sqlite_store", "SqliteStore"),
 }
 
 
