@@ -23,7 +23,7 @@ from tests.support.serving_thread import no_address_listened_on, serving_in_thre
 from evergram.retrieval.fill import fill
 from evergram.stores.open_store import open_store
 
-KINDS = ["snapshot", "pgvector", "lance", "qdrant"]
+KINDS = ["snapshot", "pgvector", "lance", "qdrant", "sqlite"]
 
 
 def place(folder: Path, kind: str, name: str) -> str:
@@ -34,6 +34,7 @@ def place(folder: Path, kind: str, name: str) -> str:
         "snapshot": f"{folder}/{name}",
         "lance": f"lance:{folder}/lance#{name}",
         "qdrant": f"qdrant:{folder}/qdrant#{name}",
+        "sqlite": f"sqlite:{folder}/stores.db#{name}",
     }[kind]
 
 

@@ -180,7 +180,7 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     assert len(Reader(lineage, {"object": store}).embed(range(300), 0).vectors) == 300
 
 
-@pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb"])
+@pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb", "sqlite:vec.db#emb"])
 def test_a_store_is_its_folder_however_it_is_called(
     lineage: Lineage, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,11 @@ from evergram.stores.store import Rows, Space
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["lance", "qdrant"])
+@pytest.mark.parametrize("kind", ["lance", "qdrant", "sqlite"])
 def test_no_wrong_vector_comes_out_of_a_damaged_folder(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / kind
-    address = f"{kind}:{folder}#emb"
+    file = "/emb.db" if kind == "sqlite" else ""
+    address = f"{kind}:{folder}{file}#emb"
     vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
     with open_store(address, create="int64") as store:
         store.add_space(Space(0, 8, "sha256:zero"))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.killed_writers import kill_writers
 from tests.support.planted import planted, recall
 from tests.support.stores_together import work_together
 
@@ -181,39 +178,9 @@ def test_a_closed_store_says_so(store: LanceStore) -> None:
         store.fetch([1])
 
 
-WRITER = """
-import sys
-import numpy as np, pyarrow as pa
-from evergram.stores.lance.lance_store import LanceStore
-from evergram.stores.store import Rows
-with LanceStore.open(sys.argv[1]) as store:
-    for i in range(100_000):
-        ids = np.arange(20) + 20 * (i % 50)
-        store.upsert(Rows(i % 2, pa.array(ids), np.full((20, 4 - i % 2), i, dtype=np.float32)))
-        print(i, flush=True)
-"""
-
-
 @pytest.mark.long
 def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(store: LanceStore) -> None:
-    store.add_space(Space(1, 3, "sha256:one"))
-    for pause in (0.07, 0.2):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, store.address], stdout=subprocess.PIPE, text=True
-        )
-        assert writer.stdout is not None
-        first = writer.stdout.readline()
-        time.sleep(pause)
-        os.kill(writer.pid, signal.SIGKILL)
-        last = int((first + writer.communicate()[0]).split("\n")[-2])
-        # Every batch up to the last that was told is there as written, or as the one under way.
-        for i in range(max(0, last - 49), last + 1):
-            parts = store.fetch(np.arange(20) + 20 * (i % 50))
-            assert sum(map(len, parts)) == 20
-            for part in parts:
-                assert set(np.unique(part.vectors)) <= {i, i + 50 if i + 50 == last + 1 else i}
-        store.delete(range(1000))
-        assert store.count() == {}
+    kill_writers(store)
 
 
 def test_a_table_of_somebody_else_is_refused_and_stays(store: LanceStore) -> None:

@@ -144,6 +144,7 @@ CASES = [
     unwritable("ro", "a store", "--quiet store fill l --store object=ro/s"),
     unwritable("ro", "a store in LanceDB", "--quiet store fill l --store object=lance:ro/s#t"),
     unwritable("ro", "a store in Qdrant", "--quiet store fill l --store object=qdrant:ro/s#t"),
+    unwritable("ro", "a store in SQLite", "--quiet store fill l --store object=sqlite:ro/s#t"),
     unwritable("ro", "a first recipe", "init clicks.parquet --out ro/r.toml"),
     unwritable("ro", "a page", f"{TRAIN} new --report ro/r.html"),
     unwritable("l", "a label", "label l gold 0"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,12 @@ def foreign_qdrant(folder: Path) -> None:
     client.close()
 
 
+def foreign_sqlite(folder: Path) -> None:
+    """Make a table of somebody's own, by the name that a store would take."""
+    with closing(sqlite3.connect(folder / "e.db")) as connection, connection:
+        connection.execute("create table t_v1 (name text, price real)")
+
+
 def filled_candidates(folder: Path) -> None:
     """Fill the store `c` with the candidates of the lineage `t`."""
     assert exit_code("store", "fill", "t", "--store", "candidate=c") == 0
@@ -224,6 +231,12 @@ CASES = [
     fill("a Qdrant below a file", "qdrant:old.npy/q#t", "old.npy"),
     fill("a Qdrant folder that is damaged", "qdrant:q#t", "", put("{", "q/meta.json")),
     fill("a Qdrant collection of another's", "qdrant:q#t", "", foreign_qdrant),
+    fill("an SQLite file without a store", "sqlite:e.db"),
+    fill("an SQLite store of a bad name", "sqlite:e.db#a/b", "a/b"),
+    fill("an SQLite file that is another's", "sqlite:shop.toml#t", "shop.toml"),
+    fill("an SQLite file that is a folder", "sqlite:o#t", "o", put("x", "o/readme.txt")),
+    fill("an SQLite file below a file", "sqlite:old.npy/e#t", "old.npy"),
+    fill("an SQLite table of another's", "sqlite:e.db#t", "sqlite:e.db#t", foreign_sqlite),
     asked("a backfill of no store", "backfill plan l", "--store"),
     asked("a backfill of two stores", f"{PLAN} object=s --store object=older", "one store"),
     asked("a backfill of an unknown side", f"{PLAN} user=s", "user"),

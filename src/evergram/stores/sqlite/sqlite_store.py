@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.sqlite.sqlite_file import SqliteFile
 from evergram.stores.sqlite.sqlite_tables import (
@@ -101,7 +101,9 @@ class SqliteStore(Store):
     def count(self) -> dict[int, int]:
         with self._reading() as connection:
             counts = {
-                version: int(connection.execute(f"select count(*) from {table}").fetchall()[0][0])
+                version: _number(
+                    connection.execute(f"select count(*) from {table}").fetchall()[0][0]
+                )
                 for version, table in self._tables(connection).items()
             }
         return {version: count for version, count in counts.items() if count}
@@ -197,9 +199,14 @@ class SqliteStore(Store):
                     f"{query}{after} order by {self._key} limit ?", values
                 ).fetchall()
                 block = self._block(version, cells) if cells else None
+                before, last = last, _number(cells[-1][3]) if cells else None
+                if before is not None and last is not None and last <= before:
+                    raise StoreError(
+                        f"{self.address} has rows out of their order: its file is damaged; restore "
+                        "it from a copy."
+                    )
             if block is not None:
                 yield block
-                last = cells[-1][3]
             if len(cells) < size:
                 return
 
@@ -211,7 +218,7 @@ class SqliteStore(Store):
                 return [self._best(connection, version, query, k) for query in queries]
             query = f"select id, vector, checksum from {self._table(version)} where id = ?"
             cells = list(connection.executemany(query, [(key,) for key in ids.to_pylist()]))
-        return [self._best_of(version, cells, query, k) for query in queries]
+            return [self._best_of(version, cells, query, k) for query in queries]
 
     def _best(
         self, connection: Connection, version: int, query: Floats, k: int
@@ -230,7 +237,7 @@ class SqliteStore(Store):
             limit = min(wanted, LARGEST_LIMIT)
             cells = connection.execute(statement, (unit.tobytes(), slack, limit)).fetchall()
             keys, scores = self._best_of(version, cells, query, k)
-            bounds = [bound for *_, bound in cells if bound is not None]
+            bounds = [bound for *_, bound in cells if isinstance(bound, float)]
             if len(bounds) < limit or scores[-1] >= min(bounds) * length:
                 return keys, scores
             wanted *= 4
@@ -281,3 +288,10 @@ class SqliteStore(Store):
 
     def _gone(self) -> DataError:
         return DataError(f"There is no store at {self.address}; create it first.")
+
+
+def _number(cell: object) -> int:
+    """Return the whole number in a cell. Raises: TypeError: it is damaged, and is none."""
+    if not isinstance(cell, int):
+        raise TypeError(f"a number is {type(cell).__name__}")
+    return cell
