@@ -1,11 +1,7 @@
-"""What is particular to SQLite: exactness by sqlite-vec's distances, lengths, files of others."""
+"""What is particular to SQLite: exactness by sqlite-vec's distances, damaged rows, pages."""
 
 from __future__ import annotations
 
-import sqlite3
-import sys
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,36 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.killed_writers import kill_writers
+from tests.support.sqlite_files import edited, rows
 from tests.support.stores_together import work_together
 
-from evergram.errors import DataError, FormatError, IntegrityError, StoreError
+from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
-from evergram.stores.sqlite.sqlite_tables import norms
 from evergram.stores.store import Floats, Rows, Space, StoreView
 
 pytest.importorskip("apsw", reason="the extra sqlite is not installed")
 pytest.importorskip("sqlite_vec", reason="the extra sqlite is not installed")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore.open(f"sqlite:{tmp_path}/films.db#emb", "int64") as opened:
-        opened.add_space(Space(0, 4, "sha256:zero"))
-        yield opened
-
-
-def rows(ids: range, version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
-    vectors = np.full((len(ids), dim), value, dtype=np.float32)
-    return Rows(version, pa.array(ids, pa.int64()), vectors)
-
-
-def edited(store: SqliteStore, *statements: str) -> None:
-    """Change the file of a store by another program."""
-    path = store.address.removeprefix("sqlite:").partition("#")[0]
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 def best(vectors: Floats, query: Floats, k: int) -> list[float]:
@@ -91,11 +67,6 @@ def test_rows_that_rounding_cannot_tell_apart_are_scored_by_themselves(store: Sq
     np.testing.assert_allclose(hits.scores, truth, rtol=0, atol=2e-7)
 
 
-def test_lengths_that_distances_cannot_bear_have_no_norm() -> None:
-    vectors = np.array([[3, 4], [0, 0], [1e20, 0], [1e-20, 0]], dtype=np.float32)
-    assert norms(vectors) == [5.0, 0.0, None, None]
-
-
 def test_another_opening_sees_every_write_at_once(store: SqliteStore) -> None:
     with open_store(store.address) as other:
         for i in range(3):
@@ -119,42 +90,6 @@ def test_a_scan_goes_page_by_page_and_meets_writers(tmp_path: Path) -> None:
         assert seen == [f"t{i}" for i in range(24)]
 
 
-def test_one_file_has_several_stores_and_tables_of_others(store: SqliteStore) -> None:
-    store.upsert(rows(range(5)))
-    edited(
-        store, "create table prices (film integer, price real)", "insert into prices values (1, 2)"
-    )
-    with open_store(store.address.replace("#emb", "#people"), create="string") as people:
-        people.add_space(Space(0, 2, "sha256:zero"))
-        assert people.count() == {}
-    assert store.count() == {0: 5}
-    with closing(sqlite3.connect(store._path)) as connection:
-        assert connection.execute("select * from prices").fetchall() == [(1, 2.0)]
-
-
-@pytest.mark.parametrize("table", ["mine_record", "mine_spaces", "MINE_v3"])
-def test_a_table_of_somebody_else_is_refused_and_stays(store: SqliteStore, table: str) -> None:
-    edited(store, f"create table {table} (name text)", f"insert into {table} values ('a')")
-    with pytest.raises(StoreError, match=f"a table {table} that .* did not write; give another"):
-        open_store(store.address.replace("#emb", "#mine"), create="int64")
-    with closing(sqlite3.connect(store._path)) as connection:
-        assert connection.execute(f"select * from {table}").fetchall() == [("a",)]
-
-
-def test_a_table_of_somebody_else_is_no_space(store: SqliteStore) -> None:
-    edited(store, "create table EMB_V7 (name text)")
-    with pytest.raises(StoreError, match="a table emb_v7"):
-        store.add_space(Space(7, 4, "sha256:seven"))
-    assert list(store.spaces()) == [0]
-
-
-def test_a_name_in_other_letters_is_the_same_store(store: SqliteStore) -> None:
-    store.upsert(rows(range(5)))
-    with open_store(store.address.replace("#emb", "#EMB"), create="int64") as other:
-        assert other.count() == {0: 5}
-        assert other.place == store.place
-
-
 def test_addresses(tmp_path: Path, store: SqliteStore) -> None:
     with pytest.raises(DataError, match="no store"):
         open_store(f"sqlite:{tmp_path}/nowhere/s.db#emb")
@@ -169,34 +104,6 @@ def test_addresses(tmp_path: Path, store: SqliteStore) -> None:
         open_store(store.address, create="string")
     with open_store(store.address) as again:
         assert again.spaces() == store.spaces()
-
-
-def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None:
-    text = "films, and what they cost\n" * 100
-    (tmp_path / "films.csv").write_text(text)
-    for create in (None, "int64"):
-        with pytest.raises(StoreError, match="not a database"):
-            open_store(f"sqlite:{tmp_path}/films.csv#emb", create=create)
-    assert (tmp_path / "films.csv").read_text() == text
-    with pytest.raises(StoreError, match="cannot be read or written"):
-        open_store(f"sqlite:{tmp_path}#emb", create="int64")
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ("update emb_record set format = 9", "format 9"),
-        ("update emb_record set id_type = 'date'", "record of .* is damaged"),
-        ("delete from emb_record", "record of .* is damaged"),
-        ("alter table emb_record add column more", "did not write"),
-    ],
-)
-def test_a_record_that_is_not_ours_or_damaged_is_an_error(
-    store: SqliteStore, change: str, error: str
-) -> None:
-    edited(store, change)
-    with pytest.raises((StoreError, FormatError), match=error):
-        open_store(store.address)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +121,7 @@ def test_a_record_that_is_not_ours_or_damaged_is_an_error(
 )
 def test_a_row_that_was_changed_never_comes_out(store: SqliteStore, change: str) -> None:
     store.upsert(rows(range(3)))
-    edited(store, f"update emb_v0 set {change} where id = 1")
+    edited(store._path, f"update emb_v0 set {change} where id = 1")
     query = np.ones((1, 4), dtype=np.float32)
     for ask in (
         lambda: store.fetch([1, 99]),
@@ -227,16 +134,6 @@ def test_a_row_that_was_changed_never_comes_out(store: SqliteStore, change: str)
     assert len(store.fetch([0, 2])[0]) == 2
 
 
-def test_a_full_disk_undoes_the_whole_write(store: SqliteStore) -> None:
-    store.upsert(rows(range(10)))
-    with store._file.writing() as connection:
-        connection.execute("pragma max_page_count = 20")
-    with pytest.raises(StoreError, match="full.*disk has room"):
-        store.upsert(rows(range(5, 20_000), value=2.0))
-    np.testing.assert_array_equal(store.fetch(range(10))[0].vectors, 1.0)
-    assert store.count() == {0: 10}
-
-
 def test_errors_of_the_reader_are_its_own(store: SqliteStore) -> None:
     def look(_: StoreView) -> None:
         raise KeyError("mine")
@@ -245,45 +142,6 @@ def test_errors_of_the_reader_are_its_own(store: SqliteStore) -> None:
         store.read_consistently(look)
     store.upsert(rows(range(3)))
     assert store.count() == {0: 3}
-
-
-def test_another_writer_is_waited_for_and_then_an_error(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evergram.stores.sqlite.sqlite_file.WAIT", 0.05)
-    late = pytest.raises(StoreError, match="Another process has been writing")
-    with open_store(store.address) as other, store._file.writing(), late:
-        other.upsert(rows(range(3)))
-    assert store.count() == {}
-
-
-@pytest.mark.parametrize("module", ["apsw", "sqlite_vec"])
-def test_without_its_clients_the_error_says_what_to_install(
-    module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=r"pip install 'evergram\[sqlite\]'"):
-        open_store(f"sqlite:{tmp_path}/s.db#emb", create="int64")
-    assert not (tmp_path / "s.db").exists()
-
-
-def test_an_sqlite_that_loads_no_extensions_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import apsw
-
-    monkeypatch.setattr(apsw, "Connection", object)
-    with pytest.raises(DataError, match="built without loadable extensions"):
-        open_store(f"sqlite:{tmp_path}/s.db#emb", create="int64")
-
-
-def test_a_closed_store_says_so_and_leaves_one_file(store: SqliteStore, tmp_path: Path) -> None:
-    store.upsert(rows(range(3)))
-    store.close()
-    store.close()
-    with pytest.raises(StoreError, match="was closed"):
-        store.fetch([1])
-    assert [path.name for path in tmp_path.iterdir()] == ["films.db"]
 
 
 @pytest.mark.long

@@ -99,12 +99,12 @@ def read_record(connection: Connection, name: str, shown: str) -> tuple[str, str
     if columns != RECORD:
         raise not_ours(table, shown)
     rows = connection.execute(f'select format, id_type, side from "{table}"').fetchall()
-    format_, id_type, side = rows[0] if len(rows) == 1 else (None, None, None)
-    if isinstance(format_, int) and format_ > FORMAT:
+    number, id_type, side = rows[0] if len(rows) == 1 else (None, None, None)
+    if isinstance(number, int) and number > FORMAT:
         raise FormatError(
-            f"{shown} has format {format_}; this Evergram reads {FORMAT}: use a later Evergram."
+            f"{shown} has format {number}; this Evergram reads {FORMAT}: use a later Evergram."
         )
-    known = format_ == FORMAT and id_type in ID_TYPES
+    known = number == FORMAT and id_type in ID_TYPES
     if not known or not (side is None or isinstance(side, str)):
         raise StoreError(f"The record of {shown} is damaged; restore the file from a copy.")
     return str(id_type), side
@@ -125,10 +125,10 @@ def read_spaces(connection: Connection, name: str, shown: str) -> dict[int, Spac
 
 def has_table(connection: Connection, table: str) -> bool:
     """Return whether there is a table; SQLite takes a and A for the same letter."""
-    found = connection.execute(
+    rows = connection.execute(
         "select 1 from sqlite_master where lower(name) = lower(?)", (table,)
     ).fetchall()
-    return bool(found)
+    return bool(rows)
 
 
 def not_ours(table: str, shown: str) -> StoreError:
