@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill, BackfillStatus
 
 _WHERE = (
-    "a folder, postgresql://…#TABLE, lance:DIR#TABLE or qdrant:URL#COLLECTION. A database's "
-    "password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in QDRANT_API_KEY."
+    "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "
+    "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in QDRANT_API_KEY."
 )
 Stores = Annotated[
     list[str],

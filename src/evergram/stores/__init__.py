@@ -6,7 +6,8 @@ Read in this order:
    is at one moment. `index_codes`: what an index may hold of a vector.
 2. `open_store`: from an address to a store.
 3. The stores: `snapshot/` (immutable Arrow files, mapped into memory), `postgres/` (pgvector),
-   `lance/` (LanceDB) and `qdrant/`. The last two keep one table a version (`table_per_version`).
+   `lance/` (LanceDB) and `qdrant/`, which keep one table a version (`table_per_version`), and
+   `sqlite/` (sqlite-vec).
 
 A store knows nothing of transforms. `evergram.retrieval.Reader` reads it at any version.
 """
