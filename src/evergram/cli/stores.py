@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _WHERE = (
     "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "
-    "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in QDRANT_API_KEY."
+    "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in "
+    "QDRANT_API_KEY."
 )
 Stores = Annotated[
     list[str],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergram.errors import DataError, EvergramError, StoreError
+from evergram.system_errors import reason_and_remedy
 
 if TYPE_CHECKING:
     from apsw import Connection
@@ -87,6 +88,28 @@ class SqliteFile:
             finally:
                 self._roll_back(connection)
 
+    def log_ahead(self) -> None:
+        """Have the file write into a log (WAL), for good, so that readers do not wait for writers.
+
+        It changes the file, so call it once it is known to hold a store, or may.
+        """
+        until = time.monotonic() + WAIT
+        while True:
+            try:
+                with self._lent() as connection:
+                    if connection.pragma("journal_mode") != "wal":
+                        connection.pragma("journal_mode", "wal")
+                return
+            except self._apsw.BusyError as error:
+                # SQLite does not wait by itself here, where two change it at once.
+                if time.monotonic() > until:
+                    with self.errors_as_store_errors():
+                        raise error
+                time.sleep(0.05)
+            except self._apsw.Error as error:
+                with self.errors_as_store_errors():
+                    raise error
+
     def close(self) -> None:
         """Let go of the file; closing twice is no error."""
         with self._guard:
@@ -106,6 +129,10 @@ class SqliteFile:
             raise StoreError(
                 f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again later."
             ) from None
+        except OSError as error:
+            raise StoreError(
+                f"{self._shown} cannot be read or written: {reason_and_remedy(error)}."
+            ) from error
         except Exception as error:
             sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
             raise StoreError(
@@ -134,12 +161,16 @@ class SqliteFile:
                 self._drop(connection)
 
     def _connected(self) -> Connection:
-        connection: Connection = self._apsw.Connection(str(self._path), flags=self._flags)
+        try:
+            connection: Connection = self._apsw.Connection(str(self._path), flags=self._flags)
+        except self._apsw.CantOpenError:
+            # SQLite does not say why; the system does.
+            with self._path.open("r+b" if self._path.exists() else "xb"):
+                raise
         try:
             connection.enable_load_extension(True)
             connection.load_extension(self._extension)
             connection.enable_load_extension(False)
-            self._log_ahead(connection)
             connection.set_busy_timeout(round(WAIT * 1000))
             # A commit is on the disk when it returns, whatever this SQLite was built to do.
             connection.execute("pragma synchronous = full")
@@ -147,20 +178,6 @@ class SqliteFile:
             connection.close()
             raise
         return connection
-
-    def _log_ahead(self, connection: Connection) -> None:
-        """Have the file write into a log (WAL), so that readers do not wait for writers."""
-        until = time.monotonic() + WAIT
-        while True:
-            try:
-                if connection.pragma("journal_mode") != "wal":
-                    connection.pragma("journal_mode", "wal")
-                return
-            except self._apsw.BusyError:
-                # SQLite does not wait by itself here, where two change it at once.
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
 
     def _drop(self, connection: Connection) -> None:
         # What was written is on the disk already; the last one to leave only tidies up the log.

@@ -26,6 +26,8 @@ from evergram.stores.sqlite.sqlite_tables import (
     norms,
     read_record,
     read_spaces,
+    refuse_others,
+    whole_number,
 )
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
 from evergram.stores.store_name import checked_name
@@ -101,7 +103,7 @@ class SqliteStore(Store):
     def count(self) -> dict[int, int]:
         with self._reading() as connection:
             counts = {
-                version: _number(
+                version: whole_number(
                     connection.execute(f"select count(*) from {table}").fetchall()[0][0]
                 )
                 for version, table in self._tables(connection).items()
@@ -136,6 +138,11 @@ class SqliteStore(Store):
         """Return the type of the ids, of the store that is there or is made."""
         with self._file.reading() as connection:
             record = read_record(connection, self._name, self.address)
+            if record is None and create is not None:
+                refuse_others(connection, self._name, self.address)
+        if record is None and create is None:
+            raise self._gone()
+        self._file.log_ahead()
         if record is None and create is not None:
             with self._file.writing() as connection:
                 create_tables(connection, self._name, create, self.address)
@@ -199,7 +206,7 @@ class SqliteStore(Store):
                     f"{query}{after} order by {self._key} limit ?", values
                 ).fetchall()
                 block = self._block(version, cells) if cells else None
-                before, last = last, _number(cells[-1][3]) if cells else None
+                before, last = last, whole_number(cells[-1][3]) if cells else None
                 if before is not None and last is not None and last <= before:
                     raise StoreError(
                         f"{self.address} has rows out of their order: its file is damaged; restore "
@@ -288,10 +295,3 @@ class SqliteStore(Store):
 
     def _gone(self) -> DataError:
         return DataError(f"There is no store at {self.address}; create it first.")
-
-
-def _number(cell: object) -> int:
-    """Return the whole number in a cell. Raises: TypeError: it is damaged, and is none."""
-    if not isinstance(cell, int):
-        raise TypeError(f"a number is {type(cell).__name__}")
-    return cell

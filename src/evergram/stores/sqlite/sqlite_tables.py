@@ -47,6 +47,20 @@ def create_tables(connection: Connection, name: str, id_type: str, shown: str) -
     """
     if has_table(connection, f"{name}_record"):
         return
+    refuse_others(connection, name, shown)
+    connection.execute(
+        f'create table "{name}_record" (format integer, id_type text, side text);'
+        f'create table "{name}_spaces"'
+        " (version integer primary key, dim integer, fingerprint text)"
+    )
+    connection.execute(f'insert into "{name}_record" values (?, ?, null)', (FORMAT, id_type))
+
+
+def refuse_others(connection: Connection, name: str, shown: str) -> None:
+    """Refuse a new store whose tables are there already: they are somebody's own.
+
+    Raises: StoreError.
+    """
     theirs = connection.execute(
         "select name from sqlite_master where lower(name) = lower(?)"
         " or lower(name) glob lower(?) || '_v[0-9]*'",
@@ -54,12 +68,6 @@ def create_tables(connection: Connection, name: str, id_type: str, shown: str) -
     ).fetchall()
     if theirs:
         raise not_ours(str(theirs[0][0]), shown)
-    connection.execute(
-        f'create table "{name}_record" (format integer, id_type text, side text);'
-        f'create table "{name}_spaces"'
-        " (version integer primary key, dim integer, fingerprint text)"
-    )
-    connection.execute(f'insert into "{name}_record" values (?, ?, null)', (FORMAT, id_type))
 
 
 def create_space(connection: Connection, name: str, id_type: str, space: Space, shown: str) -> None:
@@ -145,3 +153,10 @@ def norms(vectors: Floats) -> list[float | None]:
     lengths: npt.NDArray[np.float64] = np.linalg.norm(vectors.astype(np.float64), axis=1)
     usual = (lengths == 0) | ((lengths >= SHORTEST) & (lengths <= LONGEST))
     return [float(n) if ok else None for n, ok in zip(lengths, usual, strict=True)]
+
+
+def whole_number(cell: object) -> int:
+    """Return the whole number in a cell. Raises: TypeError: it is damaged, and is none."""
+    if not isinstance(cell, int):
+        raise TypeError(f"a number is {type(cell).__name__}")
+    return cell
