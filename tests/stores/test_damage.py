@@ -19,8 +19,8 @@ from evergram.stores.store import Rows, Space
 @pytest.mark.parametrize("kind", ["lance", "qdrant", "sqlite"])
 def test_no_wrong_vector_comes_out_of_a_damaged_folder(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / kind
-    file = "/emb.db" if kind == "sqlite" else ""
-    address = f"{kind}:{folder}{file}#emb"
+    inside = "/emb.db" if kind == "sqlite" else ""
+    address = f"{kind}:{folder}{inside}#emb"
     vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
     with open_store(address, create="int64") as store:
         store.add_space(Space(0, 8, "sha256:zero"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
+import pytest
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.postgres_server import postgres
 
@@ -38,6 +39,8 @@ def qdrant(folder: Path, id_type: str) -> Store:
 
 
 def sqlite(folder: Path, id_type: str) -> Store:
+    for module in ("apsw", "sqlite_vec"):
+        pytest.importorskip(module, reason="the extra sqlite is not installed")
     return open_store(f"sqlite:{folder}/sqlite.db#emb", create=id_type)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.support.sqlite_files import rows
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
+from evergram.stores.store import Space
 
 pytest.importorskip("apsw", reason="the extra sqlite is not installed")
 pytest.importorskip("sqlite_vec", reason="the extra sqlite is not installed")
@@ -75,3 +77,19 @@ def test_a_closed_store_says_so_and_leaves_one_file(store: SqliteStore, tmp_path
     with pytest.raises(StoreError, match="was closed"):
         store.fetch([1])
     assert [path.name for path in tmp_path.iterdir()] == ["films.db"]
+
+
+def test_a_store_that_many_make_at_once_is_one(store: SqliteStore) -> None:
+    """A new file turns to its log ahead of all others, and SQLite does not wait there by itself."""
+    folder = store._path.parent
+    for i in range(5):
+        address = f"sqlite:{folder}/new{i}/s.db#emb"
+
+        def make(number: int, address: str = address) -> dict[int, int]:
+            with open_store(address, create="int64") as made:
+                made.add_space(Space(0, 4, "sha256:zero"))
+                made.upsert(rows(range(number, number + 1)))
+                return made.count()
+
+        with ThreadPoolExecutor(8) as pool:
+            assert max(count[0] for count in pool.map(make, range(8))) == 8
