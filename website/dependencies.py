@@ -17,8 +17,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 OURS = "evergram"
-# Licences that ask for no more than to be named with the code that is under them.
+# Licences that ask for no more than to be named with the code that is under them. "any-OSI" (SPDX)
+# lets the user choose any licence that OSI approved, MIT among them.
 PERMISSIVE = {
+    "any-OSI",
     *("0BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC"),
     *("MIT", "MIT-0", "MIT-CMU", "NCSA", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
     *("Apache-2.0", "Apache-2.0 WITH LLVM-exception"),

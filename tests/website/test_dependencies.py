@@ -60,6 +60,8 @@ def test_the_security_page_names_every_exception() -> None:
         ("MPL-2.0 AND (Apache-2.0 OR MIT)", False),
         ("Apache-2.0 AND (MIT OR GPL-2.0-only)", True),
         ("GPL-2.0-only AND (MIT OR ISC)", False),
+        ("any-OSI", True),
+        ("any-OSI AND GPL-3.0-only", False),
         ("Apache-2.0 WITH LLVM-exception", True),
         ("", False),
     ],
@@ -84,6 +86,7 @@ class Described:
     [
         (Described(License_Expression="MIT AND ISC", License="GPL"), "MIT AND ISC"),
         (Described(License="MIT"), "MIT"),
+        (Described(License="any-OSI"), "any-OSI"),
         (Described(License="MPL-2.0 AND MIT"), "MPL-2.0 AND MIT"),
         (Described(Classifier="License :: OSI Approved :: Apache Software License"), "Apache-2.0"),
         (
