@@ -121,7 +121,9 @@ def record() -> None:
         tensors, digests[name] = numbers(name)
         rows |= tensors
     save_file(rows, GOLDEN / "rows.safetensors")
-    (GOLDEN / "digests.json").write_text(json.dumps({"place": place(), "digests": digests}, indent=2))
+    (GOLDEN / "digests.json").write_text(
+        json.dumps({"place": place(), "digests": digests}, indent=2)
+    )
 
 
 if __name__ == "__main__":
