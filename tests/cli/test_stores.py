@@ -80,8 +80,14 @@ def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdat
     assert f"{ROWS} of {ROWS} rows refreshed to version 1; 0.0% of the predicted" in whole.out
     assert f"Rows held: {ROWS} of version 1." in whole.out
     assert whole.err.splitlines()[-1] == f"{ROWS} of {ROWS} rows"
+    assert "had no row" not in whole.out
     assert evergram("store", "backfill", "rollback", *store).code == 0
     assert versions_in("rows") == {0: ROWS}
+    with open_store("rows") as rows:
+        rows.delete(list(range(3)))
+    assert evergram.json("store", "backfill", "plan", *store)["absent"] == 3
+    planned = evergram("store", "backfill", "status", *store).out
+    assert "3 objects of it had no row when this was planned, and get none: 'evergram" in planned
 
 
 @pytest.mark.parametrize("command", ["plan", "apply", "status", "rollback"])

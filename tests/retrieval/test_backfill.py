@@ -57,6 +57,31 @@ def test_plan_apply_and_status(lineage: Lineage) -> None:
     assert again == done
 
 
+def test_objects_without_a_row_are_counted_and_not_added(lineage: Lineage) -> None:
+    store = older_store(lineage)
+    store.delete(pa.array(range(5)))
+    work = Backfill(lineage, store, "object")
+    planned = work.plan(batch=50)
+    assert (planned.rows, planned.without, planned.absent) == (295, 20, 5)
+    work.apply(rows=50)
+    work.rollback()
+    assert store.count() == {1: 315}
+
+
+def test_rows_of_the_version_itself_are_not_counted_as_absent(lineage: Lineage) -> None:
+    store = older_store(lineage)
+    store.delete(pa.array(range(5)))
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=50)
+    work.apply(rows=50)
+    # The object 5000 is a row of version 2 that the lineage did not publish.
+    width = store.spaces()[2].dim
+    store.upsert(Rows(2, pa.array([5000]), np.ones((1, width), np.float32)))
+    work.apply()
+    assert store.count() == {1: 20, 2: 296}
+    assert work.plan().absent == 5
+
+
 def test_a_rollback_puts_back_all_rows_but_those_written_since(lineage: Lineage) -> None:
     store = older_store(lineage)
     before = vectors_by_id(store)

@@ -237,9 +237,15 @@ def _print(status: BackfillStatus, as_json: bool) -> None:
         dump(status.as_json())
         return
     held = ", ".join(f"{rows} of version {v}" for v, rows in status.held.items()) or "none"
+    new = (
+        f"{status.absent} objects of it had no row when this was planned, and get none: "
+        "'evergram store fill' adds them. "
+        if status.absent
+        else ""
+    )
     sys.stdout.write(
         f"{status.store} ({status.side}): {status.state}. {status.refreshed} of {status.rows} rows "
         f"refreshed to version {status.target}; {status.remaining:.1%} of the predicted error "
-        f"remains. {status.without} older rows have no embedding of it and stay. Rows held: "
-        f"{held}.\n"
+        f"remains. {status.without} older rows have no embedding of it and stay. "
+        f"{new}Rows held: {held}.\n"
     )

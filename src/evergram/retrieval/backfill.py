@@ -49,6 +49,8 @@ class BackfillStatus:
         rows: how many are to be refreshed.
         refreshed: how many of these are.
         without: older rows for which the version has no embedding; they stay as they are.
+        absent: objects of the version that had no row when it was planned; none is added. None: an
+            earlier Evergram planned it.
         remaining: mean predicted error of rows that wait, over that of all rows to refresh.
         held: rows of the store by version, now.
     """
@@ -60,6 +62,7 @@ class BackfillStatus:
     rows: int
     refreshed: int
     without: int
+    absent: int | None
     remaining: float
     held: dict[int, int]
 
@@ -120,6 +123,7 @@ class Backfill:
                     batch=batch,
                     rows=len(order.ids),
                     without=order.without,
+                    absent=order.absent,
                 )
             )
         return self.status()
@@ -202,6 +206,7 @@ class Backfill:
             rows=plan.rows,
             refreshed=done,
             without=plan.without,
+            absent=plan.absent,
             remaining=float(errors[done:].sum()) / total if total else 0.0,
             held=self.store.count(),
         )

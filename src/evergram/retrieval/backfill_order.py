@@ -27,11 +27,13 @@ class BackfillOrder:
         ids: [n].
         errors: [n], descending: the predicted error of reading each row as the new version.
         without: how many older rows have no embedding in the new version.
+        absent: how many objects of the new version have no row at all.
     """
 
     ids: pa.Array
     errors: npt.NDArray[np.float64]
     without: int
+    absent: int
 
 
 def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -> BackfillOrder:
@@ -43,14 +45,15 @@ def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -
     maps = VersionMaps(lineage)
     ids = [pa.array([], store.id_type)]
     errors = [np.zeros(0)]
-    without = 0
+    without, absent = 0, source.count().get(target, 0)
     for version in store.count():
-        if version == target:
-            continue
         for rows in store.scan(version):
             new_ids = [pa.array([], store.id_type), *(new.ids for new in source.fetch(rows.ids))]
             has_new = pc.is_in(rows.ids, value_set=pa.concat_arrays(new_ids))
             mask = has_new.to_numpy(zero_copy_only=False)
+            absent -= int(mask.sum())
+            if version == target:
+                continue
             without += int((~mask).sum())
             ids.append(rows.ids.filter(has_new))
             if version in lineage.withdrawn:
@@ -61,7 +64,7 @@ def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -
             errors.append(predicted_errors(lineage, maps, vectors, version, target))
     all_ids, all_errors = pa.concat_arrays(ids), np.concatenate(errors)
     order = np.argsort(-all_errors, kind="stable")
-    return BackfillOrder(all_ids.take(pa.array(order)), all_errors[order], without)
+    return BackfillOrder(all_ids.take(pa.array(order)), all_errors[order], without, absent)
 
 
 def predicted_errors(

@@ -24,6 +24,7 @@ class BackfillPlan:
         batch: rows that are refreshed at once.
         rows: how many are to be refreshed.
         without: older rows for which the version has no embedding.
+        absent: objects of the version without a row; None in a plan of an earlier Evergram.
     """
 
     side: str
@@ -33,6 +34,7 @@ class BackfillPlan:
     batch: int
     rows: int
     without: int
+    absent: int | None = None
 
 
 class BackfillState:
@@ -59,7 +61,10 @@ class BackfillState:
         if not facts["batch"]:
             raise _unreadable(self.plan_path, "batch is 0")
         side, store = (str(facts.get(name, "")) for name in ("side", "store"))
-        return BackfillPlan(side, store, **{name: facts[name] for name in kinds})
+        absent = facts.get("absent")
+        if absent is not None and (type(absent) is not int or absent < 0):
+            raise _unreadable(self.plan_path, f"absent is {absent!r}")
+        return BackfillPlan(side, store, **{name: facts[name] for name in kinds}, absent=absent)
 
     def progress(self) -> tuple[str, int]:
         """Return the state and how many rows are refreshed; see `BackfillStatus`.
