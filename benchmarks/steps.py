@@ -26,6 +26,8 @@ ENCODERS = {
 NONE = "no penalty"
 VARIANTS = {
     "SOGram, previous batch": [],
+    # l2 as recipes have it unless told otherwise; all other rows are without.
+    "SOGram, previous batch, and l2": ["task.l2=0.02", 'task.l2_measure="penalty"'],
     "SOGram, independent batch": ["gramian.batch=independent"],
     "storm, previous batch": ["gramian.kind=storm"],
     "storm, independent batch": ["gramian.kind=storm", "gramian.batch=independent"],

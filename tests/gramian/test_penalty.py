@@ -37,10 +37,11 @@ def moment(embeddings: Tensor, share: Tensor, factors: Tensor, *, pairs: bool = 
     st.integers(1, 4),
     st.integers(0, 3),
     st.booleans(),
+    st.sampled_from([0.0, 0.3]),
     st.integers(0, 10**6),
 )
 def test_its_gradient_is_that_of_the_double_sum(
-    a: int, b: int, dim: int, width: int, pairs: bool, seed: int
+    a: int, b: int, dim: int, width: int, pairs: bool, ridge: float, seed: int
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
 
@@ -57,17 +58,23 @@ def test_its_gradient_is_that_of_the_double_sum(
             prior = torch.dot(of_query[i], of_candidate[j])
             naive = naive + p[i] * q[j] * (torch.dot(query[i], candidate[j]) - prior) ** 2
             constant += float(p[i] * q[j] * prior**2)
-    expected = torch.autograd.grad(naive, [query, candidate])
+    norms = torch.zeros((), dtype=torch.float64)
+    for measure, rows in ((p, query), (q, candidate)):
+        for share, row in zip(measure, rows, strict=True):
+            norms = norms + share * torch.dot(row, row)
+    expected = torch.autograd.grad(naive + ridge * norms, [query, candidate])
     # The batch is everybody, once: r = 1/a, so that the weights are p·a and q·b.
     estimate = quadratic_penalty(
         BatchSide(query, p * a, moment(query, p, of_query, pairs=pairs), of_query),
         BatchSide(candidate, q * b, moment(candidate, q, of_candidate, pairs=pairs), of_candidate),
+        ridge,
     )
     gradients = torch.autograd.grad(3 * estimate, [query, candidate])
     for mine, theirs in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, 3 * theirs, rtol=1e-10, atol=1e-10)
-    # Its value is 2(g − c).
-    torch.testing.assert_close(0.5 * estimate + constant, naive, rtol=1e-10, atol=1e-10)
+    # Its value is 2(g − c), and the norms.
+    value = 0.5 * (estimate - ridge * norms) + constant
+    torch.testing.assert_close(value, naive, rtol=1e-10, atol=1e-10)
 
 
 def test_further_columns_of_the_moment_are_not_the_prior() -> None:
@@ -104,7 +111,7 @@ def test_dims_that_differ_are_refused() -> None:
         for dim, of in ((2, Moment(torch.eye(2))), (3, pairs))
     ]
     with pytest.raises(ShapeError, match="Queries have dim 2, candidates 3, the Gramians 2 and 4"):
-        quadratic_penalty(*sides)
+        quadratic_penalty(sides[0], sides[1])
 
 
 @settings(max_examples=30, deadline=None)

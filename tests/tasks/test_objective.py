@@ -99,11 +99,15 @@ def test_norms_are_of_negatives_too(measure: str, norms: float) -> None:
     assert float(loss.total) == pytest.approx(math.log(2) + 0.01 * norms)
 
 
+@pytest.mark.parametrize("strengths", [[0.7, 2.0], [0.0, 2.0]])
+@pytest.mark.parametrize("l2_measure", ["examples", "penalty", None])
 @pytest.mark.parametrize("width", [0, 2])
-def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(width: int) -> None:
-    """Σ_ab (Σ_r λ_r p_ra q_rb + w_ab) (s − π)², pair by pair, for value and gradient."""
+def test_two_measures_a_prior_sparse_weights_and_norms_are_one_sum_over_all_pairs(
+    width: int, l2_measure: str | None, strengths: list[float]
+) -> None:
+    """Σ_ab (Σ_r λ_r p_ra q_rb + w_ab) (s − π)² + norms, one by one, for value and gradient."""
     draw = torch.Generator().manual_seed(1)
-    a, b, dim, strengths = 5, 4, 3, [0.7, 2.0]
+    a, b, dim, l2 = 5, 4, 3, 0.4 if l2_measure else 0.0
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=draw)
@@ -128,6 +132,13 @@ def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(widt
         missed = torch.dot(query[i], candidate[j]) - torch.dot(q[i], r[j])
         expected = expected + w / n * missed**2
         expected = expected + 0.5 * (torch.dot(query[i], candidate[j]) - 1) ** 2 / n
+        if l2_measure == "examples":
+            norms = torch.dot(query[i], query[i]) + torch.dot(candidate[j], candidate[j])
+            expected = expected + l2 * norms / n
+    if l2_measure == "penalty":
+        for side, rows_of in (("query", query), ("candidate", candidate)):
+            for share, row in zip(measures[side][:, 0], rows_of, strict=True):
+                expected = expected + l2 * share * torch.dot(row, row)
     counts = {"query": rows.bincount(), "candidate": columns.bincount()}
     weights = {s: measures[s] * (n / counts[s].double())[:, None] for s in counts}
     constant = sum(
@@ -140,7 +151,9 @@ def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(widt
         )
         for k, strength in enumerate(strengths)
     )
-    loss = Objective(Pointwise(), strengths, constant=constant)(
+    loss = Objective(
+        Pointwise(), strengths, l2, constant=constant, l2_measure=l2_measure or "examples"
+    )(
         Encoded(
             query[rows],
             candidate[columns],

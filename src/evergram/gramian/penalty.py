@@ -13,17 +13,25 @@ from evergram.gramian.estimator import Moment
 
 
 class _Quadratic(torch.autograd.Function):
-    """mean μ (uᵀ M u − 2 uᵀ h) for a fixed symmetric M.
+    """mean μ (uᵀ (M + ρI) u − 2 uᵀ h) for a fixed symmetric M.
 
-    Its gradient 2μ (M u − h)/B is known with its value: no second product for it, and no graph.
+    Its gradient 2μ ((M + ρI) u − h)/B is known with its value: no second product for it, and no
+    graph.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, moment: Moment, pulled: Tensor | None, weight: Tensor
+        ctx: Any,
+        rows: Tensor,
+        moment: Moment,
+        pulled: Tensor | None,
+        weight: Tensor,
+        ridge: float,
     ) -> Tensor:
         # In place, so that only the slope is written to memory.
         slope = moment.push(rows)
+        if ridge:
+            slope.add_(rows, alpha=ridge)
         scale = (weight * (2 / len(rows)))[:, None]
         flat = rows.flatten()
         if pulled is None:
@@ -38,9 +46,9 @@ class _Quadratic(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        return grad * slope, None, None, None
+        return grad * slope, None, None, None, None
 
 
 class BatchSide(NamedTuple):
@@ -59,7 +67,7 @@ class BatchSide(NamedTuple):
     prior: Tensor | None = None
 
 
-def quadratic_penalty(query: BatchSide, candidate: BatchSide) -> Tensor:
+def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0) -> Tensor:
     """Return ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
 
     Its gradient estimates without bias that of g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
@@ -67,19 +75,23 @@ def quadratic_penalty(query: BatchSide, candidate: BatchSide) -> Tensor:
     Args:
         query: u [B, D], μ, Ĝ_u and q.
         candidate: v [B′, D], ν, Ĝ_v and r; each side may have its own batch size.
+        ridge: ρ, added to the diagonals of both Gramians: ρ mean[ μ ‖u‖² + ν ‖v‖² ] more, which
+            costs less than the norms do by themselves.
     Returns: scalar. Its *value* is an estimate of 2(g − c), with c = Σ_ab p_a q_b ⟨q_a, r_b⟩².
     Raises: ShapeError: the dims differ.
     Source: [G2] Eq. (7), Prop. 1, App. B.
     """
     _check_dims(query, candidate)
-    return _against(query, candidate.moment) + _against(candidate, query.moment)
+    return _against(query, candidate.moment, ridge) + _against(candidate, query.moment, ridge)
 
 
-def _against(side: BatchSide, other: Moment) -> Tensor:
+def _against(side: BatchSide, other: Moment, ridge: float) -> Tensor:
     """One half of ĝ: this side's rows against the moment of the other."""
     prior = side.prior
     pulled = None if prior is None or not prior.shape[1] else other.pull(prior)
-    value: Tensor = _Quadratic.apply(side.embeddings, other, pulled, side.weights)  # type: ignore[no-untyped-call]
+    value: Tensor = _Quadratic.apply(  # type: ignore[no-untyped-call]
+        side.embeddings, other, pulled, side.weights, ridge
+    )
     return value
 
 
@@ -98,7 +110,7 @@ def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
     """
     gramian = moment.gramian
     active = (gramian.square().sum() > 1 / len(gramian)).to(rows)
-    value: Tensor = _Quadratic.apply(rows, moment, None, weight * active)  # type: ignore[no-untyped-call]
+    value: Tensor = _Quadratic.apply(rows, moment, None, weight * active, 0.0)  # type: ignore[no-untyped-call]
     return 2 * value
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
-from evergram.tasks.task import Encoded, Moments, Task
+from evergram.tasks.squared_norms import mean_squared_norm
+from evergram.tasks.task import Encoded, Moments, Spread, Task
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,19 @@ class Objective(nn.Module):
         portion = encoded.portion
         if self.l2 and self.l2_measure != "penalty":
             drawn = (encoded.queries, encoded.candidate, encoded.negative)
-            norms = [rows.square().sum(-1) for rows in drawn if rows is not None]
-            loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
+            loss = loss + self.l2 * sum(mean_squared_norm(x) for x in drawn if x is not None)
         if batch.pair_weight is not None:
             scores = (encoded.queries * encoded.candidate).sum(-1)  # those of the penalty
             missed = scores - self._prior(encoded)
             loss = loss + (batch.pair_weight * missed.square()).mean()
         if portion != 1:
             loss = loss * portion
+        ridge = 0.0
         if self.l2 and self.l2_measure == "penalty":
-            norms = [s.rows.square().sum(-1) * s.weight[:, 0] for s in spread.values()]
-            loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
+            if self.penalty[0]:
+                ridge = self.l2 / self.penalty[0]
+            else:
+                loss = loss + self.l2 * _norms(spread)
         objective = loss.detach() + self.constant * portion
         for r, strength in enumerate(self.penalty):
             if not strength:
@@ -94,10 +97,14 @@ class Objective(nn.Module):
                 BatchSide(side.rows, side.weight[:, r] * strength, moments[name][r], side.factors)
                 for name, side in spread.items()
             )
-            penalty = quadratic_penalty(query_side, candidate_side)
+            penalty = quadratic_penalty(query_side, candidate_side, 0.0 if r else ridge)
             loss = loss + penalty
             # λ ĝ estimates 2 λ g, and the objective holds λ g.
             objective = objective + 0.5 * penalty.detach()
+        if ridge:
+            # The penalty had the norms, too, and half of them were counted.
+            with torch.no_grad():
+                objective = objective + 0.5 * self.l2 * _norms(spread)
         for side, strength in self.orthogonal.items():
             moment, all_rows = moments[side][0], spread[side]
             spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
@@ -123,3 +130,9 @@ class Objective(nn.Module):
         if encoded.query_factors is None or encoded.candidate_factors is None:
             return torch.zeros(len(encoded.query), device=encoded.query.device)
         return (encoded.query_factors * encoded.candidate_factors).sum(-1)
+
+
+def _norms(spread: Mapping[str, Spread]) -> Tensor:
+    """Return mean μ ‖u‖² + mean ν ‖v‖² under the first measure."""
+    query, candidate = (mean_squared_norm(s.rows, s.weight[:, 0]) for s in spread.values())
+    return query + candidate

@@ -242,7 +242,8 @@ class GramianPenalty(nn.Module):
         """The value, with the graph of its gradient."""
         width = torch.promote_types(wide[0].dtype, wide[1].dtype)
         moments = self.query.moment(width), self.candidate.moment(width)
-        value = quadratic_penalty(*map(_batch_side, wide, rows, moments, (width, width)))
+        query, candidate = map(_batch_side, wide, rows, moments, (width, width))
+        value = quadratic_penalty(query, candidate)
         between = _between(*moments)
         # A side without rows is taken to be as its estimate: its part of the sum is `between`.
         value = value + (sum(not len(w) for w in wide) - 1) * between
