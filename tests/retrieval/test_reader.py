@@ -183,6 +183,46 @@ def test_a_canary_is_read_only_by_those_who_ask_for_it(tmp_path: Path) -> None:
         assert reader.embed([3, 4], 2).sources.tolist() == [2, 2]
 
 
+def test_a_store_that_has_the_newest_version_answers_before_it_is_promoted(tmp_path: Path) -> None:
+    """What is looked at before a version is promoted is the store that will answer then."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    store = DictionaryStore()
+    fill(lineage, store, "object", 2)
+    store.delete(pa.array([3]))
+    # Half migrated: a row that is still of version 1 is read forward.
+    space = space_of(lineage, 1)
+    store.add_space(space)
+    row = vectors_of(1).numpy()[4:5]
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, pa.array([4]), row))
+    with closing(Reader.open(lineage, {"object": store})) as reader:
+        assert reader.embed([3, 4, 5], 2).sources.tolist() == [-1, 1, 2]
+        (hits,) = reader.search(vectors_of(2)[3], 300, 2, metric="cosine")
+        assert 3 not in hits.ids.to_pylist()
+        assert reader.embed([5], 0).sources.tolist() == [2]
+    assert not (lineage.path / "stores").exists()
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_a_store_without_rows_that_can_be_read_as_the_newest_is_not_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool
+) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    store = DictionaryStore()
+    fill(lineage, store, "object", 1)
+    if unreadable:
+        monkeypatch.setattr(Lineage, "forward", lambda self, source, target: None)
+        space = space_of(lineage, 2)
+        store.add_space(space)
+        row = vectors_of(2).numpy()[4:5]
+        store.upsert(stored_rows(lineage, VersionMaps(lineage), space, pa.array([4]), row))
+    with closing(Reader.open(lineage, {"object": store})) as reader:
+        assert reader.embed([4, 5], 2).sources.tolist() == [2, 2]
+        with pytest.raises(DataError, match=r"Version 2 is after production \(1\), and .* has no"):
+            reader.search(vectors_of(2)[3], 1, 2, filter={"kind": "a"})
+
+
 @pytest.mark.parametrize("way", ["promoted", "rolled back"])
 def test_while_stores_are_brought_to_another_version_every_version_is_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -167,11 +167,18 @@ def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict
     return _snapshots(lineage, lineage.path / "stores", lineage.production, progress)
 
 
-def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
+def canary_stores(
+    lineage: Lineage,
+    progress: SideProgress | None = None,
+    beside: Mapping[str, Store] | None = None,
+) -> dict[str, Store]:
     """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
 
     Args:
         progress: as for `local_stores`.
+        beside: side to the store that is read for versions to production. A side whose store has
+            rows of the newest version, and no row that cannot be read as it, gets no snapshot: that
+            store is what will answer once the version is promoted.
     Raises: StoreError: another process is filling them.
     """
     folder = lineage.path / "stores" / ".canary"
@@ -179,12 +186,28 @@ def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dic
     if lineage.newest == lineage.production:
         remove_folder(folder)
         return {}
-    return _snapshots(lineage, folder, lineage.newest, progress)
+    wanted = set(lineage.manifest(lineage.newest).embeddings)
+    wanted -= {side for side, store in (beside or {}).items() if _has_newest(lineage, store)}
+    return _snapshots(lineage, folder, lineage.newest, progress, wanted) if wanted else {}
+
+
+def _has_newest(lineage: Lineage, store: Store) -> bool:
+    """Return whether a store has rows of the newest version, and all rows can be read as it."""
+    filled = set(store.read_consistently(lambda view: list(view.filled())))
+    newest = lineage.newest
+    return newest in filled and all(
+        lineage.forward(version, newest) is not None for version in filled - {newest}
+    )
 
 
 def _snapshots(
-    lineage: Lineage, parent: Path, version: int, progress: SideProgress | None
+    lineage: Lineage,
+    parent: Path,
+    version: int,
+    progress: SideProgress | None,
+    sides: Collection[str] | None = None,
 ) -> dict[str, Store]:
+    """Return snapshots of the sides, of all by default, filled with a version."""
     from evergram.stores.open_store import open_store
 
     stores = {}
@@ -192,10 +215,11 @@ def _snapshots(
     check_tree(lineage.path, parent)
     # Published files that are missing or damaged are refused before a folder is made.
     manifest = lineage.manifest(version)
-    kinds = {side: id_type(lineage, side, version) for side in manifest.embeddings}
+    wanted = [side for side in manifest.embeddings if sides is None or side in sides]
+    kinds = {side: id_type(lineage, side, version) for side in wanted}
     VersionMaps(lineage).norms(np.zeros((0, manifest.dim), dtype=np.float32), version)
     make_folder(lineage.path / "stores", mode)
-    for side in manifest.embeddings:
+    for side in wanted:
         folder = parent / side
         marker = folder.with_name(f"{side}.json")
         fingerprint = manifest.fingerprint

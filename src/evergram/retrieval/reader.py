@@ -58,8 +58,8 @@ class Reader:
 
     Args:
         stores: side to the store of production's embeddings.
-        canaries: side to a store of the newest version's embeddings, if that is not production:
-            versions after production are read from it, and all others are not.
+        canaries: side to a store of the newest version's embeddings, if that is not production and
+            `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
@@ -95,7 +95,8 @@ class Reader:
         Args:
             lineage: opened, or its folder or address.
             stores: side to a store or its address, see `stores.open_store`; by default the
-                snapshots. `close` closes them all.
+                snapshots. `close` closes them all. Versions after production are read from a store
+                that has rows of the newest, and else from a snapshot beside the lineage.
             progress: called with the side, the version, rows written and rows in all, while a
                 snapshot is filled.
         Raises: LineageError, IntegrityError, StoreError.
@@ -109,7 +110,9 @@ class Reader:
             for side, store in opened.items():
                 if stores is None or store is not stores[side]:
                     failed.callback(store.close)
-            reader = cls(opened_lineage, opened, canary_stores(opened_lineage, progress))
+            beside = None if stores is None else opened
+            canaries = canary_stores(opened_lineage, progress, beside)
+            reader = cls(opened_lineage, opened, canaries)
             failed.pop_all()
         return reader
 
@@ -243,6 +246,14 @@ class Reader:
         check_k(k)
         target = self.lineage.resolve(version)
         store = self._store(side, target)
+        own = self.store(side)
+        if filter is not None and store is not own:
+            raise DataError(
+                f"Version {target} is after production ({self.lineage.production}), and "
+                f"{own.address} has no rows of it, or some that cannot be read as it, so that the "
+                "published vectors are searched, which have no metadata: write its vectors there "
+                "and open the store again, or search without a filter."
+            )
         checked = self.queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:

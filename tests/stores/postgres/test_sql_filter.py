@@ -9,8 +9,11 @@ import pytest
 from evergram.errors import DataError
 from evergram.stores.postgres.sql_filter import sql_of
 
-COLUMNS = {"kind": "text", "year": "int4", "price": "float8", "on": "bool", "day": "date", "v": "x"}
-ALLOWED = ["kind", "year", "price", "on", "day", "v"]
+COLUMNS = {
+    **{"kind": "text", "year": "int4", "price": "float8", "on": "bool", "day": "date", "v": "x"},
+    **{"time": "timestamptz", "key": "uuid"},
+}
+ALLOWED = list(COLUMNS)
 
 
 def text_of(asked: Any) -> tuple[str, list[Any]]:
@@ -28,6 +31,13 @@ def test_conditions_become_bound_parameters() -> None:
     assert values == [["a'); drop table x; --"], [1], [2.5], [True]]
 
 
+def test_dates_times_and_uuids_are_written_as_such() -> None:
+    key = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    times = ["2026-01-31", "2026-01-31 12:00", "2026-01-31T12:00:00.5+01:00"]
+    _, values = text_of({"day": "2026-01-31", "time": times, "key": key})
+    assert values == [["2026-01-31"], times, [key]]
+
+
 def test_sql_of_pythons_own_is_used_as_it_is() -> None:
     assert text_of("kind like 'a%' -- so") == ("(\nkind like 'a%%' -- so\n)", [])
     assert text_of(("kind = %s", ["a"])) == ("(\nkind = %s\n)", ["a"])
@@ -36,13 +46,19 @@ def test_sql_of_pythons_own_is_used_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({'kind" = 1 or "kind': "a"}, "may name day, kind"),
+        ({'kind" = 1 or "kind': "a"}, "may name day, key, kind"),
         ({"embedding": "a"}, "may name"),
         ({"kind": 1}, "of type text, with a number"),
         ({"year": "1"}, "of type int4, with a text"),
         ({"year": True}, "with a boolean"),
         ({"on": {"gt": True}}, "with a boolean"),
         ({"v": "a"}, "of type x"),
+        ({"day": "yesterday"}, "'day', of type date, with 'yesterday'; write it as '2026-01-31'"),
+        ({"day": {"gte": "infinity"}}, "of type date"),
+        ({"day": "2020-13-99"}, "with '2020-13-99'; write it as"),
+        ({"day": "2026-W05-6"}, "of type date"),
+        ({"time": ["2026-01-31", "now"]}, "of type timestamptz, with 'now'"),
+        ({"key": "no uuid"}, "of type uuid, with 'no uuid'"),
         ("", "boolean expression"),
         (3, "boolean expression"),
         (("a", "b", "c"), "boolean expression"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
+from uuid import UUID
 
 from psycopg.sql import SQL, Composable
 
@@ -14,6 +17,13 @@ from evergram.stores.postgres.distances import name_of
 WHOLE = ("int2", "int4", "int8")
 NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
+# How texts are written that are compared with such columns.
+_EXAMPLES = {
+    "date": "2026-01-31",
+    "timestamp": "2026-01-31 12:00:00",
+    "timestamptz": "2026-01-31 12:00:00+01:00",
+    "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
+}
 SIGNS = {"gt": SQL(" > "), "gte": SQL(" >= "), "lt": SQL(" < "), "lte": SQL(" <= ")}
 
 
@@ -70,6 +80,27 @@ def _condition(
     return column + SIGNS[condition.operator] + SQL("(") + array + SQL(")[1]")
 
 
+def _check_text(field: str, column: str, text: str) -> None:
+    """Refuse a text that is no date, time or UUID where the column has these.
+
+    PostgreSQL would take words, such as "yesterday", for some.
+    """
+    if column not in _EXAMPLES:
+        return
+    try:
+        if column == "uuid":
+            UUID(text)
+        elif not re.match(r"\d{4}-\d\d-\d\d(?![^T ])", text):
+            raise ValueError(text)
+        else:
+            (date if column == "date" else datetime).fromisoformat(text)
+    except ValueError:
+        raise DataError(
+            f"A filter compares the field {field[:80]!r}, of type {column}, with {text[:80]!r}; "
+            f"write it as {_EXAMPLES[column]!r}."
+        ) from None
+
+
 def _sent_as(condition: Condition, column: str) -> str:
     """Return the SQL type that values are compared as with a column of a type."""
     values, field = condition.values, condition.field
@@ -83,6 +114,8 @@ def _sent_as(condition: Condition, column: str) -> str:
             return "bigint" if whole else "numeric"
         return {"float4": "real", "float8": "double precision"}.get(column, "numeric")
     if column in TEXTS and sort == "text":
+        for value in values:
+            _check_text(condition.field, column, str(value))
         return {"varchar": "text", "name": "text", "bpchar": "bpchar"}.get(column, column)
     raise DataError(
         f"A filter compares the field {field[:80]!r}, of type {column}, with a {sort}; numbers are "

@@ -43,7 +43,8 @@ RETRY_AFTER = {503: "1"}
 LONGEST = 1000
 
 # A message must not name a file of this machine, nor the address of a store.
-_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#][^\s;,']*", re.I)
+# A comma is a part of it if the next character is.
+_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#](?:[^\s;,']|,(?=\S))*", re.I)
 _PATH = re.compile(r"(?<![\w.])(?!/(?:v1|docs|healthz|readyz|metrics)\b)(?:~|\.{1,2})?/[^\s;,:']+")
 _SERVICE_FAULT = {
     500: "What the service reads is damaged or cannot be read; its log says what.",

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from evergram.serving.object_features import Features, Id, Int64, Text
-from evergram.stores.filters import MOST_FIELDS, MOST_VALUES
+from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
 from evergram.texts.text_encoder import Role
 
 # A number, "v0", or a label.
@@ -275,5 +275,8 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
             f"{reason[:1].lower()}{reason[1:]}.",
             field,
         )
+    if field == "filter" and len(first["loc"]) > 1:
+        # Of which kinds a value is not is no help.
+        return f"'filter', field {str(first['loc'][1])[:80]!r}, is wrong: {FORM}.", field
     place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
     return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field
