@@ -36,8 +36,8 @@ def test_plan_apply_and_status(lineage: Lineage) -> None:
     assert planned.remaining == 1.0
     part = work.apply(rows=100)
     assert part.state == "under way"
-    assert part.refreshed == 128, "whole batches"
-    assert part.held == {1: 192, 2: 128}
+    assert part.refreshed == 100, "a whole batch and a part of one"
+    assert part.held == {1: 220, 2: 100}
     assert 0 < part.remaining < 1
     # Half way, every row is still what its version reads.
     reader = Reader(lineage, {"object": store})

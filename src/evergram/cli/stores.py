@@ -163,9 +163,7 @@ def plan(
 def apply(
     lineage: LineageFolder,
     store: OneStore,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many rows (whole batches).")
-    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Stop after this many rows.")] = None,
     as_json: Json = False,
 ) -> None:
     """Refresh rows in the planned order; an interrupted run resumes where it stopped."""

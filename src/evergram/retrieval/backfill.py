@@ -132,7 +132,7 @@ class Backfill:
         """Refresh rows in the planned order.
 
         Args:
-            rows: stop after so many more (whole batches); all by default.
+            rows: stop after so many more; all by default.
             progress: called with rows done and rows in all.
         Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
         """
@@ -157,7 +157,7 @@ class Backfill:
                 if done < last:
                     self._state.begin_run(done)
                 while done < last:
-                    ids = order.slice(done, plan.batch)
+                    ids = order.slice(done, min(plan.batch, last - done))
                     self._refresh(source, plan.target, ids, self._journal(done))
                     done += len(ids)
                     paused = last <= done < len(order)

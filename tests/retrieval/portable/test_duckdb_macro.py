@@ -19,6 +19,7 @@ def test_duckdb_reads_without_evergram(lineage: Lineage, tmp_path: Path, target:
     need("duckdb")
     written = export_transform(lineage, tmp_path / "way.sql", "duckdb", target)
     assert (written.name, written.dims) == (f"evergram_line_as_v{target}", (DIMS[2], DIMS[target]))
+    export_transform(lineage, tmp_path / "reserved.sql", "duckdb", target, name="select")
     np.save(tmp_path / "new.npy", vectors_of(2).numpy())
     code = """
 import duckdb, numpy as np
@@ -26,10 +27,12 @@ way, new, out, name = sys.argv[1:]
 database = duckdb.connect()
 for _ in range(2):  # a second time it replaces itself
     database.execute(open(way).read())
+    database.execute(open(way.replace("way.sql", "reserved.sql")).read())
 database.execute("CREATE TABLE items (id INTEGER, embedding FLOAT[])")
 rows = np.load(new)
 items = [[n, row.tolist()] for n, row in enumerate(rows)]
 database.executemany("INSERT INTO items VALUES (?, ?)", items)
+assert database.execute(f"SELECT {name}(NULL)").fetchall() == [(None,)]
 read = database.execute(f"SELECT {name}(embedding) FROM items ORDER BY id").fetchall()
 np.save(out, np.array([row[0] for row in read], dtype=np.float32))
 """

@@ -29,6 +29,10 @@ def test_pgvector_reads_without_evergram(lineage: Lineage, tmp_path: Path) -> No
     )
     read = np.array([row[0] for row in rows], dtype=np.float32)
     np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
+    export_transform(lineage, tmp_path / "reserved.sql", "pgvector", 0, name="select")
+    server.sql((tmp_path / "reserved.sql").read_text())
+    values = vectors_of(2, 1).tolist()[0]
+    assert server.sql(f"""SELECT "select"('{values}'::vector) = as_old('{values}')""") == [(True,)]
     nothing = server.sql("SELECT as_old(NULL::vector)")
     assert nothing == [(None,)]
     import psycopg

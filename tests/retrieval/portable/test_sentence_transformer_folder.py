@@ -127,7 +127,7 @@ def test_another_model_in_the_recorded_place_is_refused(
     static_model(tmp_path / "new", np.eye(5, dtype=np.float32), prompts={"query": "ask "})
     with pytest.raises(DataError, match="is not the encoder that was recorded"):
         export_transform(lineage, tmp_path / "model", "sentence-transformers", 0)
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="is a folder with files in it"):
         export_transform(lineage, tmp_path / "new", "sentence-transformers", 0)
     assert not (tmp_path / "model").exists()
 

@@ -100,7 +100,7 @@ def test_filters_of_every_form(server: PostgresServer) -> None:
     assert ids({"sold": False, "title": {"lte": "Title 11"}}) == [1, 11]
     assert ids("category = 'news' and title like '%9' -- so") == [9, 39]
     assert ids(("category = %s and year > %s", ["news", 2015])) == [18, 36, 39]
-    with pytest.raises(DataError, match="of type date, with .yesterday or so.; write it as"):
+    with pytest.raises(DataError, match=r"of type date, with .yesterday or so.; write it as"):
         ids({"day": "yesterday or so"})
     for broken in ("category = ", "true) or (true", "true; drop table x", "no_column = 1"):
         if broken == "true) or (true":

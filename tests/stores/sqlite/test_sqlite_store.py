@@ -98,6 +98,8 @@ def test_addresses(tmp_path: Path, store: SqliteStore) -> None:
         open_store(store.address.replace("#emb", "#other"))
     with pytest.raises(DataError, match="sqlite:FILE#NAME"):
         open_store("sqlite:films.db")
+    with pytest.raises(DataError, match="SQLite keeps names such as 'SQLite_x' for itself"):
+        open_store("sqlite:films.db#SQLite_x", create="int64")
     with pytest.raises(DataError, match="cannot be the name"):
         open_store(f"sqlite:{tmp_path}/s.db#../x", create="int64")
     with pytest.raises(DataError, match="ids of type int64, not string"):

@@ -179,8 +179,9 @@ _READING = ["as", "unseen", "error", "cosine", "all", "error", "estimate", "boun
 _EXPLANATION = """\
 unseen: canaries that alignment never saw, their error over the length of their vectors, and their
 cosine: what a consumer meets on objects that came after its version. all: all canaries, and their
-error: what a consumer meets on objects that its version knew. estimate and bound: the certificate,
-of unseen objects; stretch: the amplification, which is the largest singular value.
+error: where these are more, what a consumer meets on objects that its version knew. estimate and
+bound: the certificate, of unseen objects; stretch: the amplification, which is the largest singular
+value.
 """
 
 

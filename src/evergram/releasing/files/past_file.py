@@ -58,10 +58,13 @@ def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not isinstance(old, int):
         return old
     if not lineage.versions or old != lineage.newest:
-        has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
+        if not lineage.versions:
+            raise LineageError(
+                f"{lineage} has no version {old}: it has none yet; give the file of its vectors."
+            )
         raise LineageError(
-            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
-            "newest version's number, or the file of its vectors."
+            f"Version {old} is not the newest of {lineage}, to which new vectors are aligned; give "
+            f"{lineage.newest}, or the file of its vectors."
         )
     return _stored(lineage)
 

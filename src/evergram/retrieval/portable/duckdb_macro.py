@@ -13,7 +13,8 @@ def write_duckdb_macro(path: Path, way: AffineMap) -> None:
     """Write a script that makes the macro NAME(list or array of numbers) and its table NAME_rows,
     in one transaction; it replaces those of an earlier script."""
     rows = ",\n".join(f"  ({n}, {w}, {b})" for n, w, b in literal_rows(way))
-    name, table = way.name, f"{way.name}_rows"
+    # In quotation marks a word that SQL reserves is a name, too.
+    name, table = f'"{way.name}"', f'"{way.name}_rows"'
     script = f"""{comment(way)}
 -- SELECT {name}(embedding) FROM items;
 BEGIN;
@@ -23,8 +24,9 @@ CREATE OR REPLACE TABLE {table} (
 INSERT INTO {table} VALUES
 {rows};
 CREATE OR REPLACE MACRO {name}(embedding) AS (
-  SELECT list("offset" + array_inner_product(weights, embedding::DOUBLE[{way.source_dim}])
-    ORDER BY place)::FLOAT[{way.dim}]
+  SELECT CASE WHEN embedding IS NULL THEN NULL ELSE
+    list("offset" + array_inner_product(weights, embedding::DOUBLE[{way.source_dim}])
+      ORDER BY place)::FLOAT[{way.dim}] END
   FROM {table}
 );
 COMMIT;

@@ -104,6 +104,10 @@ def _check_place(path: Path, *, overwrite: bool) -> None:
     """Raises: DataError: nothing can be written there, or something is there already."""
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
+    if path.is_dir() and any(path.iterdir()):
+        raise DataError(
+            f"{path} is a folder with files in it and is not written over; give another name."
+        )
     if path.is_dir() or (path.exists() and not overwrite):
         raise DataError(
             f"{path} is there already and is not written over; give another name, or remove it "

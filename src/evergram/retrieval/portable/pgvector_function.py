@@ -16,7 +16,8 @@ def write_pgvector_function(path: Path, way: AffineMap) -> None:
     Each coordinate is an inner product with a row of the table, by pgvector's own operator.
     """
     rows = ",\n".join(f"  ({n}, '{w}', {b})" for n, w, b in literal_rows(way))
-    name, table = way.name, f"{way.name}_rows"
+    # In quotation marks a word that SQL reserves is a name, too.
+    name, table = f'"{way.name}"', f'"{way.name}_rows"'
     script = f"""{comment(way)}
 -- SELECT {name}(embedding) FROM items;
 BEGIN;

@@ -73,7 +73,9 @@ class SqliteStore(Store):
         place, _, name = address.removeprefix("sqlite:").rpartition("#")
         if not place:
             raise DataError(f"{address!r} is no address of a SQLite store; give sqlite:FILE#NAME.")
-        return cls(Path(place), checked_name(name), create)
+        if checked_name(name).lower().startswith("sqlite_"):
+            raise DataError(f"SQLite keeps names such as {name!r} for itself; give another one.")
+        return cls(Path(place), name, create)
 
     @property
     def address(self) -> str:
