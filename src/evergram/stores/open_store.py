@@ -47,6 +47,11 @@ KINDS = {
         "AdoptedTable",
     ),
     "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance.lance_store", "LanceStore"),
+    "lance-table": StoreKind(
+        "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN",
+        "evergram.stores.lance.adopted_lance",
+        "AdoptedLanceTable",
+    ),
     "qdrant": StoreKind(
         "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
         "evergram.stores.qdrant.qdrant_store",
