@@ -57,6 +57,11 @@ KINDS = {
         "evergram.stores.qdrant.qdrant_store",
         "QdrantStore",
     ),
+    "qdrant-collection": StoreKind(
+        "qdrant-collection:URL-OR-DIR#collection=NAME&v0=VECTOR",
+        "evergram.stores.qdrant.adopted_collection",
+        "AdoptedCollection",
+    ),
     "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite.sqlite_store", "SqliteStore"),
 }
 
