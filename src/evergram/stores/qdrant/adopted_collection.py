@@ -211,7 +211,8 @@ class AdoptedCollection(AdoptedStore):
             yield self._rows(version, page), NO_CHECKS
 
     def _rows(self, version: int, points: Sequence[Any]) -> Rows:
-        dim = self._facts()[version].dim
+        facts = self._facts()[version]
+        dim = facts.dim
         keys = pa.array([self._points.id_of(point) for point in points], self._id_type)
         self._refuse_twice_in(keys)
         name = self._at.vectors[version]
@@ -223,7 +224,7 @@ class AdoptedCollection(AdoptedStore):
             )
         with np.errstate(over="ignore"):
             block = np.array(vectors, dtype=np.float32).reshape(len(vectors), dim)
-        return Rows(version, keys, block)
+        return Rows(version, keys, _unit(block) if facts.distance == "Cosine" else block)
 
     def _own(self, version: int, among: Any = None) -> Any:
         """Return the filter for the rows of a version that the filter of this view leaves."""
@@ -241,3 +242,10 @@ class AdoptedCollection(AdoptedStore):
     def _turn(self) -> AbstractContextManager[object]:
         """In the local mode, keep the other threads of the process from writing."""
         return nullcontext() if self._at.remote else self._connection.writing
+
+
+def _unit(vectors: Floats) -> Floats:
+    """Return vectors with length 1. A server has brought those of a Cosine collection to it; the
+    local mode returns them as they were written until they are first searched."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)

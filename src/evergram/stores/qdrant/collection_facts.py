@@ -119,7 +119,7 @@ def _facts(
     address: CollectionAddress, name: str, by_name: dict[str, Any], sparse: set[str]
 ) -> VectorFacts:
     if name not in by_name:
-        what = f"names the vector {name!r}" if name else "names a vector without a name, v0=,"
+        what = f"names the vector {name!r}," if name else "names a vector without a name, v0=,"
         has = ", ".join(sorted(by_name)) or "none"
         if "" in by_name:
             has = "one without a name, which an address writes v0="
