@@ -108,7 +108,7 @@ class AdoptedStore(Store):
     def _refuse(self) -> NoReturn:
         raise read_only(self.address)
 
-    def _refuse_twice_in(self, keys: pa.Array) -> None:
+    def refuse_twice_in(self, keys: pa.Array) -> None:
         """Raises: IntegrityError: an id of rows that were read is there twice."""
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")

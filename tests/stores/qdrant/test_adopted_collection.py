@@ -1,4 +1,4 @@
-"""Collections of every sort: ids of points and of a field, each distance, and a server's answers."""
+"""Collections of every sort: ids of points and of a field, each distance, a server's answers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_names_that_are_not_there(
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no folder .*none of Qdrant's local mode"):
+    with pytest.raises(DataError, match=r"There is no folder .*none of Qdrant's local mode"):
         open_store(f"qdrant-collection:{tmp_path}/none#collection=mine&v0=")
     assert not list(tmp_path.iterdir())
 
@@ -278,7 +278,7 @@ def test_a_server_is_asked_for_exact_searches(kind: str, tmp_path: Path) -> None
         for search in (one for body in bodies for one in body["searches"]):
             assert search["params"]["exact"] is True
             assert search["params"]["quantization"]["ignore"] is True
-        with pytest.raises(DataError, match="no collection 'none' at http.*; it has documents"):
+        with pytest.raises(DataError, match=r"no collection 'none' at http.*; it has documents"):
             open_store(f"qdrant-collection:{server.url}#collection=none&v0=e0")
 
 

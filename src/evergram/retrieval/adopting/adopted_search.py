@@ -78,7 +78,10 @@ def _by_reading(
         Rows(version, block.ids, maps.rows(block.vectors, version, target))
         for block in _blocks(view, version, ids)
     )
-    return best_by(metric, queries, k, read, version, view.id_type)
+    results = best_by(metric, queries, k, read, version, view.id_type)
+    for hits in results:
+        view.refuse_twice_in(hits.ids)
+    return results
 
 
 def _too_many(view: AdoptedStore, version: int, target: int, metric: str, rows: int) -> DataError:

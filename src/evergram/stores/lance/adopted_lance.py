@@ -154,7 +154,7 @@ class AdoptedLanceTable(AdoptedStore):
         blocks = self._finite(self._blocks(version, ids, BLOCK))
         results = best_by(metric, queries, k, blocks, version, self._id_type)
         for hits in results:
-            self._refuse_twice_in(hits.ids)
+            self.refuse_twice_in(hits.ids)
         return results
 
     def _nearest(
@@ -168,6 +168,7 @@ class AdoptedLanceTable(AdoptedStore):
             of_version = [rows for rows in self._blocks(version, ids, BLOCK) if len(rows)]
             if of_version:
                 self.require(version)
+                self.refuse_twice_in(pa.concat_arrays([rows.ids for rows in of_version]))
             blocks += [(rows, NO_CHECKS) for rows in of_version]
         return blocks
 
@@ -193,7 +194,7 @@ class AdoptedLanceTable(AdoptedStore):
 
     def _block(self, version: int, table: pa.Table) -> Rows:
         keys = table[self._id].combine_chunks().cast(self._id_type)
-        self._refuse_twice_in(keys)
+        self.refuse_twice_in(keys)
         return Rows(version, keys, vectors_of(table, self._names.vectors[version]))
 
     def _nothing(self, column: str) -> pa.Table:

@@ -214,7 +214,7 @@ class AdoptedCollection(AdoptedStore):
         facts = self._facts()[version]
         dim = facts.dim
         keys = pa.array([self._points.id_of(point) for point in points], self._id_type)
-        self._refuse_twice_in(keys)
+        self.refuse_twice_in(keys)
         name = self._at.vectors[version]
         vectors = [self._points.vector_of(point, name) for point in points]
         if any(vector is None or len(vector) != dim for vector in vectors):
