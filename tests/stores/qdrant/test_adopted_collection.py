@@ -152,7 +152,11 @@ def test_it_cannot_be_created(tmp_path: Path) -> None:
         ("Manhattan", {}, "distance Manhattan; it must be Dot, Cosine or Euclid"),
         (
             "Dot",
-            {"multivector_config": models.MultiVectorConfig(comparator="max_sim")},
+            {
+                "multivector_config": models.MultiVectorConfig(
+                    comparator=models.MultiVectorComparator.MAX_SIM
+                )
+            },
             "several vectors a point",
         ),
     ],
