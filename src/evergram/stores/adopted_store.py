@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
@@ -47,7 +48,16 @@ class AdoptedStore(Store):
         """Return at most `size` vectors of a version, of some ids or of any, also of rows that have
         a newer version's vector as well."""
 
-    # All kinds inherit these.
+    # All kinds inherit these; the first two a kind may override.
+
+    def computes(self, metric: str, version: int) -> bool:
+        """Return whether `nearest_by` knows a metric; rows are read and compared if it does not."""
+        return True
+
+    def remark(self, version: int) -> str:
+        """Return a sentence, with a space before it, on why a version's vectors may differ from the
+        published ones; "" if there is nothing to say."""
+        return ""
 
     @property
     def side(self) -> str | None:
@@ -98,6 +108,11 @@ class AdoptedStore(Store):
     def _refuse(self) -> NoReturn:
         raise read_only(self.address)
 
+    def refuse_twice_in(self, keys: pa.Array) -> None:
+        """Raises: IntegrityError: an id of rows that were read is there twice."""
+        if len(pc.unique(keys)) < len(keys):
+            raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
+
     def _verify(self, rows: Rows, checks: Checks) -> None:
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
@@ -109,7 +124,8 @@ class AdoptedStore(Store):
 def read_only(shown: str) -> StoreError:
     """Return the error for writing to a table or a collection of somebody's own."""
     return StoreError(
-        f"{shown} is a table of your own, which Evergram only reads. Write new vectors to it by "
-        "your own program, into a column of their version, or fill a store of Evergram's: "
-        "'evergram store fill' with an address such as postgresql://USER@HOST/DATABASE#NAME."
+        f"{shown} is a table or a collection of your own, which Evergram only reads. Write new "
+        "vectors to it by your own program, into a column (in Qdrant: a named vector) of their "
+        "version, or fill a store of Evergram's: 'evergram store fill' with an address such as "
+        "snapshot:DIR."
     )

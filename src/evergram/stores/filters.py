@@ -5,12 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from evergram.errors import DataError
 
-# The form below; or, in Python alone, a store's own terms: SQL, or SQL and its parameters.
-Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]]
+
+class QdrantFilter(Protocol):
+    """A `qdrant_client.models.Filter`, whose package need not be installed."""
+
+    @property
+    def must(self) -> Any: ...
+
+    @property
+    def must_not(self) -> Any: ...
+
+    @property
+    def should(self) -> Any: ...
+
+
+# The form below; or, in Python alone, a store's own terms: SQL, SQL and its parameters, or a filter
+# of Qdrant's.
+Filter: TypeAlias = Mapping[str, Any] | str | tuple[str, Sequence[Any]] | QdrantFilter
 Value: TypeAlias = bool | int | float | str
 
 RANGE = ("gt", "gte", "lt", "lte")
@@ -95,3 +110,23 @@ def _type(value: Value) -> str:
 def type_of(condition: Condition) -> str:
     """Return "boolean", "number" or "text", the type of a condition's values."""
     return _type(condition.values[0])
+
+
+def check_allowed(condition: Condition, allowed: Sequence[str]) -> None:
+    """Raises: DataError: the operator did not allow filters to name the condition's field."""
+    if condition.field not in allowed:
+        names = ", ".join(sorted(allowed))
+        can = f"it may name {names}" if names else "no field may be named"
+        raise DataError(
+            f"A filter names the field {condition.field[:80]!r}; {can}, which the operator sets in "
+            "the store's address by filter=COLUMN,COLUMN."
+        )
+
+
+def of_other_type(condition: Condition, column_type: str) -> DataError:
+    """Return the error for values that a column of a type is not compared with."""
+    return DataError(
+        f"A filter compares the field {condition.field[:80]!r}, of type {column_type}, with a "
+        f"{type_of(condition)}; numbers are compared with numbers, booleans with one or several "
+        "booleans, and texts, dates (such as '2026-01-31') and UUIDs with texts."
+    )

@@ -47,10 +47,20 @@ KINDS = {
         "AdoptedTable",
     ),
     "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance.lance_store", "LanceStore"),
+    "lance-table": StoreKind(
+        "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN",
+        "evergram.stores.lance.adopted_lance",
+        "AdoptedLanceTable",
+    ),
     "qdrant": StoreKind(
         "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
         "evergram.stores.qdrant.qdrant_store",
         "QdrantStore",
+    ),
+    "qdrant-collection": StoreKind(
+        "qdrant-collection:URL-OR-DIR#collection=NAME&v0=VECTOR",
+        "evergram.stores.qdrant.adopted_collection",
+        "AdoptedCollection",
     ),
     "sqlite": StoreKind("sqlite:FILE#NAME", "evergram.stores.sqlite.sqlite_store", "SqliteStore"),
 }

@@ -213,8 +213,8 @@ def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergra
     for arguments, message in (
         ((first, second), "its dim is 6, not 9; give 1 in its place"),
         ((other, second), "the vector of id 'id123' is another"),
-        ((0, second), "vectors of version 0 are not stored"),
-        ((7, second), "vectors of version 7 are not stored"),
+        ((0, second), "Version 0 is not the newest"),
+        ((7, second), "Version 7 is not the newest"),
         (("oldest", second), "has no label 'oldest'"),
     ):
         result = evergram("vectors", "align", *arguments, "--lineage", lineage)

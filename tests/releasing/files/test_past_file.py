@@ -37,7 +37,7 @@ def test_the_newest_version_may_be_named_by_its_number(lineage: Lineage, tmp_pat
     new = file_of(tmp_path / "new.npy", randn(1, 60, 3))
     past = checked_past(0, new, lineage)
     assert (past.rows, past.dim, past.has_ids) == (60, 4, True)
-    with pytest.raises(LineageError, match="Version 1 is not the newest of .*; give 0, or the"):
+    with pytest.raises(LineageError, match=r"Version 1 is not the newest of .*; give 0, or the"):
         checked_past(1, new, lineage)
 
 

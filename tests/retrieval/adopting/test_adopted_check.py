@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.support.lineages import DIMS, lineage_of, vectors_of
+from tests.support.own_stores import OWN, own_store
 from tests.support.own_tables import address_of, own_table, text_of
 from tests.support.postgres_server import postgres
 
@@ -123,3 +124,30 @@ def test_half_precision_is_the_same_vector(opened: Callable[..., Reader]) -> Non
     query = vectors_of(0).numpy()[17]
     for metric in ("l2", "cosine"):
         assert reader.search(query, 1, 0, metric=metric)[0].ids.to_pylist() == [17]
+
+
+@pytest.mark.parametrize("kind", sorted(OWN))
+def test_each_kind_is_proved_before_its_first_row(
+    kind: str, lineage: Lineage, tmp_path: Path
+) -> None:
+    """Also of a version that is not production's, and of a new reader of changed vectors."""
+
+    def some_changed(every: int) -> Callable[[int, np.ndarray], np.ndarray]:
+        def change(version: int, vectors: np.ndarray) -> np.ndarray:
+            vectors[::every] *= 1.5
+            return vectors
+
+        return change
+
+    held = {0: range(300), 1: range(100)}
+    address = own_store(kind, tmp_path / "few", 300, held, some_changed(30))
+    with closing(Reader.open(lineage, {"object": address})) as reader:
+        read = reader.embed([5, 299, 300], 0)
+        assert np.allclose(read.vectors[1], vectors_of(0).numpy()[299])
+        assert read.sources.tolist() == [1, 0, -1]
+    address = own_store(kind, tmp_path / "many", 300, held, some_changed(4))
+    with pytest.raises(IntegrityError, match=r"of .* that were compared.*another model's"):
+        Reader.open(lineage, {"object": address})
+    one = lineage_of(tmp_path / "one", 1, canaries=2)
+    with pytest.raises(LineageError, match=r"version 1, which .* does not have"):
+        Reader.open(one, {"object": own_store(kind, tmp_path / "two", 300, held)})

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from tests.support.lineages import DIMS, lineage_of, vectors_of
+from tests.support.own_stores import OWN, own_store
 from tests.support.own_tables import address_of, own_table
 from tests.support.postgres_server import postgres
 from tests.support.running_service import ADDRESS, Running, running, server
@@ -93,6 +94,32 @@ def test_a_value_is_a_value(adopted: Adopted, text: str) -> None:
     expected = list(range(2, 300, 3)) if text == "o'clock; --" else []
     assert ids_of(adopted.search({"category": text})) == expected
     assert postgres().sql(f"select count(*) from {adopted.table}") == [(300,)]
+
+
+@pytest.mark.parametrize("kind", sorted(set(OWN) - {"pgvector-table"}))
+def test_each_kind_of_own_table_filters(kind: str, tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line", canaries=2)
+    held = {0: range(300), 1: range(100)}
+    service = Service.open(
+        tmp_path / "line", {"object": own_store(kind, tmp_path / "own", 300, held)}
+    )
+    with TestClient(
+        create_app(service, ServiceSettings()), ADDRESS, raise_server_exceptions=False
+    ) as http:
+        own = Adopted(http, "own")
+        for metric in ("ip", "l2", "cosine"):
+            answer = own.search({"category": "news", "year": {"gte": 2018}}, metric=metric)
+            assert ids_of(answer) == [i for i in range(300) if i % 3 == 0 and i % 20 >= 18]
+            answer = own.search({"category": ["news", "sport"], "year": [2001]}, metric=metric)
+            assert ids_of(answer) == [i for i in range(300) if i % 3 < 2 and i % 20 == 1]
+        for text in ("'; drop table x; --", "' or '1'='1", "o'clock; --", "`", "\\", "news%"):
+            expected = list(range(2, 300, 3)) if text == "o'clock; --" else []
+            assert ids_of(own.search({"category": text})) == expected
+        wrong: list[Any] = ["1 = 1", {}, {"title": "x"}, {"1 = 1 or category": "x"}, {"year": {}}]
+        for conditions in wrong:
+            refused = own.search(conditions)
+            assert refused.status_code == 400, refused.text
+            assert "filter" in refused.text
 
 
 def test_a_store_without_metadata_refuses_a_filter(tmp_path: Path) -> None:

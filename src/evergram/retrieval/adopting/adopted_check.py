@@ -57,7 +57,7 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
     if dim != known[version].dim:
         raise IntegrityError(
             f"{store.address} holds vectors of {dim} dims as version {version}; that version has "
-            f"{known[version].dim}. Name the column of that version's model."
+            f"{known[version].dim}. Name the column, or the vector, of that version's model."
         )
     compared, agreeing = _canaries(lineage, store, side, version)
     if not compared:
@@ -75,6 +75,7 @@ def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: in
             f"are not those that {lineage} published as version {version} of side {side!r} under "
             "these ids: the column is another model's, or another version's, or its texts have "
             "changed since. Name the right column, or publish the vectors that it has."
+            f"{store.remark(version)}"
         )
 
 

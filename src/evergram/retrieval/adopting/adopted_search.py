@@ -2,22 +2,21 @@
 
 An inner product at version j is one with the stored vector: ⟨q, A z + b⟩ = ⟨Aᵀq, z⟩ + ⟨q, b⟩.
 Cosine and distance also need ‖A z + b‖, which Evergram's own stores keep beside each row and a
-table does not have. At the version of the rows the database computes it; at any other the rows are
-read here.
+table does not have. At the version of the rows the database computes it, if it knows the metric;
+otherwise the rows are read here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
 from evergram.retrieval.metric_search import Ids
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.store import Floats, Hits, Rows, merge_hits
 
@@ -50,11 +49,11 @@ def search_adopted(
     among = None if ids is None else pc.unique(view.as_ids(ids))
     parts = []
     for version in versions:
-        if metric == "ip":
+        if metric == "ip" and view.computes("ip", version):
             turned, offset = maps.affine(version, target).queries(queries)
             offsets = None if offset is None else {version: offset}
             parts.append(view.search({version: turned}, k, offsets=offsets, ids=among))
-        elif version == target:
+        elif version == target and view.computes(metric, version):
             parts.append(view.nearest_by(metric, version, queries, k, among))
         else:
             parts.append(_by_reading(view, version, maps, target, queries, k, metric, among))
@@ -74,27 +73,28 @@ def _by_reading(
     """Return the k best rows of one version, each read here as version `target`."""
     rows = view.count().get(version, 0) if ids is None else len(ids)
     if rows > MOST_READ:
-        raise DataError(
-            f"A search by {metric} at version {target} would read {rows} rows of version {version} "
-            f"from {view.address}, as their lengths at version {target} are not in the table, and "
-            f"one search reads {MOST_READ} at most: search by ip, among fewer rows by a filter or "
-            "by ids, or at the rows' own version, or fill a store of Evergram's, which has the "
-            "lengths."
-        )
-    asked = queries.astype(np.float64)
-    nothing = Hits(pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
-    best = [nothing] * len(queries)
-    for block in _blocks(view, version, ids):
-        read = maps.rows(block.vectors, version, target).astype(np.float64)
-        for i, scores in enumerate(_scores(metric, asked, read)):
-            first = np.argsort(-scores, kind="stable")[:k]
-            hits = Hits(
-                block.ids.take(pa.array(first)),
-                scores[first].astype(np.float32),
-                np.full(len(first), version, dtype=np.int64),
-            )
-            best[i] = merge_hits([best[i], hits], k)
-    return best
+        raise _too_many(view, version, target, metric, rows)
+    read = (
+        Rows(version, block.ids, maps.rows(block.vectors, version, target))
+        for block in _blocks(view, version, ids)
+    )
+    results = best_by(metric, queries, k, read, version, view.id_type)
+    for hits in results:
+        view.refuse_twice_in(hits.ids)
+    return results
+
+
+def _too_many(view: AdoptedStore, version: int, target: int, metric: str, rows: int) -> DataError:
+    cheap = "by ip, " if view.computes("ip", version) else ""
+    why = f"as their lengths at version {target} are not in the table"
+    if not view.computes(metric, version):
+        why = f"as its own searches of that version are not by {metric}"
+    return DataError(
+        f"A search by {metric} at version {target} would read {rows} rows of version {version} "
+        f"from {view.address}, {why}, and one search reads {MOST_READ} at most: search {cheap}"
+        "among fewer rows by a filter or by ids, or by a metric that the database itself computes "
+        "at the rows' own version, or fill a store of Evergram's, which has the lengths."
+    )
 
 
 def _blocks(view: AdoptedStore, version: int, ids: pa.Array | None) -> Iterator[Rows]:
@@ -105,20 +105,3 @@ def _blocks(view: AdoptedStore, version: int, ids: pa.Array | None) -> Iterator[
         for rows in view.fetch(ids.slice(start, BLOCK)):
             if rows.version == version:
                 yield rows
-
-
-def _scores(
-    metric: str, queries: npt.NDArray[np.float64], read: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Return the scores [Q, n] of queries [Q, D] with rows [n, D]."""
-    products = queries @ read.T
-    squares = (read**2).sum(axis=1)
-    if metric == "l2":
-        distances = 2 * products - squares - (queries**2).sum(axis=1)[:, None]
-        nearest: npt.NDArray[np.float64] = np.minimum(distances, 0.0)
-        return nearest
-    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.sqrt(squares)
-    cosines: npt.NDArray[np.float64] = np.divide(
-        products, lengths, out=np.zeros_like(products), where=lengths > 0
-    )
-    return cosines

@@ -13,10 +13,14 @@ from evergram.stores.store import Checks, Floats, Rows
 LOOKED_UP = 10_000
 
 
-def conditions(ids: pa.Array) -> Iterator[str]:
-    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have."""
+def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
+    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have.
+
+    Args:
+        column: of the ids, as SQL writes it.
+    """
     for start in range(0, len(ids), LOOKED_UP):
-        yield f"id in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
+        yield f"{column} in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
 
 
 def literal(key: int | str) -> str:
@@ -27,11 +31,13 @@ def literal(key: int | str) -> str:
     return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
 
 
-def vectors_of(table: pa.Table) -> Floats:
-    """Return the vectors of a table, [n, D]."""
-    column = table["vector"].combine_chunks()
-    flat: Floats = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), column.type.list_size)
+def vectors_of(table: pa.Table, name: str = "vector") -> Floats:
+    """Return the vectors of a column without a NULL, [n, D]; a NULL in a vector is NaN."""
+    column = table[name].combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        vectors: Floats = flat.astype(np.float32, copy=False)
+    return vectors.reshape(len(column), column.type.list_size)
 
 
 def block_of(version: int, table: pa.Table) -> tuple[Rows, Checks]:

@@ -66,7 +66,7 @@ class LanceStore(TablePerVersionStore):
         self._moment: LanceRecord | None = None
         self._closed = False
         # 0: every read looks whether another process has written.
-        self._database = _lancedb().connect(folder, read_consistency_interval=timedelta(0))
+        self._database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
@@ -75,7 +75,7 @@ class LanceStore(TablePerVersionStore):
         if not place:
             raise DataError(f"{address!r} is no address of a LanceDB store; give lance:DIR#NAME.")
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
-        _lancedb()
+        lancedb_module()
         with errors_as_store_errors(shown):
             if create is not None and not record_file(folder, name).exists():
                 refuse_others(folder, name, shown)
@@ -277,7 +277,8 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-def _lancedb() -> Any:
+def lancedb_module() -> Any:
+    """Return LanceDB's package. Raises: DataError: it is not installed."""
     try:
         import lancedb
     except ImportError:

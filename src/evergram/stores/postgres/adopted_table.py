@@ -155,7 +155,7 @@ class AdoptedTable(AdoptedStore):
                 k=Literal(k),
             )
             keys = pa.array([key for key, _ in cells], self._id_type)
-            self._refuse_same(keys)
+            self.refuse_twice_in(keys)
             scores = scores_of(metric, np.array([d for _, d in cells], dtype=np.float64))
             results.append(Hits(keys, scores, np.full(len(keys), version, np.int64)))
         return results
@@ -256,7 +256,7 @@ class AdoptedTable(AdoptedStore):
                 f"dim; the first has {dim}."
             )
         ids = pa.array(keys, self._id_type)
-        self._refuse_same(ids)
+        self.refuse_twice_in(ids)
         values = np.frombuffer(b"".join(raw), dtype=layout(dim))["values"].reshape(-1, dim)
         return Rows(version, ids, values.astype(np.float32))
 
@@ -288,10 +288,6 @@ class AdoptedTable(AdoptedStore):
                 f"{self.address} has the id {twice[0][0]!r} twice; the column of ids must have "
                 "each once: name another by id=COLUMN."
             )
-
-    def _refuse_same(self, keys: pa.Array) -> None:
-        if len(set(keys.to_pylist())) < len(keys):
-            raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
 
 def _prepare(connection: Connection) -> None:

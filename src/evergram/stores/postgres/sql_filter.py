@@ -11,7 +11,14 @@ from uuid import UUID
 from psycopg.sql import SQL, Composable
 
 from evergram.errors import DataError
-from evergram.stores.filters import Condition, Filter, read_conditions, type_of
+from evergram.stores.filters import (
+    Condition,
+    Filter,
+    check_allowed,
+    of_other_type,
+    read_conditions,
+    type_of,
+)
 from evergram.stores.postgres.distances import name_of
 
 WHOLE = ("int2", "int4", "int8")
@@ -64,14 +71,8 @@ def _condition(
     condition: Condition, columns: Mapping[str, str], allowed: Sequence[str]
 ) -> Composable:
     """Return one condition with one placeholder, of a list of its values."""
+    check_allowed(condition, allowed)
     field = condition.field
-    if field not in allowed:
-        names = ", ".join(sorted(allowed))
-        can = f"it may name {names}" if names else "no field may be named"
-        raise DataError(
-            f"A filter names the field {field[:80]!r}; {can}, which the operator sets in the "
-            "store's address by filter=COLUMN,COLUMN."
-        )
     kind = _sent_as(condition, columns[field])
     column = name_of(field)
     array = SQL("%s::") + SQL(kind) + SQL("[]")
@@ -103,7 +104,7 @@ def _check_text(field: str, column: str, text: str) -> None:
 
 def _sent_as(condition: Condition, column: str) -> str:
     """Return the SQL type that values are compared as with a column of a type."""
-    values, field = condition.values, condition.field
+    values = condition.values
     sort = type_of(condition)
     if column == "bool" and sort == "boolean" and condition.operator == "in":
         return "boolean"
@@ -117,8 +118,4 @@ def _sent_as(condition: Condition, column: str) -> str:
         for value in values:
             _check_text(condition.field, column, str(value))
         return {"varchar": "text", "name": "text", "bpchar": "bpchar"}.get(column, column)
-    raise DataError(
-        f"A filter compares the field {field[:80]!r}, of type {column}, with a {sort}; numbers are "
-        "compared with numbers, booleans with one or several booleans, and texts, dates (such as "
-        "'2026-01-31') and UUIDs with texts."
-    )
+    raise of_other_type(condition, column)

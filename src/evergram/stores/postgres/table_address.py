@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
 
 from evergram.errors import DataError, StoreError
+from evergram.stores.adopted_address import canonical_uuids, read_names
 from evergram.stores.postgres.connection import Connection, read_url, show_address
 from evergram.stores.postgres.distances import name_of
 
@@ -97,34 +94,18 @@ def read_table_address(address: str) -> TableAddress:
     password in it."""
     url, _, rest = address.removeprefix(SCHEME).rpartition("#")
     params = read_url(url)
-    names: dict[str, str] = {}
-    for part in rest.split("&"):
-        key, _, name = part.partition("=")
-        whole = name if key == "filter" else unquote(name)
-        if key in names or not whole or "\0" in unquote(name) or not _known(key):
-            raise DataError(f"The address of a table of your own is {FORM}.")
-        names[key] = whole
-    vectors = {int(key[1:]): name for key, name in names.items() if _VERSION.fullmatch(key)}
-    if params is None or "table" not in names or not vectors:
+    names = read_names(rest, "table", FORM, ["schema"])
+    if params is None:
         raise DataError(f"The address of a table of your own is {FORM}.")
-    if len(set(vectors.values())) < len(vectors):
-        raise DataError("Two versions are said to be in one column; each has a column of its own.")
-    fragment = "&".join(
-        f"{key}={quote(name, safe=',% ' if key == 'filter' else ' ')}"
-        for key, name in names.items()
-    )
     return TableAddress(
         params=params,
-        shown=SCHEME + show_address(params, fragment),
-        schema=names.get("schema"),
-        table=names["table"],
-        id=names.get("id", "id"),
-        vectors=dict(sorted(vectors.items())),
-        filters=tuple(unquote(one) for one in names.get("filter", "").split(",") if one),
+        shown=SCHEME + show_address(params, names.fragment),
+        schema=names.others.get("schema"),
+        table=names.others["table"],
+        id=names.id or "id",
+        vectors=names.vectors,
+        filters=names.filters,
     )
-
-
-_VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})")
 
 
 def sendable(ids: list[str], sent: str) -> list[str]:
@@ -134,17 +115,7 @@ def sendable(ids: list[str], sent: str) -> list[str]:
         sent: the SQL type that they are compared as, text or uuid.
     """
     texts = [text for text in ids if "\0" not in text]
-    if sent != "uuid":
-        return texts
-    known = []
-    for text in texts:
-        with suppress(ValueError):
-            known += [text] if str(uuid.UUID(text)) == text else []
-    return known
-
-
-def _known(key: str) -> bool:
-    return key in ("table", "schema", "id", "filter") or _VERSION.fullmatch(key) is not None
+    return canonical_uuids(texts) if sent == "uuid" else texts
 
 
 def read_facts(connection: Connection, address: TableAddress) -> TableFacts:

@@ -1,0 +1,293 @@
+"""A table of somebody's own in LanceDB, with a column of vectors for each version, read where it
+is.
+
+A row belongs to the newest version whose column is not NULL in it. Every search reads all rows that
+it may return and compares them here: LanceDB's own searches round their distances, and its indexes
+miss rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError, StoreError
+from evergram.stores.adopted_address import AdoptedNames, read_names
+from evergram.stores.adopted_scores import best_by
+from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
+from evergram.stores.filters import Filter
+from evergram.stores.lance.lance_filter import limits, quoted, sql_of
+from evergram.stores.lance.lance_folder import errors_as_store_errors
+from evergram.stores.lance.lance_rows import conditions, vectors_of
+from evergram.stores.lance.lance_store import lancedb_module
+from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, StoreView
+
+T = TypeVar("T")
+
+SCHEME = "lance-table:"
+FORM = (
+    "lance-table:DIR#table=TABLE&id=COLUMN&v0=COLUMN, with v1=COLUMN … for later versions, and if "
+    "need be filter=COLUMN,COLUMN; write & in a name as %26, # as %23, a comma as %2C and % as %25"
+)
+# Rows that a search reads at once.
+BLOCK = 8_192
+
+
+class AdoptedLanceTable(AdoptedStore):
+    kind: ClassVar[str] = "lance-table"
+
+    def __init__(self, folder: Path, names: AdoptedNames) -> None:
+        super().__init__()
+        self._folder, self._names = folder, names
+        self._table_name, self._id = names.others["table"], names.id or "id"
+        self._filter: str | None = None
+        self._closed = False
+        # Of a view, the table at one moment; None where each call reads the latest.
+        self._moment: Any = None
+        # The latest version of the table that was read, and the table at it.
+        self._pinned: dict[int, Any] = {}
+        with errors_as_store_errors(self.address):
+            # 0: every read looks whether others have written.
+            database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
+            self._database = database
+        self._latest = self._open()
+        types = self._types()
+        self._id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
+        self._refuse_twice()
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        """See `open_store`. Raises: StoreError: it shall be created, and so written."""
+        place, _, rest = address.removeprefix(SCHEME).rpartition("#")
+        names = read_names(rest, "table", FORM)
+        if not place:
+            raise DataError(f"The address of a table of your own is {FORM}.")
+        if create is not None:
+            raise read_only(f"{SCHEME}{place}#{names.fragment}")
+        # A folder of its own would be made by LanceDB.
+        if not Path(place).is_dir():
+            raise DataError(f"There is no folder {place}; give the folder of your LanceDB tables.")
+        return cls(Path(place), names)
+
+    @property
+    def address(self) -> str:
+        return f"{SCHEME}{self._folder}#{self._names.fragment}"
+
+    @property
+    def place(self) -> str:
+        return f"{SCHEME}{self._folder.resolve()}#{self._names.fragment}"
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        with errors_as_store_errors(self.address):
+            version = int(self._table().version)
+            pinned = self._pinned.get(version)
+            if pinned is None:
+                pinned = self._open()
+                pinned.checkout(version)
+                self._pinned.clear()
+                self._pinned[version] = pinned
+        view = copy(self)
+        view._moment = pinned
+        return work(view)
+
+    def where(self, conditions: Filter) -> Self:
+        view = copy(self)
+        view._filter = sql_of(conditions, self._types(), self._names.filters)
+        if isinstance(conditions, str):
+            try:
+                view._query(view._filter, []).explain_plan()
+            except Exception as error:
+                sentence = " ".join(str(error).split())[:200].rstrip(".")
+                raise DataError(
+                    f"LanceDB does not take the filter {conditions[:80]!r}: {sentence}."
+                ) from error
+        return view
+
+    def spaces(self) -> dict[int, Space]:
+        types = self._types()
+        return {
+            version: Space(version, types[column].list_size, "")
+            for version, column in self._names.vectors.items()
+        }
+
+    def filled(self) -> dict[int, Space]:
+        spaces = self.spaces()
+        with errors_as_store_errors(self.address):
+            return {
+                version: spaces[version]
+                for version in spaces
+                if len(self._query(self._own(version), []).limit(1).to_arrow())
+            }
+
+    def count(self) -> dict[int, int]:
+        with errors_as_store_errors(self.address):
+            counts = {v: self._table().count_rows(self._own(v)) for v in self.spaces()}
+        return {version: rows for version, rows in counts.items() if rows}
+
+    def close(self) -> None:
+        self._closed = True
+        self._pinned.clear()
+
+    def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
+        column = self._names.vectors[version]
+        present = f"{quoted(self._id)} is not null and {quoted(column)} is not null"
+        blocks = [
+            self._query(f"{present}{among}", [column]).limit(size).to_arrow()
+            for among in self._among(ids)
+        ]
+        return self._block(version, pa.concat_tables([self._nothing(column), *blocks]))
+
+    def nearest_by(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[Hits]:
+        self.require(version)
+        blocks = self._finite(self._blocks(version, ids, BLOCK))
+        results = best_by(metric, queries, k, blocks, version, self._id_type)
+        for hits in results:
+            self.refuse_twice_in(hits.ids)
+        return results
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        return [(h.ids, h.scores) for h in self.nearest_by("ip", version, queries, k, ids)]
+
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        blocks = []
+        for version in self.spaces():
+            of_version = [rows for rows in self._blocks(version, ids, BLOCK) if len(rows)]
+            if of_version:
+                self.require(version)
+                self.refuse_twice_in(pa.concat_arrays([rows.ids for rows in of_version]))
+            blocks += [(rows, NO_CHECKS) for rows in of_version]
+        return blocks
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        self.require(version)
+        for rows in self._blocks(version, None, size):
+            yield rows, NO_CHECKS
+
+    def _blocks(self, version: int, ids: pa.Array | None, size: int) -> Iterator[Rows]:
+        """Yield the rows of a version, of some ids or of all, at most `size` at once."""
+        column = self._names.vectors[version]
+        with errors_as_store_errors(self.address):
+            for among in self._among(ids):
+                query = self._query(self._own(version) + among, [column])
+                for batch in query.to_batches(size):
+                    for start in range(0, batch.num_rows, size):
+                        yield self._block(version, pa.table(batch.slice(start, size)))
+
+    def _finite(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in blocks:
+            self._verify(rows, NO_CHECKS)
+            yield rows
+
+    def _block(self, version: int, table: pa.Table) -> Rows:
+        keys = table[self._id].combine_chunks().cast(self._id_type)
+        self.refuse_twice_in(keys)
+        return Rows(version, keys, vectors_of(table, self._names.vectors[version]))
+
+    def _nothing(self, column: str) -> pa.Table:
+        types = self._types()
+        return pa.schema([(name, types[name]) for name in (self._id, column)]).empty_table()
+
+    def _query(self, condition: str, columns: list[str]) -> Any:
+        return self._table().search().where(condition).select([self._id, *columns])
+
+    def _own(self, version: int) -> str:
+        """Return the condition of the rows of a version that the filter leaves."""
+        parts = [f"{quoted(self._id)} is not null"]
+        parts += [
+            f"{quoted(column)} is {'not null' if one == version else 'null'}"
+            for one, column in self._names.vectors.items()
+            if one >= version
+        ]
+        return " and ".join([*parts, *([] if self._filter is None else [self._filter])])
+
+    def _among(self, ids: pa.Array | None) -> Iterator[str]:
+        """Yield conditions for some ids, or the one of all."""
+        if ids is None:
+            yield ""
+            return
+        if pa.types.is_integer(self._id_type):
+            # LanceDB refuses a number that the column cannot hold.
+            lowest, highest = limits(self._types()[self._id])
+            kept = [key for key in ids.to_pylist() if lowest <= key <= highest]
+            ids = pa.array(kept, self._id_type)
+        for condition in conditions(ids, quoted(self._id)):
+            yield f" and {condition}"
+
+    def _types(self) -> dict[str, pa.DataType]:
+        """Return the columns' types. Raises: StoreError: a column is not there, or of a type that
+        it may not have."""
+        with errors_as_store_errors(self.address):
+            schema = self._table().schema
+        types = dict(zip(schema.names, schema.types, strict=True))
+        for column in (self._id, *self._names.vectors.values(), *self._names.filters):
+            quoted(column)
+            if column not in types:
+                raise StoreError(
+                    f"{self.address} names the column {column!r}, which the table does not have; "
+                    f"it has {', '.join(sorted(types))}."
+                )
+        if not _is_id(types[self._id]):
+            raise StoreError(
+                f"The column {self._id!r} of {self.address} is of type {types[self._id]}; for ids "
+                "it must be of whole numbers of at most 64 bits with a sign, or string."
+            )
+        for column in self._names.vectors.values():
+            if not _is_vector(types[column]):
+                raise StoreError(
+                    f"The column {column!r} of {self.address} is of type {types[column]}; for "
+                    "vectors it must be a fixed_size_list of float, double or halffloat."
+                )
+        return types
+
+    def _table(self) -> Any:
+        if self._closed:
+            raise StoreError(f"{self.address} was closed; open it again.")
+        return self._latest if self._moment is None else self._moment
+
+    def _open(self) -> Any:
+        with errors_as_store_errors(self.address):
+            if not (self._folder / f"{self._table_name}.lance").is_dir():
+                tables = sorted(path.stem for path in self._folder.glob("*.lance"))
+                raise DataError(
+                    f"There is no table {self._table_name!r} in the folder {self._folder}; it has "
+                    f"{', '.join(tables) or 'none'}."
+                )
+            return self._database.open_table(self._table_name)
+
+    def _refuse_twice(self) -> None:
+        """Refuse a table that has an id twice. Raises: StoreError."""
+        with errors_as_store_errors(self.address):
+            query = self._query(f"{quoted(self._id)} is not null", [])
+            keys = query.to_arrow()[self._id].combine_chunks()
+        if len(pc.unique(keys)) == len(keys):
+            return
+        counts = pc.value_counts(keys)
+        twice = counts.field(0).filter(pc.greater(counts.field(1), 1))[0].as_py()
+        raise StoreError(
+            f"{self.address} has the id {twice!r} twice; the column of ids must have each once: "
+            "name another by id=COLUMN."
+        )
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    if pa.types.is_integer(kind):
+        return bool(kind != pa.uint64())
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))

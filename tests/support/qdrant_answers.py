@@ -1,0 +1,95 @@
+"""A server's answers of Qdrant, made of a collection of the client's local mode.
+
+It answers the four requests by which a collection is read, and remembers what it was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+
+class QdrantAnswers:
+    """What a server was asked: the path and the body of each request, and its URL."""
+
+    def __init__(self, client: QdrantClient) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.url = ""
+        self._client = client
+
+    def answer(self, path: str, body: Any) -> Any:
+        self.asked.append((path, body))
+        parts = path.partition("?")[0].strip("/").split("/")
+        if parts == ["collections"]:
+            return self._client.get_collections().model_dump(mode="json")
+        name, rest = parts[1], "/".join(parts[2:])
+        if not self._client.collection_exists(name):
+            return None
+        if not rest:
+            return self._client.get_collection(name).model_dump(mode="json")
+        if rest == "points/count":
+            count = models.CountRequest(**body)
+            return self._client.count(name, count.filter).model_dump(mode="json")
+        if rest == "points/scroll":
+            page = models.ScrollRequest(**body)
+            points, offset = self._client.scroll(
+                name,
+                page.filter,
+                limit=page.limit or 10,
+                offset=page.offset,
+                with_payload=page.with_payload or False,
+                with_vectors=page.with_vector or False,
+            )
+            shown = [point.model_dump(mode="json") for point in points]
+            return {"points": shown, "next_page_offset": offset}
+        assert rest == "points/query/batch"
+        searches = models.QueryRequestBatch(**body).searches
+        # The local mode warns of parameters.
+        plain = [one.model_copy(update={"params": None}) for one in searches]
+        return [a.model_dump(mode="json") for a in self._client.query_batch_points(name, plain)]
+
+
+@contextmanager
+def qdrant_answers(folder: Path) -> Iterator[QdrantAnswers]:
+    """Serve the collections of a folder at a URL of this machine."""
+    with closing(QdrantClient(path=str(folder), force_disable_check_same_thread=True)) as client:
+        answers = QdrantAnswers(client)
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+                result = answers.answer(self.path, json.loads(raw) if raw else None)
+                body = {"result": result, "status": "ok", "time": 0.0}
+                if result is None:
+                    body = {"status": {"error": "Not found: no such collection"}, "time": 0.0}
+                sent = json.dumps(body).encode()
+                self.send_response(404 if result is None else 200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+            def log_message(self, *_: Any) -> None:
+                """Not into the tests' output."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield answers
+        finally:
+            server.shutdown()
+            server.server_close()
