@@ -21,13 +21,14 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.stores.index_codes import IndexCodes
     from evergram.stores.open_store import open_store
-    from evergram.stores.rows import Hits, Space
+    from evergram.stores.rows import Hits, Rows, Space
     from evergram.stores.store import Store
     from evergram.stores.store_view import StoreView
 
 __all__ = [
     "Hits",
     "IndexCodes",
+    "Rows",
     "Space",
     "Store",
     "StoreView",
@@ -39,7 +40,7 @@ export_lazily(
     {
         "index_codes": "IndexCodes",
         "open_store": "open_store",
-        "rows": "Hits Space",
+        "rows": "Hits Rows Space",
         "store": "Store",
         "store_view": "StoreView",
     },
