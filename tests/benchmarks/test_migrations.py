@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tests.support.two_models import by_two_models
 
@@ -28,3 +30,35 @@ def test_the_depth_is_the_largest_that_touches_no_more_than_the_share() -> None:
     touched = {int(i) for q in queries for i in (texts @ q).argsort(descending=True)[:depth]}
     more = {int(i) for q in queries for i in (texts @ q).argsort(descending=True)[: depth + 1]}
     assert share == len(touched) / 20 <= 0.3 < len(more) / 20
+
+
+def test_the_summary_counts_the_pairs_that_meet_the_bars() -> None:
+    def row(
+        stay: float, reindex: float, shallow: tuple[float, float], needed: int
+    ) -> dict[str, Any]:
+        means = {"stay": stay, "reindex": reindex}
+        ways = {way: {"ndcg@10": {"mean": mean}} for way, mean in means.items()}
+        return {
+            "plans": {1.0: {"ways": ways}},
+            "cascade_share": 0.995,
+            "shallow": {"share": shallow[0], "encoded": shallow[1]},
+            "sidecar_share": stay,
+            "predicted": {"predicted": 12, "needed": needed, "error": 0.1},
+        }
+
+    rows = [
+        row(0.3, 0.5, (0.995, 0.1), 10),
+        # Even a depth of one encodes too many.
+        row(0.3, 0.5, (0.995, 0.12), 16),
+        row(0.99, 0.5, (1.2, 0.05), 12),
+    ]
+    corpora = {"one": {str(place): row for place, row in enumerate(rows)}}
+    *_, one, every = migrations._summary(corpora)
+    assert one == "| one | 2 of 3 | 2 of 2 | 1 of 2 | 1 of 3 | 2 of 3 |"
+    assert every == one.replace("| one |", "| all |")
+
+
+def test_the_tables_of_a_corpus_are_folded() -> None:
+    text = migrations.table(migrations.tiny())
+    assert text.count("<details") == text.count("</details>") == 1
+    assert "| a → b |" in text.split("<details")[1]
