@@ -61,9 +61,9 @@ def read_names(
         raise DataError(f"The address of a table of your own is {form}.")
     if len(set(vectors.values())) < len(vectors):
         raise DataError("Two versions are said to be in one column; each has a column of its own.")
+    # Without spaces, so that a service finds the whole address in an error, and leaves it out.
     fragment = "&".join(
-        f"{key}={quote(name, safe=',% ' if key == 'filter' else ' ')}"
-        for key, name in names.items()
+        f"{key}={quote(name, safe=',%' if key == 'filter' else '')}" for key, name in names.items()
     )
     return AdoptedNames(
         others={key: name for key, name in names.items() if key in (required, *optional)},

@@ -12,7 +12,7 @@ from evergram.stores.qdrant.collection_facts import read_collection_address
 
 def test_an_address_says_the_collection_and_its_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
-        "qdrant-collection:https://host:6333#collection=My docs&id=key&v0=old&v12=n%2Cew&filter=a"
+        "qdrant-collection:https://host:6333#collection=My%20docs&id=key&v0=old&v12=n%2Cew&filter=a"
     )
     address = read_collection_address(text)
     assert (address.place, address.collection, address.field) == (
@@ -23,6 +23,7 @@ def test_an_address_says_the_collection_and_its_vectors(monkeypatch: pytest.Monk
     assert address.vectors == {0: "old", 12: "n,ew"}
     assert address.filters == ("a",)
     assert address.shown == text
+    assert read_collection_address(text.replace("%20", " ")) == address
     assert address.resolved == text
     monkeypatch.chdir("/")
     folder = read_collection_address("qdrant-collection:here#collection=c&id=point&v0=")
