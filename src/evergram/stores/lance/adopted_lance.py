@@ -50,8 +50,10 @@ class AdoptedLanceTable(AdoptedStore):
         self._closed = False
         # Of a view, the table at one moment; None where each call reads the latest.
         self._moment: Any = None
-        # The latest version of the table that was read, and the table at it.
+        # The latest state of the table that was read, and the table at it.
         self._pinned: dict[int, Any] = {}
+        # The state whose ids and vectors were checked, shared by all views.
+        self._compared: list[int] = []
         with errors_as_store_errors(self.address):
             # 0: every read looks whether others have written.
             database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
@@ -60,6 +62,7 @@ class AdoptedLanceTable(AdoptedStore):
         types = self._types()
         self._id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
         self._refuse_twice()
+        self._compared.append(self._state())
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
@@ -89,16 +92,26 @@ class AdoptedLanceTable(AdoptedStore):
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         with errors_as_store_errors(self.address):
-            version = int(self._table().version)
-            pinned = self._pinned.get(version)
+            state = self._state()
+            pinned = self._pinned.get(state)
             if pinned is None:
                 pinned = self._open()
-                pinned.checkout(version)
+                pinned.checkout(state)
                 self._pinned.clear()
-                self._pinned[version] = pinned
+                self._pinned[state] = pinned
         view = copy(self)
         view._moment = pinned
         return work(view)
+
+    def require(self, version: int) -> None:
+        """Check a version's rows, and the ids of all, again where the table was written since: a
+        job of every night may have put another model's vectors into it."""
+        state = self._state()
+        if state not in self._compared:
+            self._refuse_twice()
+            self._checked.clear()
+            self._compared[:] = [state]
+        super().require(version)
 
     def where(self, conditions: Filter) -> Self:
         view = copy(self)
@@ -256,7 +269,14 @@ class AdoptedLanceTable(AdoptedStore):
     def _table(self) -> Any:
         if self._closed:
             raise StoreError(f"{self.address} was closed; open it again.")
-        return self._latest if self._moment is None else self._moment
+        if self._moment is not None:
+            return self._moment
+        return self._latest
+
+    def _state(self) -> int:
+        """Return the table's own version, which every write raises."""
+        with errors_as_store_errors(self.address):
+            return int(self._table().version)
 
     def _open(self) -> Any:
         with errors_as_store_errors(self.address):
