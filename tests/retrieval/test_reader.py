@@ -223,6 +223,21 @@ def test_a_store_without_rows_that_can_be_read_as_the_newest_is_not_asked_for_it
             reader.search(vectors_of(2)[3], 1, 2, filter={"kind": "a"})
 
 
+def test_a_store_of_another_lineage_is_refused_before_a_promotion_too(tmp_path: Path) -> None:
+    """Its rows are of a version that this lineage does not have."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    store = DictionaryStore()
+    fill(lineage, store, "object", 2)
+    other = lineage_of(tmp_path / "other", versions=4)
+    space = space_of(other, 3)
+    store.add_space(space)
+    row = vectors_of(3).numpy()[:1]
+    store.upsert(stored_rows(other, VersionMaps(other), space, pa.array([1]), row))
+    with pytest.raises(IntegrityError, match="filled from another lineage"):
+        Reader.open(lineage, {"object": store})
+
+
 @pytest.mark.parametrize("way", ["promoted", "rolled back"])
 def test_while_stores_are_brought_to_another_version_every_version_is_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -195,9 +195,10 @@ def _has_newest(lineage: Lineage, store: Store) -> bool:
     """Return whether a store has rows of the newest version, and all rows can be read as it."""
     filled = set(store.read_consistently(lambda view: list(view.filled())))
     newest = lineage.newest
-    return newest in filled and all(
-        lineage.forward(version, newest) is not None for version in filled - {newest}
-    )
+    # Of another lineage's versions no map is known; the reader refuses such a store.
+    if newest not in filled or not filled <= {m.version for m in lineage.versions}:
+        return False
+    return all(lineage.forward(version, newest) is not None for version in filled - {newest})
 
 
 def _snapshots(
