@@ -67,7 +67,7 @@ def test_noise_is_read_of_one_batch_in_some_and_asked_for_there() -> None:
         asked += seldom.wants_noise
         seldom.observe(moment, noise if seldom.wants_noise else None)
     assert asked == 5 * WINDOW // NOISE_EVERY
-    assert torch.equal(often(), seldom())
+    assert often() == seldom()
     with pytest.raises(ValueError, match="wants_noise"):
         seldom.observe(torch.ones(SHAPE), None)
 

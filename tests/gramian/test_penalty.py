@@ -10,7 +10,12 @@ from torch import Tensor
 
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
-from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
+from evergram.gramian.penalty import (
+    BatchSide,
+    orthogonal_penalty,
+    penalty_of_batch,
+    quadratic_penalty,
+)
 
 
 def shares(n: int, draw: torch.Generator) -> Tensor:
@@ -93,6 +98,30 @@ def test_further_columns_of_the_moment_are_not_the_prior() -> None:
     values = [quadratic_penalty(side, side) for side in sides]
     for value in values[1:]:
         torch.testing.assert_close(value, values[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(0, 10**6))
+def test_the_batchs_moments_are_those_that_estimators_make(
+    n: int, dim: int, width: int, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    sides, expected = [], []
+    for _ in range(2):
+        rows = torch.randn(n, dim, dtype=torch.float64, generator=draw).requires_grad_()
+        factors = torch.randn(n, width, dtype=torch.float64, generator=draw)
+        weights = torch.rand(n, dtype=torch.float64, generator=draw)
+        other = moment(rows, weights, factors)
+        sides.append(BatchSide(rows, weights, other, factors))
+        batch = EntityBatch(torch.arange(n), weights, rows.detach(), factors)
+        expected.append(batch_moment(batch))
+    made = penalty_of_batch(sides[0], sides[1], ridge=0.3, strength=2.0)
+    for own, right in zip((made.query, made.candidate), expected, strict=True):
+        assert own is not None
+        assert not own.requires_grad
+        torch.testing.assert_close(own, right, rtol=1e-12, atol=1e-12)
+    plain = quadratic_penalty(sides[0], sides[1], ridge=0.3)
+    torch.testing.assert_close(made.value, 2 * plain)
 
 
 def test_no_gradient_flows_into_the_gramians() -> None:

@@ -42,7 +42,8 @@ class AveragingRate(HostBuffers):
     Source: docs/method.md, "The averaging rate".
     """
 
-    on_host: tuple[str, ...] = ("steps",)
+    # A number in the host's memory is an argument of `lerp`: nothing is copied for it.
+    on_host: tuple[str, ...] = ("steps", "value")
 
     def __init__(
         self,
@@ -76,9 +77,10 @@ class AveragingRate(HostBuffers):
             self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
             self.register_buffer("noise", torch.ones((), dtype=torch.float64))
 
-    def forward(self) -> Tensor:
-        """Return α of this step, a float64 scalar."""
-        return self.value * (self.steps + 1).double() ** -self.decay if self.decay else self.value
+    def forward(self) -> float:
+        """Return α of this step."""
+        rate = float(self.value)
+        return rate * (int(self.steps) + 1) ** -self.decay if self.decay else rate
 
     @property
     def noise_every(self) -> int:

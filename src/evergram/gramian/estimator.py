@@ -31,6 +31,7 @@ class EntityBatch:
             `wants_before`.
         collectives: of the processes that share a batch between them; each has some of its rows.
         whole_size: the rows of that whole batch; None where these are all.
+        moment: S_B [D, D + K], where the penalty has made it already; see `batch_moment`.
     """
 
     ids: Tensor
@@ -40,6 +41,7 @@ class EntityBatch:
     before: Tensor | None = None
     collectives: Collectives = ALONE
     whole_size: int | None = None
+    moment: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -176,6 +178,8 @@ def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
     Args:
         embeddings: [B, D], used instead of the batch's own; None uses the batch's own.
     """
+    if embeddings is None and rows.moment is not None:
+        return rows.moment
     with torch.no_grad():
         u = rows.embeddings if embeddings is None else embeddings
         weighted = u * (rows.weights / rows.size)[:, None]

@@ -9,38 +9,76 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from evergram.errors import ShapeError
-from evergram.gramian.estimator import Moment
+from evergram.gramian.estimator import Moment, beside
 
 
-class _Quadratic(torch.autograd.Function):
-    """mean μ (uᵀ (M + ρI) u − 2 uᵀ h) for a fixed symmetric M.
+class _AgainstMatrix(torch.autograd.Function):
+    """λ mean μ (uᵀ (M + ρI) u − 2 uᵀ H q) = λ ⟨S_B, (M + ρI, −2H)⟩ for a fixed symmetric M, and
+    the batch's own moment S_B = mean μ u ⊗ (u, q), which estimators want next.
 
-    Its gradient 2μ ((M + ρI) u − h)/B is known with its value: no second product for it, and no
-    graph.
+    Its gradient 2λμ ((M + ρI) u − H q)/B takes the weighted rows that S_B is made of.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         rows: Tensor,
-        moment: Moment,
-        pulled: Tensor | None,
         weight: Tensor,
+        factors: Tensor | None,
+        matrix: Tensor,
         ridge: float,
+        strength: float,
+    ) -> tuple[Tensor, Tensor]:
+        dim = rows.shape[1]
+        share = (weight / len(rows))[:, None]
+        weighted = rows * share
+        own = weighted.T @ (rows if factors is None else beside(rows, factors))
+        form = matrix[:, : own.shape[1]]
+        if ridge or factors is not None:
+            form = form.clone()
+            form.diagonal().add_(ridge)
+            form[:, dim:].mul_(-2)
+        pulled = None if factors is None else factors * share
+        ctx.save_for_backward(weighted, pulled, form)
+        ctx.strength = strength
+        ctx.mark_non_differentiable(own)
+        ctx.set_materialize_grads(False)  # no zeros for S_B
+        return torch.dot(own.flatten(), form.flatten()) * strength, own
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # nothing depends on the value
+            return (None,) * 6
+        weighted, pulled, form = ctx.saved_tensors
+        dim = weighted.shape[1]
+        form = form * (grad * (2 * ctx.strength))
+        slope = weighted @ form[:, :dim]
+        if pulled is not None:
+            slope.addmm_(pulled, form[:, dim:].T, alpha=0.5)
+        return slope, None, None, None, None, None
+
+
+class _AgainstPairs(torch.autograd.Function):
+    """The same of a moment that is kept as its rows; S_B is not made."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        factors: Tensor | None,
+        moment: Moment,
+        ridge: float,
+        strength: float,
     ) -> Tensor:
-        # In place, so that only the slope is written to memory.
-        slope = moment.push(rows)
-        if ridge:
-            slope.add_(rows, alpha=ridge)
-        scale = (weight * (2 / len(rows)))[:, None]
-        flat = rows.flatten()
-        if pulled is None:
-            slope.mul_(scale)
-            value = 0.5 * torch.dot(flat, slope.flatten())
-        else:
-            away = pulled * scale
-            slope.mul_(scale).sub_(away)
-            value = 0.5 * torch.dot(flat, slope.flatten()) - 0.5 * torch.dot(flat, away.flatten())
+        scale = (weight * (strength / len(rows)))[:, None]
+        slope = moment.push(rows).add_(rows, alpha=ridge).mul_(scale)
+        value = torch.dot(rows.flatten(), slope.flatten())
+        if factors is not None:
+            away = moment.pull(factors).mul_(scale)
+            value -= 2 * torch.dot(rows.flatten(), away.flatten())
+            slope.sub_(away)
         ctx.save_for_backward(slope)
         return value
 
@@ -48,7 +86,7 @@ class _Quadratic(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        return grad * slope, None, None, None, None
+        return slope * (2 * grad), None, None, None, None, None
 
 
 class BatchSide(NamedTuple):
@@ -67,6 +105,19 @@ class BatchSide(NamedTuple):
     prior: Tensor | None = None
 
 
+class PenaltyOfBatch(NamedTuple):
+    """ĝ of a batch, a scalar, and beside it the batch's own moments.
+
+    Args:
+        query, candidate: S_B of each side, [D, D + K] of the prior's K, detached; None against a
+            moment that is kept as rows.
+    """
+
+    value: Tensor
+    query: Tensor | None
+    candidate: Tensor | None
+
+
 def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0) -> Tensor:
     """Return ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
 
@@ -81,18 +132,37 @@ def quadratic_penalty(query: BatchSide, candidate: BatchSide, ridge: float = 0.0
     Raises: ShapeError: the dims differ.
     Source: [G2] Eq. (7), Prop. 1, App. B.
     """
+    return penalty_of_batch(query, candidate, ridge).value
+
+
+def penalty_of_batch(
+    query: BatchSide, candidate: BatchSide, ridge: float = 0.0, strength: float = 1.0
+) -> PenaltyOfBatch:
+    """Return λ ĝ of `quadratic_penalty`, with the moments of the batch that it is made of.
+
+    Args:
+        strength: λ.
+    Raises: ShapeError: the dims differ.
+    """
     _check_dims(query, candidate)
-    return _against(query, candidate.moment, ridge) + _against(candidate, query.moment, ridge)
+    one, of_query = _against(query, candidate.moment, ridge, strength)
+    other, of_candidate = _against(candidate, query.moment, ridge, strength)
+    return PenaltyOfBatch(one + other, of_query, of_candidate)
 
 
-def _against(side: BatchSide, other: Moment, ridge: float) -> Tensor:
-    """One half of ĝ: this side's rows against the moment of the other."""
-    prior = side.prior
-    pulled = None if prior is None or not prior.shape[1] else other.pull(prior)
-    value: Tensor = _Quadratic.apply(  # type: ignore[no-untyped-call]
-        side.embeddings, other, pulled, side.weights, ridge
+def _against(
+    side: BatchSide, other: Moment, ridge: float = 0.0, strength: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
+    """Return one half of λ ĝ, this side's rows against the moment of the other, and S_B."""
+    factors = None if side.prior is None or not side.prior.shape[1] else side.prior
+    given = side.embeddings, side.weights, factors
+    if other.matrix is None:
+        value: Tensor = _AgainstPairs.apply(*given, other, ridge, strength)  # type: ignore[no-untyped-call]
+        return value, None
+    both: tuple[Tensor, Tensor] = _AgainstMatrix.apply(  # type: ignore[no-untyped-call]
+        *given, other.matrix.detach(), ridge, strength
     )
-    return value
+    return both
 
 
 def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
@@ -110,8 +180,7 @@ def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
     """
     gramian = moment.gramian
     active = (gramian.square().sum() > 1 / len(gramian)).to(rows)
-    value: Tensor = _Quadratic.apply(rows, moment, None, weight * active, 0.0)  # type: ignore[no-untyped-call]
-    return 2 * value
+    return 2 * _against(BatchSide(rows, weight * active, moment), moment)[0]
 
 
 def _check_dims(query: BatchSide, candidate: BatchSide) -> None:

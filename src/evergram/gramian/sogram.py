@@ -32,6 +32,8 @@ class SOGram(GramianEstimator):
         correct_start: whether the zero start is divided out.
     """
 
+    on_host: tuple[str, ...] = ("missing",)
+
     def __init__(
         self,
         dim: int,
@@ -48,16 +50,16 @@ class SOGram(GramianEstimator):
         self.register_buffer("missing", torch.ones((), dtype=torch.float64))
 
     def moment(self) -> Moment:
-        if not self.correct_start:
-            return Moment(self.matrix)
+        weight = 1 - float(self.missing)
         # Nothing folded in yet: 0/0 would be NaN, and the average is the zero it started from.
-        weight = (1 - self.missing).clamp(min=1e-30)
-        return Moment(self.matrix / weight.to(self.matrix))
+        if not self.correct_start or weight in (0, 1):
+            return Moment(self.matrix)
+        return Moment(self.matrix / weight)
 
     def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate()
-        self.matrix: Tensor = torch.lerp(self.matrix, batch, rate.to(batch))
+        self.matrix: Tensor = torch.lerp(self.matrix, batch, rate)
         self.missing = self.missing * (1 - rate)
         if self.rate.auto:
             noise = batch_noise(rows, batch) if self.rate.wants_noise else None

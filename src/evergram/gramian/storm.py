@@ -45,7 +45,7 @@ class Storm(GramianEstimator):
 
     def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
-        rate = self.rate().to(batch)
+        rate = self.rate()
         pairs = None
         if not bool(self.started):
             self.matrix: Tensor = batch

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
-from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
+from evergram.gramian.penalty import BatchSide, orthogonal_penalty, penalty_of_batch
 from evergram.tasks.squared_norms import mean_squared_norm
 from evergram.tasks.task import Encoded, Moments, Spread, Task
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's loss, for the gradient step, and the objective that it estimates, for reports."""
+    """A batch's loss, for the gradient step, and the objective that it estimates, for reports.
+
+    Args:
+        moments: S_B [D, D + K] of each side of the rows that the penalty is over, by measure, where
+            it made them.
+    """
 
     total: Tensor
     objective: Tensor
+    moments: Mapping[str, dict[int, Tensor]] = field(default_factory=dict)
 
 
 class Objective(nn.Module):
@@ -87,31 +93,35 @@ class Objective(nn.Module):
             if self.penalty[0]:
                 ridge = self.l2 / self.penalty[0]
             else:
-                loss = loss + self.l2 * _norms(spread)
+                loss = loss + self.l2 * _norms(spread, {})
         objective = loss.detach() + self.constant * portion
+        made: dict[str, dict[int, Tensor]] = {side: {} for side in spread}
         for r, strength in enumerate(self.penalty):
             if not strength:
                 continue
-            # λ with the weights: B products in place of B D.
             query_side, candidate_side = (
-                BatchSide(side.rows, side.weight[:, r] * strength, moments[name][r], side.factors)
+                BatchSide(side.rows, side.weight[:, r], moments[name][r], side.factors)
                 for name, side in spread.items()
             )
-            penalty = quadratic_penalty(query_side, candidate_side, 0.0 if r else ridge)
-            loss = loss + penalty
+            added = 0.0 if r else ridge
+            value, *own = penalty_of_batch(query_side, candidate_side, added, strength)
+            loss = loss + value
             # λ ĝ estimates 2 λ g, and the objective holds λ g.
-            objective = objective + 0.5 * penalty.detach()
+            objective = objective + 0.5 * value.detach()
+            for name, batch_moment in zip(spread, own, strict=True):
+                if batch_moment is not None:
+                    made[name][r] = batch_moment
         if ridge:
             # The penalty had the norms, too, and half of them were counted.
             with torch.no_grad():
-                objective = objective + 0.5 * self.l2 * _norms(spread)
+                objective = objective + 0.5 * self.l2 * _norms(spread, made)
         for side, strength in self.orthogonal.items():
             moment, all_rows = moments[side][0], spread[side]
             spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
             loss = loss + strength * spread_penalty
             value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
             objective = objective + strength * value * portion
-        return Loss(loss, objective)
+        return Loss(loss, objective, made)
 
     def _check(self, loss: object, encoded: Encoded) -> None:
         """Refuse a loss that cannot train. Raises: ShapeError."""
@@ -132,7 +142,13 @@ class Objective(nn.Module):
         return (encoded.query_factors * encoded.candidate_factors).sum(-1)
 
 
-def _norms(spread: Mapping[str, Spread]) -> Tensor:
-    """Return mean μ ‖u‖² + mean ν ‖v‖² under the first measure."""
-    query, candidate = (mean_squared_norm(s.rows, s.weight[:, 0]) for s in spread.values())
+def _norms(spread: Mapping[str, Spread], moments: Mapping[str, Mapping[int, Tensor]]) -> Tensor:
+    """Return mean μ ‖u‖² + mean ν ‖v‖² under the first measure: traces of the batch's Gramians,
+    where they are at hand."""
+    query, candidate = (
+        moments[name][0].diagonal().sum()
+        if 0 in moments.get(name, {})
+        else mean_squared_norm(side.rows, side.weight[:, 0])
+        for name, side in spread.items()
+    )
     return query + candidate

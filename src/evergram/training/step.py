@@ -140,7 +140,9 @@ class Step:
         for optimizer in self.optimizers:
             optimizer.step()
         if wanted and not self.independent:
-            self._update(learned_from(own, query, candidate), seen_before)
+            # The penalty's rows are what is learned, unless all entities stood in for the batch.
+            made = loss.moments if encoded.everyone is None else {}
+            self._update(learned_from(own, query, candidate), seen_before, made)
         return value
 
     @property
@@ -293,15 +295,24 @@ class Step:
         self,
         learned: Mapping[str, tuple[Part[Draw], Tensor]],
         before: Mapping[str, Tensor] | None = None,
+        made: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
-        """Fold entities with their embeddings [B, D] into the estimators of each side."""
+        """Fold entities with their embeddings [B, D] into the estimators of each side.
+
+        Args:
+            made: the batch's moments of each side that the penalty made, by measure.
+        """
         past = self.look_ahead if before is None else before
         for side, (part, embeddings) in learned.items():
             ids, weights = part.rows.ids, part.counted(part.rows.weights)
             factors = self.factors[side]
             # Without factors nothing is looked up.
             own = factors[ids] if factors.shape[1] else embeddings[:, :0]
-            size = None if self.collectives.size == 1 else part.size
+            alone = self.collectives.size == 1
+            known = made[side] if made and alone and factors.shape[1] == self.prior else {}
+            batch = EntityBatch(
+                *(ids, weights, embeddings, own, past.get(side), self.collectives),
+                whole_size=None if alone else part.size,
+            )
             for r, estimator in enumerate(self.estimators[side]):
-                rows = EntityBatch(ids, weights[:, r], embeddings, own, past.get(side))
-                estimator.update(replace(rows, collectives=self.collectives, whole_size=size))
+                estimator.update(replace(batch, weights=weights[:, r], moment=known.get(r)))

@@ -72,7 +72,7 @@ class ClusterMoments(HostBuffers):
     Source: docs/method.md, "Softmax over clusters".
     """
 
-    on_host: tuple[str, ...] = ("batches", "empty")
+    on_host: tuple[str, ...] = ("batches", "empty", "missing")
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ClusterMoments(HostBuffers):
         centre = centres(self.sums)
         whole = size.sum().clamp(min=torch.finfo(size.dtype).tiny)
         within = (self.total - (centre * size[:, None]).T @ centre) / whole
-        weight = (1 - self.missing).clamp(min=1e-30).to(size)
+        weight = max(1 - float(self.missing), 1e-30)
         log_share = torch.where(size > 0, size / whole, 0.0).log()
         return Clusters(centre, log_share, within, self.push / weight, self.gramian / weight)
 
@@ -141,7 +141,7 @@ class ClusterMoments(HostBuffers):
         # A product in place of a scattered sum, whose order is not the same twice on a GPU.
         wide = torch.cat([torch.ones_like(share)[:, None], rows, square[:, None]], dim=1)
         batch = members.T @ (wide * share[:, None])
-        rate = self.candidate_rate().to(batch)
+        rate = self.candidate_rate()
         self.sums = torch.lerp(self.sums, batch, rate)
         self.total = torch.lerp(self.total, (rows * share[:, None]).T @ rows, rate)
         norms = weights.double().square() * square.double()
@@ -161,8 +161,8 @@ class ClusterMoments(HostBuffers):
         shares, rows = shares.to(self.push), rows.to(self.push)
         batch = shares.T @ rows / len(rows)
         rate = self.query_rate()
-        self.push = torch.lerp(self.push, batch, rate.to(batch))
-        self.gramian = torch.lerp(self.gramian, rows.T @ rows / len(rows), rate.to(batch))
+        self.push = torch.lerp(self.push, batch, rate)
+        self.gramian = torch.lerp(self.gramian, rows.T @ rows / len(rows), rate)
         self.missing = self.missing * (1 - rate)
         norms = shares.square().sum(1).double() * rows.square().sum(1).double()
         _observe(self.query_rate, batch, norms)
