@@ -72,7 +72,6 @@ def test_scores_are_those_of_the_vectors(tmp_path: Path, codes: IndexCodes) -> N
     truth = queries.astype(np.float64) @ vectors.T.astype(np.float64)
     with filled(tmp_path, vectors) as store:
         store.build_index(codes)
-        # By inner product, and by the cosine and the distance that searches make of it.
         for number, hits in enumerate(store.search({0: queries}, 20)):
             exact = truth[number, hits.ids.to_numpy()]
             bound = DIM * 2.0**-23 * np.abs(queries[number]) @ np.abs(vectors.T)
@@ -105,7 +104,7 @@ def test_whole_vectors_again_and_other_codes_replace_the_index(tmp_path: Path) -
     vectors, queries = planted(ROWS, DIM)
     with filled(tmp_path, vectors) as store, open_store(store.address) as other:
         assert codes_of(store._table(0)) == FLOAT32
-        for codes in (FLOAT32, *CODED, IndexCodes("int8", 2), FLOAT32):
+        for codes in (FLOAT32, *CODED, IndexCodes("int8", 1), FLOAT32):
             assert store.build_index(codes) == [0]
             assert [one.index_type for one in indexes(store)] == [KINDS[codes.kind]]
             # Another process sees it, and a view of one moment keeps it.
@@ -139,11 +138,9 @@ def test_a_query_that_codes_do_not_answer_is_compared_with_all_rows(tmp_path: Pa
     with filled(tmp_path, vectors) as store:
         store.build_index(IndexCodes("int8", 1))
         table, codes = store._table(0), IndexCodes("int8", 1)
-        answers = [
-            lance_index._by_codes(table, query, 10, codes, ROWS, 64) for query in distances
-        ]
-        assert sum(answer is None for answer in answers) > len(queries) / 2
-        assert recall(store, 0, vectors, distances, 10) >= 0.95
+        answers = [lance_index._by_codes(table, query, 10, codes, ROWS, 64) for query in distances]
+        assert all(answer is None for answer in answers)
+        assert recall(store, 0, vectors, distances, 10) == 1.0
 
 
 def test_codes_that_find_too_few_are_refused_and_the_index_is_the_one_before(

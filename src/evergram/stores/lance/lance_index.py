@@ -79,7 +79,7 @@ def check_codes(codes: IndexCodes, spaces: Sequence[Space], shown: str) -> None:
 
 def codes_of(table: Any) -> IndexCodes:
     """Return the codes of a table's index; FLOAT32 if it has one of whole vectors, or none."""
-    several = [_codes(index.name) for index in table.list_indices()]
+    several = [codes for index in table.list_indices() if (codes := _codes(index.name))]
     return max(several, key=lambda codes: codes.oversample, default=FLOAT32)
 
 
@@ -186,10 +186,10 @@ def _share_found(table: Any, codes: IndexCodes) -> float:
     return found / wanted
 
 
-def _codes(name: str) -> IndexCodes:
-    """Return the codes that the name of an index says."""
+def _codes(name: str) -> IndexCodes | None:
+    """Return the codes that the name of an index says; None if it says none."""
     for kind in FORMS:
         oversample = name.removeprefix(f"{COLUMN}_{kind}_")
         if oversample != name and oversample.isdecimal():
             return IndexCodes(kind, int(oversample))
-    return FLOAT32
+    return None

@@ -27,7 +27,7 @@ from evergram.stores.lance.lance_folder import (
     write_record,
 )
 from evergram.stores.lance.lance_index import build_index, check_codes, codes_of, nearest
-from evergram.stores.lance.lance_rows import best_of, block_of, conditions, vectors_of
+from evergram.stores.lance.lance_rows import best_of, block_of, conditions
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
