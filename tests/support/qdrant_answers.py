@@ -69,7 +69,8 @@ class QdrantAnswers:
         plain = [one.model_copy(update={"params": None}) for one in searches]
         found = self._client.query_batch_points(name, plain)
         for search, hits in zip(searches, found, strict=True):
-            if self.misled and not search.params.quantization.ignore:
+            codes = search.params and search.params.quantization
+            if self.misled and codes and not codes.ignore:
                 hits.points = []
         return [hits.model_dump(mode="json") for hits in found]
 
