@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import lancedb.index
 import numpy as np
@@ -15,7 +16,10 @@ from tests.support.agreement import same_hits
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.planted import planted, recall
 
+from evergram.compatibility.chain import Chain
 from evergram.errors import DataError
+from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.lance import lance_index
 from evergram.stores.lance.lance_index import FORMS, codes_of
@@ -76,6 +80,48 @@ def test_scores_are_those_of_the_vectors(tmp_path: Path, codes: IndexCodes) -> N
             exact = truth[number, hits.ids.to_numpy()]
             bound = DIM * 2.0**-23 * np.abs(queries[number]) @ np.abs(vectors.T)
             assert (np.abs(hits.scores - exact) <= bound[hits.ids.to_numpy()]).all()
+
+
+@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_every_metric_is_exact_in_scores_and_finds_nearly_all(
+    tmp_path: Path, codes: IndexCodes, metric: str
+) -> None:
+    """Rows as a lineage stores them, with their squared lengths, which some metrics weigh most."""
+    dim = DIM - 1 if codes.kind == "binary" else DIM
+    base, queries = planted(ROWS, dim)
+    base *= np.exp(0.3 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
+    whole, asked = base.astype(np.float64), queries.astype(np.float64)
+    squares = (whole**2).sum(axis=1)
+    stored = np.hstack([whole, squares[:, None] * NORM_SCALE]).astype(np.float32)
+    products, lengths = asked @ whole.T, np.linalg.norm(asked, axis=1)[:, None]
+    truth = {
+        "ip": products,
+        "l2": 2 * products - squares - lengths**2,
+        "cosine": products / lengths / np.sqrt(squares),
+    }[metric]
+    search = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}[metric]
+    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], dim))))
+    with filled(tmp_path, stored) as store:
+        store.build_index(codes)
+        field = Field(store, maps, version=0, target=0, dim=dim, width=dim + 1)
+        results = search([field], queries, 10, None)
+    found = 0
+    for hits, row in zip(results, truth, strict=True):
+        np.testing.assert_allclose(hits.scores, row[hits.ids.to_numpy()], rtol=1e-4)
+        found += len(np.intersect1d(hits.ids.to_numpy(), np.argsort(-row)[:10]))
+    assert found / (10 * len(queries)) >= 0.9
+
+
+def test_one_coordinate_that_is_far_larger_is_refused(tmp_path: Path) -> None:
+    """LanceDB's bytes have the same bounds in all coordinates, so the others would be lost."""
+    vectors, _ = planted(ROWS, DIM)
+    vectors[:, 0] *= 1e-4
+    vectors[:, 1] += 1e5
+    with filled(tmp_path, vectors) as store:
+        with pytest.raises(DataError, match=r"int8 with oversample 4 finds .* of the ten best"):
+            store.build_index(IndexCodes("int8", 4))
+        assert indexes(store) == []
 
 
 @pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)

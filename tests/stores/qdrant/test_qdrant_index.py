@@ -122,7 +122,9 @@ def test_whole_vectors_again_take_the_codes_back(tmp_path: Path) -> None:
 def test_codes_that_find_too_few_are_refused_and_taken_back(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server):
         server.misled = True
-        words = r"binary with oversample 6 finds 0% of the ten best of version 0, and 95% are needed"
+        words = (
+            r"binary with oversample 6 finds 0% of the ten best of version 0, and 95% are needed"
+        )
         with pytest.raises(DataError, match=words):
             store.build_index(BINARY)
         assert store._meta().oversample == {}
@@ -144,9 +146,9 @@ def test_a_server_that_does_not_take_codes_is_no_index_of_them(tmp_path: Path) -
 def test_a_server_that_indexes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qdrant_index, "UNFINISHED", "green")
     monkeypatch.setattr(qdrant_index, "INDEXING", 0.0)
-    with served(tmp_path) as (store, _):
-        with pytest.raises(StoreError, match="is still indexing after 0 s"):
-            store.build_index()
+    still = pytest.raises(StoreError, match="is still indexing after 0 s")
+    with served(tmp_path) as (store, _), still:
+        store.build_index()
 
 
 def test_half_floats_would_be_what_is_stored_and_are_refused(tmp_path: Path) -> None:
