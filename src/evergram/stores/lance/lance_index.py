@@ -175,15 +175,15 @@ def _share_found(table: Any, codes: IndexCodes) -> float:
     count = table.count_rows()
     drawn = np.random.default_rng(0).permutation(count)[:SAMPLE]
     rows = table.take_offsets(sorted(drawn.tolist())).select([COLUMN]).to_arrow()
-    found, wanted = 0, 0
+    matched, wanted = 0, 0
     for query in vectors_of(rows):
         _, best = _all_compared(table, query, NEAREST)
         answer = _by_codes(table, query, NEAREST, codes, count, isqrt(count) + 1)
         wanted += len(best)
         if answer is not None:
             # Rows with the same vector are as good as one another.
-            found += int((answer[1] >= best[-1]).sum())
-    return found / wanted
+            matched += int((answer[1] >= best[-1]).sum())
+    return matched / wanted
 
 
 def _codes(name: str) -> IndexCodes | None:

@@ -122,7 +122,7 @@ def _share_found(ask: Ask, collection: str, oversample: int) -> float:
 
     # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
     points, _ = ask("scroll", collection, limit=SAMPLE, with_payload=False, with_vectors=True)
-    found, wanted = 0, 0
+    matched, wanted = 0, 0
     for point in points:
         requests = [
             models.QueryRequest(
@@ -134,8 +134,8 @@ def _share_found(ask: Ask, collection: str, oversample: int) -> float:
         whole, codes = ([hit.score for hit in answer.points] for answer in answers)
         wanted += len(whole)
         # Rows with the same vector are as good as one another.
-        found += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
-    return found / wanted if wanted else 1.0
+        matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
+    return matched / wanted if wanted else 1.0
 
 
 def _quantized(ask: Ask, collection: str) -> str | None:
