@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 from benchmarks import gowalla
 from benchmarks.serving import planted, stores
 from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.lance.lance_index import FORMS
+from evergram.stores.lance.lance_store import LanceStore
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Floats, Rows, Space
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
@@ -94,13 +96,17 @@ def measure() -> list[Measured]:
     near = near + 0.3 * draw.standard_normal(near.shape).astype(np.float32)
     places = places_of_gowalla()
     sets = [places, places.by_distance(), Vectors(f"{CLUSTERED:,} in clusters", rows, near)]
-    return [one for vectors in sets for one in [*measured(vectors), *by_server(vectors)]]
+    return [
+        one
+        for vectors in sets
+        for one in [*measured(vectors), *by_lance(vectors), *by_server(vectors)]
+    ]
 
 
 def tiny() -> list[Measured]:
     rows = planted(3_000, 16, 0)
     vectors = Vectors("tiny", rows, rows[:20] + np.float32(0.1))
-    return [*measured(vectors), *by_server(vectors)]
+    return [*measured(vectors), *by_lance(vectors), *by_server(vectors)]
 
 
 def places_of_gowalla() -> Vectors:
@@ -158,6 +164,53 @@ def measured(vectors: Vectors) -> list[Measured]:
     return [*figures, *refused]
 
 
+def by_lance(vectors: Vectors) -> list[Measured]:
+    """As `measured`, of LanceDB's indexes, which are not mapped: what they read is not known."""
+    several = [None, *(codes for codes in MEASURED if of_lance(codes, vectors.rows.shape[1]))]
+    with tempfile.TemporaryDirectory() as name:
+        plain = Path(name) / "plain"
+        with LanceStore.open(f"lance:{plain}#bench", "int64") as store:
+            load(store, vectors)
+        opened: list[tuple[IndexCodes | None, LanceStore]] = []
+        refused = []
+        for number, codes in enumerate(several):
+            folder = Path(shutil.copytree(plain, Path(name) / str(number)))
+            store = LanceStore.open(f"lance:{folder}#bench")
+            if codes is None or has_index(store, codes):
+                opened.append((codes, store))
+            else:
+                refused.append(Measured("lance", vectors.name, codes, built=False))
+        truth = [set(best.tolist()) for best in exact(vectors)]
+        hits, seconds = asked([store for _, store in opened], vectors.queries, truth)
+        figures = [
+            Measured(
+                "lance",
+                vectors.name,
+                codes,
+                size=0.0 if codes is None else index_bytes(store) / len(vectors.rows),
+                recall=found / (NEAREST * len(vectors.queries)),
+                seconds=median(times[1:]),
+            )
+            for (codes, store), found, times in zip(opened, hits, seconds, strict=True)
+        ]
+        for _, store in opened:
+            store.close()
+    return [*figures, *refused]
+
+
+def of_lance(codes: IndexCodes, dim: int) -> bool:
+    """Say whether LanceDB has an index of these codes of vectors of so many dims."""
+    return codes.kind in FORMS and dim % FORMS[codes.kind].step == 0
+
+
+def index_bytes(store: LanceStore) -> int:
+    """Return the size of the index of the vectors, as LanceDB says it."""
+    (size,) = (
+        one.size_bytes for one in store._table(0).list_indices() if list(one.columns) == ["vector"]
+    )
+    return int(size)
+
+
 def by_server(vectors: Vectors) -> list[Measured]:
     """Measure pgvector's index of whole vectors and of halves; nothing where no server runs, or
     there are more rows than it indexes in a minute or two."""
@@ -196,7 +249,7 @@ def load(store: Store, vectors: Vectors) -> None:
     store.load(space, [Rows(0, pa.array(range(len(vectors.rows))), vectors.rows)])
 
 
-def has_index(store: SnapshotStore, codes: IndexCodes) -> bool:
+def has_index(store: Store, codes: IndexCodes) -> bool:
     """Build an index and return whether there is one: codes that find too few are refused."""
     from evergram.errors import DataError
 

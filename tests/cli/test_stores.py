@@ -138,6 +138,21 @@ def test_codes_that_there_are_none_of(
     assert words in done.err
 
 
+def test_codes_of_lancedb_and_of_a_folder_of_qdrant(
+    evergram: Command, line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.lance.lance_store.INDEXED_FROM", 100)
+    for store in ("lance:rows#films", "qdrant:points#films"):
+        assert evergram("store", "fill", "line", "--store", f"object={store}").code == 0
+    done = evergram("store", "index", "lance:rows#films", "--codes", "int8")
+    assert (done.code, done.out) == (0, "Version 0 of lance:rows#films has an index of int8.\n")
+    words = evergram.refused("store", "index", "lance:rows#films", "--codes", "float16")
+    assert "it can of float32, int8, binary" in words
+    words = evergram.refused("store", "index", "qdrant:points#films", "--codes", "int8")
+    assert "local mode" in words
+    assert evergram("store", "index", "lance:rows#films").code == 0
+
+
 def test_every_kind_of_codes_can_be_asked_for() -> None:
     from evergram.cli.stores import CodeKind
     from evergram.stores.index_codes import CODES

@@ -75,7 +75,12 @@ def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
 
 
 # Codes that indexes may have; whole vectors alone where nothing is said.
-OFFERED = {"dictionary": CODES, "snapshot": CODES, "pgvector": ("float32", "float16")}
+OFFERED = {
+    "dictionary": CODES,
+    "snapshot": CODES,
+    "pgvector": ("float32", "float16"),
+    "lance": ("float32", "int8", "binary"),
+}
 
 
 @pytest.mark.parametrize("codes", CODES)

@@ -1,6 +1,7 @@
 """A server's answers of Qdrant, made of a collection of the client's local mode.
 
-It answers the four requests by which a collection is read, and remembers what it was asked.
+It answers the requests by which a collection is read, described and quantized, and remembers what
+it was asked. It searches by whole vectors whatever the codes are, unless `misled`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ class QdrantAnswers:
         self.asked: list[tuple[str, Any]] = []
         self.url = ""
         self._client = client
+        # The configurations of quantization, by collection; whether a server takes them.
+        self.quantized: dict[str, Any] = {}
+        self.takes = True
+        # Whether a search by codes finds none of the best.
+        self.misled = False
 
     def answer(self, path: str, body: Any) -> Any:
         self.asked.append((path, body))
@@ -30,10 +36,18 @@ class QdrantAnswers:
         if parts == ["collections"]:
             return self._client.get_collections().model_dump(mode="json")
         name, rest = parts[1], "/".join(parts[2:])
+        if rest == "exists":
+            return {"exists": self._client.collection_exists(name)}
         if not self._client.collection_exists(name):
             return None
         if not rest:
-            return self._client.get_collection(name).model_dump(mode="json")
+            return self._described(name, body)
+        if rest == "points/payload":
+            self._client.set_payload(name, body["payload"], body["points"])
+            return {"operation_id": 1, "status": "completed"}
+        if rest == "points":
+            held = self._client.retrieve(name, body["ids"], with_vectors=body["with_vector"])
+            return [point.model_dump(mode="json") for point in held]
         if rest == "points/count":
             count = models.CountRequest(**body)
             return self._client.count(name, count.filter).model_dump(mode="json")
@@ -53,7 +67,23 @@ class QdrantAnswers:
         searches = models.QueryRequestBatch(**body).searches
         # The local mode warns of parameters.
         plain = [one.model_copy(update={"params": None}) for one in searches]
-        return [a.model_dump(mode="json") for a in self._client.query_batch_points(name, plain)]
+        found = self._client.query_batch_points(name, plain)
+        for search, hits in zip(searches, found, strict=True):
+            codes = search.params and search.params.quantization
+            if self.misled and codes and not codes.ignore:
+                hits.points = []
+        return [hits.model_dump(mode="json") for hits in found]
+
+    def _described(self, name: str, update: Any) -> Any:
+        """Return what a collection is, or, of an update, that it is done."""
+        if update is not None:
+            if self.takes:
+                self.quantized[name] = update["quantization_config"]
+            return True
+        described = self._client.get_collection(name).model_dump(mode="json")
+        held = self.quantized.get(name)
+        described["config"]["quantization_config"] = None if held == "Disabled" else held
+        return described
 
 
 @contextmanager
@@ -66,6 +96,9 @@ def qdrant_answers(folder: Path) -> Iterator[QdrantAnswers]:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_PATCH(self) -> None:
                 self.do_POST()
 
             def do_POST(self) -> None:

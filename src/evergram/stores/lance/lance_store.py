@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
-from math import ceil, isqrt
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -27,7 +26,8 @@ from evergram.stores.lance.lance_folder import (
     write_lock,
     write_record,
 )
-from evergram.stores.lance.lance_rows import best_of, block_of, conditions, vectors_of
+from evergram.stores.lance.lance_index import build_index, check_codes, codes_of, nearest
+from evergram.stores.lance.lance_rows import best_of, block_of, conditions
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -40,12 +40,8 @@ T = TypeVar("T")
 COMPACTED_AFTER = 64
 KEPT = timedelta(hours=1)
 
-# A space smaller than this is searched exactly. In the larger ones vectors are in √n lists, and
-# the nearest fifth of them is compared with; with lists of whole vectors no precision is lost.
+# A space smaller than this is searched exactly.
 INDEXED_FROM = 1_000
-PROBED = 0.2
-# And lists with at least so many rows for each that is wanted.
-ROWS_A_RESULT = 20
 
 # So often it is looked for a moment at which nobody writes, before writers are kept waiting.
 LOOKS = 50
@@ -115,17 +111,19 @@ class LanceStore(TablePerVersionStore):
         return {version: count for version, count in counts.items() if count}
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
-        from lancedb.index import IvfFlat
-
-        codes.check((FLOAT32.kind,), self.address)
-        large = {version: count for version, count in self.count().items() if count >= INDEXED_FROM}
-        for version, count in large.items():
-            with self._writing(), errors_as_store_errors(self.address):
-                config = IvfFlat(distance_type="dot", num_partitions=isqrt(count))
-                self._table(version).create_index("vector", config=config, replace=True)
-                self._table(version).optimize(cleanup_older_than=KEPT)
-        return list(large)
+        """Build an index (IVF_FLAT, or IVF_SQ or IVF_RQ of codes) of every space of at least
+        INDEXED_FROM rows. Raises: DataError: LanceDB has no such codes of these rows, or they do
+        not find enough of the best."""
+        spaces = self.spaces()
+        large = [spaces[v] for v, count in self.count().items() if count >= INDEXED_FROM]
+        with errors_as_store_errors(self.address):
+            check_codes(codes, large, self.address)
+            for space in large:
+                with self._writing():
+                    table = self._table(space.version)
+                    build_index(table, space, codes)
+                    table.optimize(cleanup_older_than=KEPT)
+        return [space.version for space in large]
 
     def close(self) -> None:
         self._closed = True
@@ -230,16 +228,8 @@ class LanceStore(TablePerVersionStore):
         with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
-            lists = isqrt(count) + 1
-            probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
-            results = []
-            for query in queries:
-                search = table.search(query).distance_type("dot").limit(min(k, count))
-                search = search.minimum_nprobes(probes).maximum_nprobes(0)
-                hits = search.select(["id", "vector", "_distance"]).to_arrow()
-                # Its distance is 1 - score, which loses digits of a small score.
-                results.append(best_of(hits["id"].combine_chunks(), vectors_of(hits), query, k))
-        return results
+            codes = codes_of(table)
+            return [nearest(table, query, k, codes, count) for query in queries]
 
     def _table(self, version: int) -> Any:
         if self._closed:

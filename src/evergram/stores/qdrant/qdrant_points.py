@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -27,12 +27,14 @@ class QdrantRecord:
     Args:
         side: of the rows; None until it is set.
         moved: a token that changes whenever rows are about to leave a space.
+        oversample: of the codes of each space that has codes, by version.
     """
 
     id_type: str
     spaces: dict[int, Space]
     side: str | None
     moved: str | None
+    oversample: dict[int, int] = field(default_factory=dict)
 
 
 def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
@@ -51,8 +53,13 @@ def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
                 f"to {READABLE[-1]}: use a later Evergram."
             )
         spaces = {one["version"]: Space(**one) for key, one in payloads.items() if key != 0}
+        oversample = {int(v): int(n) for v, n in (head.get("oversample") or {}).items()}
         record = QdrantRecord(
-            head["id_type"], dict(sorted(spaces.items())), head.get("side"), head.get("moved")
+            head["id_type"],
+            dict(sorted(spaces.items())),
+            head.get("side"),
+            head.get("moved"),
+            oversample,
         )
         if record.id_type not in ID_TYPES:
             raise ValueError(f"id_type is {record.id_type!r}")

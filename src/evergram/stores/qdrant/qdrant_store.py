@@ -6,7 +6,6 @@ checksum are in the payload.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -20,6 +19,7 @@ import pyarrow as pa
 from evergram.errors import DataError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
+from evergram.stores.qdrant.qdrant_index import check_codes, index_collection, search_params
 from evergram.stores.qdrant.qdrant_points import (
     FORMAT,
     QdrantRecord,
@@ -39,8 +39,6 @@ POINTS, FLOATS = 1_000, 500_000
 # A search among so few ids is exact.
 LOOKED_UP = 10_000
 
-INDEXING = 3_600.0  # seconds that `build_index` waits for a server
-UNFINISHED = "yellow"
 # So often something is read again because rows moved meanwhile.
 LOOKS = 10
 
@@ -123,15 +121,19 @@ class QdrantStore(TablePerVersionStore):
         return {version: count for version, count in counts.items() if count}
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
-        """Wait until a server has indexed, by itself; the local mode has no index."""
-        codes.check((FLOAT32.kind,), self.address)
-        until = time.monotonic() + INDEXING
-        for version in self.spaces():
-            while self._ask("get_collection", self._at(version)).status.value == UNFINISHED:
-                if time.monotonic() > until:
-                    raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
-                time.sleep(0.5)
-        return list(self.spaces()) if self._remote else []
+        """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
+        mode has no index. Raises: DataError: there are no such codes, or they find too few."""
+        check_codes(codes, remote=self._remote, shown=self.address)
+        spaces = list(self.spaces()) if self._remote else []
+        for version in spaces:
+            # Searches by what is recorded are right whether or not the server has done it.
+            self._record_codes(version, codes)
+            try:
+                index_collection(self._ask, self._at(version), version, codes, self.address)
+            except DataError:
+                self._record_codes(version, FLOAT32)
+                raise
+        return spaces
 
     def close(self) -> None:
         self._connection.close()
@@ -166,7 +168,7 @@ class QdrantStore(TablePerVersionStore):
         with self._connection.errors_as_store_errors():
             return record_of({point.id: point.payload for point in points}, self.address)
 
-    def _set_fields(self, **facts: str) -> None:
+    def _set_fields(self, **facts: Any) -> None:
         """Set some fields of the record; the others stay."""
         payload = {"format_version": FORMAT, **facts}
         self._ask("set_payload", self._name, payload, [0], wait=True)
@@ -175,6 +177,15 @@ class QdrantStore(TablePerVersionStore):
         with self._writing():
             if self.side is None:
                 self._set_fields(side=side)
+
+    def _record_codes(self, version: int, codes: IndexCodes) -> None:
+        with self._writing():
+            before = self._meta().oversample
+            after = {**before, version: codes.oversample}
+            if codes.whole:
+                del after[version]
+            if after != before:
+                self._set_fields(oversample={str(v): n for v, n in after.items()})
 
     def _make(self, collection: str, dim: int) -> None:
         from qdrant_client import models
@@ -281,7 +292,9 @@ class QdrantStore(TablePerVersionStore):
             points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
         # The local mode compares all in any case, and warns of parameters.
-        params = models.SearchParams(hnsw_ef=max(128, k), exact=exact) if self._remote else None
+        params = None
+        if self._remote:
+            params = search_params(k, self._meta().oversample.get(version), exact=exact)
         requests = [
             models.QueryRequest(
                 query=query, limit=k, filter=among, params=params, with_payload=["id"]

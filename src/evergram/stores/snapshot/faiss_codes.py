@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from evergram.errors import DataError, IntegrityError
+from evergram.stores.code_estimates import looked_at, tell_apart
 from evergram.stores.index_codes import IndexCodes
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Places
 from evergram.stores.store import Floats
 
-# A query that `oversample` rows for each result do not answer gets so many times as many.
-WIDER = 4
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -100,23 +99,15 @@ def search(
 def _reranked(
     index: Any, part: Part, query: Floats, k: int, probes: int, oversample: int
 ) -> Neighbours | None:
-    """Return the k rows with the largest inner products among those with the largest estimates.
-
-    Estimates are held against the products: a row that was left out, with an estimate as large as
-    the smallest and as much too small as any that was looked at, must not be better than the k-th.
-    It may be where a query weighs most what codes hold least of, as a search by distance does with
-    the squared lengths behind a vector.
-    """
-    for size in (oversample * k, WIDER * oversample * k):
+    """Return the k rows with the largest inner products among those with the largest estimates;
+    None where a row that was left out may be one of them."""
+    for size in looked_at(k, oversample):
         (chosen,) = _search(index, part, query[None], min(size, part.count), probes)
         with np.errstate(over="ignore", invalid="ignore"):
             scores = part.segment.vectors(chosen.rows) @ query
-            short = (scores - chosen.scores).max(initial=0.0)
-            limit = chosen.scores.min(initial=np.inf) + short
-        best = Neighbours(scores, chosen.rows).best(k)
         # Where the lists have fewer rows, none was left out.
-        if len(scores) < size or best.scores.min() >= limit:
-            return best
+        if len(scores) < size or tell_apart(scores, chosen.scores, k):
+            return Neighbours(scores, chosen.rows).best(k)
     return None
 
 
