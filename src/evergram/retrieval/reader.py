@@ -26,11 +26,13 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.store_check import check_spaces, check_store
+from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
 Metric = Literal["ip", "l2", "cosine"]
@@ -61,6 +63,7 @@ class Reader:
         canaries: side to a store of the newest version's embeddings, if that is not production and
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
+        encoder: of texts, as of `TextVectors`.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
 
@@ -70,6 +73,8 @@ class Reader:
         stores: Mapping[str, Store],
         canaries: Mapping[str, Store] | None = None,
         settled: int | None = None,
+        *,
+        encoder: str | Sequence[str] | None = None,
     ) -> None:
         if not stores:
             raise LineageError(f"{lineage.path} was opened without a store to read from.")
@@ -79,6 +84,7 @@ class Reader:
         self._settled = lineage.production if settled is None else settled
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
+        self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
@@ -89,6 +95,8 @@ class Reader:
         lineage: Lineage | str | Path,
         stores: Mapping[str, str | Store] | None = None,
         progress: SideProgress | None = None,
+        *,
+        encoder: str | Sequence[str] | None = None,
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
@@ -99,6 +107,9 @@ class Reader:
                 that has rows of the newest, and else from a snapshot beside the lineage.
             progress: called with the side, the version, rows written and rows in all, while a
                 snapshot is filled.
+            encoder: addresses of encoders of text that may be opened, for `encode` and
+                `search_texts`, in place of those that versions record. None opens the recorded one,
+                but none of "python:" and "openai:", which would run code or send texts elsewhere.
         Raises: LineageError, IntegrityError, StoreError.
         """
         opened_lineage = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
@@ -112,7 +123,7 @@ class Reader:
                     failed.callback(store.close)
             beside = None if stores is None else opened
             canaries = canary_stores(opened_lineage, progress, beside)
-            reader = cls(opened_lineage, opened, canaries)
+            reader = cls(opened_lineage, opened, canaries, encoder=encoder)
             failed.pop_all()
         return reader
 
@@ -137,7 +148,7 @@ class Reader:
                         canaries[side] = open_store(store.address)
         stores = {side: open_store(store.address) for side, store in self._stores.items()}
         settled = min(self._settled, lineage.production)
-        return Reader(lineage, stores, canaries, settled)
+        return Reader(lineage, stores, canaries, settled, encoder=self._texts.addresses)
 
     def __repr__(self) -> str:
         stores = ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
@@ -270,6 +281,59 @@ class Reader:
             raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         return self.calibrated(hits, target, side, metric)
 
+    def encode(
+        self,
+        texts: Sequence[str],
+        version: Version = None,
+        role: Role = "document",
+        *,
+        dimensions: int | None = None,
+    ) -> Floats:
+        """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
+
+        Production's encoder encodes them in this process (a later version's own), and the way back
+        reads them as the version, so that a reader that is pinned to a version goes on giving
+        strings when the model changes.
+
+        Args:
+            version: j; production by default.
+            role: chooses the encoder's prompt.
+            dimensions: as of `embed`.
+        Raises: UnknownVersionError. DataError: there are no texts, or one is empty; dimensions that
+            are not declared; or the encoder is not recorded, cannot be opened, is another, or must
+            be named in `open`. ServiceError: it is elsewhere and cannot be reached.
+        """
+        target = self.lineage.resolve(version)
+        manifest = self.lineage.manifest(target)
+        dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
+        return cut(self._texts.encode(texts, target, role), dims)
+
+    def search_texts(
+        self,
+        texts: Sequence[str],
+        k: int = 10,
+        version: Version = None,
+        role: Role = "query",
+        *,
+        side: str | None = None,
+        metric: Metric = "ip",
+        ids: pa.Array | Sequence[int | str] | None = None,
+        filter: Filter | None = None,
+        scores: Scores = "raw",
+    ) -> list[Hits]:
+        """Return the k stored objects nearest to each of the texts, at a version.
+
+        Args:
+            version: at which the texts and the objects are read; production by default.
+            role: chooses the encoder's prompt.
+            side, metric, ids, filter, scores: as of `search`.
+        Raises: as `encode` and `search`.
+        """
+        target = self.lineage.resolve(version)
+        check_k(k)
+        queries = self.encode(texts, target, role)
+        return self.search(queries, k, target, side, metric, ids, filter=filter, scores=scores)
+
     def calibrated(
         self,
         hits: Sequence[Hits],
@@ -394,7 +458,8 @@ class Reader:
         return own, vectors
 
     def close(self) -> None:
-        """Close the stores."""
+        """Close the stores, and the encoder of texts if one was opened."""
+        self._texts.close()
         for store in (*self._stores.values(), *self._canaries.values()):
             store.close()
 
