@@ -130,6 +130,9 @@ def test_a_vector_that_is_not_finite_is_refused_wherever_it_is(tmp_path: Path, b
         ("#table=mine&v0=e0&id=e0", "for ids it must be"),
         ("#table=mine&v0=e0&id=large", "of type uint64; for ids it must be"),
         ("#table=mine&v0=e0&filter=x", "'x', which the table does not have"),
+        ("#table=mine&v0=e0&filter=category,e0", "'e0' .* which no filter compares; filter= names"),
+        ("#table=mine&v0=e0&filter=price", r"'price' .* of type decimal128\(9, 2\), which no"),
+        ("#table=mine&v0=e0&filter=loose", "'loose' .* which no filter compares"),
         ("#table=none&v0=e0", "no table 'none' in the folder .*; it has mine"),
         ("#table=../mine&v0=e0", "no table"),
         ("#table=mine&v0=a`b", "has a ` in its name"),
@@ -142,6 +145,7 @@ def test_addresses_that_do_not_fit_the_table(more: str, words: str, tmp_path: Pa
         loose=pa.array([[1.0]] * 3, pa.list_(pa.float32())),
         whole=pa.array([[1, 2]] * 3, pa.list_(pa.int32(), 2)),
         large=pa.array(range(3), pa.uint64()),
+        price=pa.array([1, 2, 3]).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2)),
     )
     with pytest.raises((DataError, StoreError), match=words):
         open_store(f"lance-table:{tmp_path}{more}")

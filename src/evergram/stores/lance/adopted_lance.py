@@ -22,7 +22,7 @@ from evergram.stores.adopted_address import AdoptedNames, read_names
 from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
-from evergram.stores.lance.lance_filter import limits, quoted, sql_of
+from evergram.stores.lance.lance_filter import is_comparable, limits, quoted, sql_of
 from evergram.stores.lance.lance_folder import errors_as_store_errors
 from evergram.stores.lance.lance_rows import conditions, vectors_of
 from evergram.stores.lance.lance_store import lancedb_module
@@ -263,6 +263,13 @@ class AdoptedLanceTable(AdoptedStore):
                 raise StoreError(
                     f"The column {column!r} of {self.address} is of type {types[column]}; for "
                     "vectors it must be a fixed_size_list of float, double or halffloat."
+                )
+        for column in self._names.filters:
+            if not is_comparable(types[column]):
+                raise StoreError(
+                    f"The column {column!r} of {self.address} is of type {types[column]}, which no "
+                    "filter compares; filter= names columns of whole numbers, float, double, bool, "
+                    "string, date32 or timestamp. (SQL in Python names any column without it.)"
                 )
         return types
 

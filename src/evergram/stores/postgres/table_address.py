@@ -8,6 +8,7 @@ from evergram.errors import DataError, StoreError
 from evergram.stores.adopted_address import canonical_uuids, read_names
 from evergram.stores.postgres.connection import Connection, read_url, show_address
 from evergram.stores.postgres.distances import name_of
+from evergram.stores.postgres.sql_filter import COMPARABLE
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composed, Identifier  # isort: skip
@@ -143,7 +144,7 @@ def read_facts(connection: Connection, address: TableAddress) -> TableFacts:
     for column in address.vectors.values():
         _check(address, column, types, VECTOR_TYPES, "for vectors")
     for column in address.filters:
-        _check(address, column, types, (), "for filters")
+        _check(address, column, types, COMPARABLE, "for filters")
     unique = connection.execute(
         SQL(
             "select 1 from pg_index where indrelid = to_regclass(%s) and indisunique and indisvalid"
@@ -165,7 +166,7 @@ def _check(
             f"{address.shown} names the column {column!r} {use}, which the table does not have; "
             f"it has {', '.join(sorted(types))}."
         )
-    if allowed and types[column] not in allowed:
+    if types[column] not in allowed:
         raise StoreError(
             f"The column {column!r} of {address.shown} is of type {types[column]}; {use} it must "
             f"be one of {', '.join(allowed)}."
