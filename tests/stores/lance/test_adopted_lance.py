@@ -154,6 +154,9 @@ def test_addresses_that_do_not_fit_the_table(more: str, words: str, tmp_path: Pa
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no folder"):
         open_store(f"lance-table:{tmp_path}/none#table=mine&v0=e0")
+    for kind, names in (("lance-table", "table=mine&v0=e0"), ("lance", "mine")):
+        with pytest.raises(DataError, match=f"A store {kind}: is in a folder .* s3:// .* not read"):
+            open_store(f"{kind}:s3://bucket/{tmp_path}?key=secret#{names}", create=None)
     with pytest.raises(DataError, match="v0=COLUMN"):
         open_store("lance-table:#table=mine&v0=e0")
     table(tmp_path)

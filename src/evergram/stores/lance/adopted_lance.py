@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import AdoptedNames, read_names
+from evergram.stores.adopted_address import AdoptedNames, read_names, split_address
 from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
 from evergram.stores.lance.lance_filter import is_comparable, limits, quoted, sql_of
-from evergram.stores.lance.lance_folder import errors_as_store_errors
+from evergram.stores.lance.lance_folder import check_local, errors_as_store_errors
 from evergram.stores.lance.lance_rows import conditions, vectors_of
 from evergram.stores.lance.lance_store import lancedb_module
 from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, StoreView
@@ -67,10 +67,9 @@ class AdoptedLanceTable(AdoptedStore):
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`. Raises: StoreError: it shall be created, and so written."""
-        place, _, rest = address.removeprefix(SCHEME).rpartition("#")
+        place, rest = split_address(address.removeprefix(SCHEME), FORM)
+        check_local(place, cls.kind)
         names = read_names(rest, "table", FORM)
-        if not place:
-            raise DataError(f"The address of a table of your own is {FORM}.")
         if create is not None:
             raise read_only(f"{SCHEME}{place}#{names.fragment}")
         # A folder of its own would be made by LanceDB.

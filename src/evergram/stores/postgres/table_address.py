@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import canonical_uuids, read_names
+from evergram.stores.adopted_address import (
+    canonical_uuids,
+    read_names,
+    split_address,
+    wrong_address,
+)
 from evergram.stores.postgres.connection import Connection, read_url, show_address
 from evergram.stores.postgres.distances import name_of
 from evergram.stores.postgres.sql_filter import COMPARABLE
@@ -93,11 +98,11 @@ class TableFacts:
 def read_table_address(address: str) -> TableAddress:
     """Parse an address. Raises: DataError: it is wrong; it is not repeated, as there may be a
     password in it."""
-    url, _, rest = address.removeprefix(SCHEME).rpartition("#")
-    params = read_url(url)
+    url, rest = split_address(address.removeprefix(SCHEME), FORM)
     names = read_names(rest, "table", FORM, ["schema"])
+    params = read_url(url)
     if params is None:
-        raise DataError(f"The address of a table of your own is {FORM}.")
+        raise wrong_address("what stands before the # is no address of PostgreSQL", FORM)
     return TableAddress(
         params=params,
         shown=SCHEME + show_address(params, names.fragment),
