@@ -212,6 +212,55 @@ def test_a_table_that_was_written_is_compared_again(tmp_path: Path) -> None:
             reader.search(query, 1)
 
 
+@pytest.mark.parametrize("writes", [0, 3])
+def test_a_table_that_was_made_anew_is_compared_again(writes: int, tmp_path: Path) -> None:
+    """It has the version numbers of the one before, or lower ones."""
+    lineage = lineage_of(tmp_path / "line", 1)
+    ids = pa.array(range(300))
+    mine = table(tmp_path / "own", id=ids, e0=vectors(300))
+    for _ in range(writes):
+        mine.add(pa.table({"id": pa.array([999]), "e0": vectors(1)}))
+        mine.delete("id = 999")
+    database = lancedb.connect(tmp_path / "own")
+    address = f"lance-table:{tmp_path / 'own'}#table=mine&v0=e0"
+    with closing(Reader.open(lineage, {"object": address})) as reader:
+        query = vectors_of(0)[7].numpy()
+        before = reader.search(query, 3)[0].ids
+        for _ in range(3):
+            database.drop_table("mine")
+            other = vectors(values=-vectors_of(0, 300).numpy())
+            database.create_table("mine", pa.table({"id": ids, "e0": other}))
+            for read in (
+                lambda: reader.search(query, 3),
+                lambda: reader.embed([7]),
+                lambda: list(reader.store().scan()),
+            ):
+                with pytest.raises(IntegrityError, match="200 of 200 vectors"):
+                    read()
+            database.drop_table("mine")
+            database.create_table("mine", pa.table({"id": ids, "e0": vectors(300)}))
+            assert reader.search(query, 3)[0].ids.equals(before)
+            assert reader.embed([7]).sources.tolist() == [0]
+            (rows,) = reader.store().scan()
+            assert len(rows) == 300
+        database.drop_table("mine")
+        for read in (lambda: reader.search(query, 3), lambda: reader.embed([7])):
+            with pytest.raises((DataError, StoreError)):
+                read()
+
+
+def test_some_vectors_of_a_new_table_may_be_null(tmp_path: Path) -> None:
+    """docs/stores.md says both ways, as LanceDB refuses the plain one."""
+    half = pa.array([[1.0] * 300] * 5 + [None] * 5, pa.list_(pa.float32(), 300))
+    data = pa.table({"id": range(10), "vector": half})
+    database = lancedb.connect(tmp_path)
+    database.create_table("filled", data, on_bad_vectors="null")
+    database.create_table("added", schema=data.schema).add(data)
+    for name in ("filled", "added"):
+        with open_store(f"lance-table:{tmp_path}#table={name}&v0=vector") as store:
+            assert store.count() == {0: 5}
+
+
 def test_filters_of_every_form(tmp_path: Path) -> None:
     days = np.datetime64("2026-01-01") + np.arange(40)
     table(
