@@ -193,3 +193,12 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
     assert "error: " in refused.refusal()
     with pytest.raises(ServiceError, match="at least 1"):
         listen_processes(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    "address", ["qdrant:{}#films", "qdrant-collection:{}#collection=films&v0=e"]
+)
+def test_a_folder_of_qdrant_is_of_one_process(tmp_path: Path, address: str) -> None:
+    stores = {"object": address.format(tmp_path)}
+    with pytest.raises(ServiceError, match="--processes asks for 2: serve with --processes 1"):
+        listen_processes(tmp_path, 2, stores=stores)

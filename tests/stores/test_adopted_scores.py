@@ -49,3 +49,12 @@ def test_of_equal_scores_the_first_rows_are_best_and_an_id_twice_stays_twice() -
     (none,) = best_by("ip", np.ones((1, 2), np.float32), 4, [], 0, pa.string())
     assert len(none) == 0
     assert none.ids.type == pa.string()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_score_beyond_float32_is_infinite_without_a_warning() -> None:
+    long = np.array([[3e38, 3e38], [1, 0]], np.float32)
+    for metric, scores in (("ip", [np.inf, 3e38]), ("l2", [0, -np.inf]), ("cosine", [1, 0.5**0.5])):
+        (hits,) = best_by(metric, long[:1], 2, [Rows(0, pa.array([1, 2]), long)], 0, pa.int64())
+        assert hits.ids.to_pylist() == [1, 2]
+        assert np.allclose(hits.scores, np.array(scores, np.float32))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.errors import DataError, LineageError, StoreError
+from evergram.errors import DataError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
@@ -23,14 +22,17 @@ from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.score_maps import ScoreMaps
 from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
-from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
+from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
-from evergram.retrieval.store_check import check_spaces, check_store
+from evergram.retrieval.side_stores import SideStores, opened_stores
+from evergram.retrieval.store_check import check_spaces
+from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
 Metric = Literal["ip", "l2", "cosine"]
@@ -61,6 +63,7 @@ class Reader:
         canaries: side to a store of the newest version's embeddings, if that is not production and
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
+        encoder: of texts, as of `TextVectors`.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
 
@@ -70,18 +73,15 @@ class Reader:
         stores: Mapping[str, Store],
         canaries: Mapping[str, Store] | None = None,
         settled: int | None = None,
+        *,
+        encoder: str | Sequence[str] | None = None,
     ) -> None:
-        if not stores:
-            raise LineageError(f"{lineage.path} was opened without a store to read from.")
         self.lineage = lineage
-        self._stores = dict(stores)
-        self._canaries = dict(canaries or {})
-        self._settled = lineage.production if settled is None else settled
+        self._stores = SideStores(lineage, stores, canaries, settled)
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
+        self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
-        for side, store in (*self._stores.items(), *self._canaries.items()):
-            check_store(lineage, store, side)
 
     @classmethod
     def open(
@@ -89,6 +89,8 @@ class Reader:
         lineage: Lineage | str | Path,
         stores: Mapping[str, str | Store] | None = None,
         progress: SideProgress | None = None,
+        *,
+        encoder: str | Sequence[str] | None = None,
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
@@ -99,22 +101,14 @@ class Reader:
                 that has rows of the newest, and else from a snapshot beside the lineage.
             progress: called with the side, the version, rows written and rows in all, while a
                 snapshot is filled.
+            encoder: addresses of encoders of text that may be opened, for `encode` and
+                `search_texts`, in place of those that versions record. None opens the recorded one,
+                but none of "python:" and "openai:", which would run code or send texts elsewhere.
         Raises: LineageError, IntegrityError, StoreError.
         """
-        opened_lineage = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        if stores is None:
-            opened = local_stores(opened_lineage, progress)
-        else:
-            opened = open_stores(opened_lineage, stores)
-        with ExitStack() as failed:
-            for side, store in opened.items():
-                if stores is None or store is not stores[side]:
-                    failed.callback(store.close)
-            beside = None if stores is None else opened
-            canaries = canary_stores(opened_lineage, progress, beside)
-            reader = cls(opened_lineage, opened, canaries)
-            failed.pop_all()
-        return reader
+        opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
+        with opened_stores(opened, stores, progress) as (by_side, canaries):
+            return cls(opened, by_side, canaries, encoder=encoder)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of the lineage as it is now, on the same stores.
@@ -123,51 +117,24 @@ class Reader:
         Versions later than either production are read from the newest version's own rows until
         that is done.
         """
-        from evergram.stores.open_store import open_store
-
-        if lineage.newest != lineage.production:
-            canaries = canary_stores(lineage)
-        else:
-            known = {m.version for m in lineage.versions}
-            canaries = {}
-            for side, store in self._canaries.items():
-                # Another process may have removed them, once the stores were refreshed.
-                with suppress(DataError, StoreError):
-                    if store.spaces().keys() <= known:
-                        canaries[side] = open_store(store.address)
-        stores = {side: open_store(store.address) for side, store in self._stores.items()}
-        settled = min(self._settled, lineage.production)
-        return Reader(lineage, stores, canaries, settled)
+        return Reader(lineage, *self._stores.opened_again(lineage), encoder=self._texts.addresses)
 
     def __repr__(self) -> str:
-        stores = ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
-        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {stores})"
+        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {self._stores})"
 
     @property
     def sides(self) -> tuple[str, ...]:
         """The sides that it has a store of."""
-        return tuple(self._stores)
+        return self._stores.sides
 
     @property
     def default_side(self) -> str:
         """The side that is read if none is named: "candidate", if there is one."""
-        return "candidate" if "candidate" in self._stores else self.sides[0]
+        return self._stores.default_side
 
     def store(self, side: str | None = None) -> Store:
         """Return the store of a side. Raises: LineageError: there is no such side."""
-        side = self.default_side if side is None else side
-        if side not in self._stores:
-            raise LineageError(
-                f"There is no side {side!r} here; there is {' and '.join(self._stores)}."
-            )
-        return self._stores[side]
-
-    def _store(self, side: str | None, target: int) -> Store:
-        """Return the store from which version `target` is read."""
-        store = self.store(side)
-        if target <= self._settled:
-            return store
-        return self._canaries.get(self.default_side if side is None else side, store)
+        return self._stores.of(side)
 
     def embed(
         self,
@@ -194,7 +161,7 @@ class Reader:
             dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
             whole = self.embed(ids, target, side)
             return replace(whole, vectors=cut(whole.vectors, dims))
-        store = self._store(side, target)
+        store = self._stores.at(side, target)
         asked = store.as_ids(ids)
         with span("fetch", store=store.kind, rows=len(asked)):
             fetched = store.fetch(asked)
@@ -245,7 +212,7 @@ class Reader:
             raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
         check_k(k)
         target = self.lineage.resolve(version)
-        store = self._store(side, target)
+        store = self._stores.at(side, target)
         own = self.store(side)
         if filter is not None and store is not own:
             raise DataError(
@@ -269,6 +236,59 @@ class Reader:
         if scores != "calibrated":
             raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         return self.calibrated(hits, target, side, metric)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        version: Version = None,
+        role: Role = "document",
+        *,
+        dimensions: int | None = None,
+    ) -> Floats:
+        """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
+
+        Production's encoder encodes them in this process (a later version's own), and the way back
+        reads them as the version, so that a reader that is pinned to a version goes on giving
+        strings when the model changes.
+
+        Args:
+            version: j; production by default.
+            role: chooses the encoder's prompt.
+            dimensions: as of `embed`.
+        Raises: UnknownVersionError. DataError: there are no texts, or one is empty; dimensions that
+            are not declared; or the encoder is not recorded, cannot be opened, is another, or must
+            be named in `open`. ServiceError: it is elsewhere and cannot be reached.
+        """
+        target = self.lineage.resolve(version)
+        manifest = self.lineage.manifest(target)
+        dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
+        return cut(self._texts.encode(texts, target, role), dims)
+
+    def search_texts(
+        self,
+        texts: Sequence[str],
+        k: int = 10,
+        version: Version = None,
+        role: Role = "query",
+        *,
+        side: str | None = None,
+        metric: Metric = "ip",
+        ids: pa.Array | Sequence[int | str] | None = None,
+        filter: Filter | None = None,
+        scores: Scores = "raw",
+    ) -> list[Hits]:
+        """Return the k stored objects nearest to each of the texts, at a version.
+
+        Args:
+            version: at which the texts and the objects are read; production by default.
+            role: chooses the encoder's prompt.
+            side, metric, ids, filter, scores: as of `search`.
+        Raises: as `encode` and `search`.
+        """
+        target = self.lineage.resolve(version)
+        check_k(k)
+        queries = self.encode(texts, target, role)
+        return self.search(queries, k, target, side, metric, ids, filter=filter, scores=scores)
 
     def calibrated(
         self,
@@ -294,7 +314,7 @@ class Reader:
         side = self.default_side if side is None else side
         self.store(side)
         if query_side is None:
-            query_side = "query" if "query" in self._stores else side
+            query_side = "query" if "query" in self.sides else side
         sides = query_side, side
         return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
 
@@ -373,30 +393,18 @@ class Reader:
 
         It is `version` itself only if all rows are of it.
         """
-        filled = set(self.store(side).read_consistently(lambda view: list(view.filled())))
-        if not filled:
-            return None
-        return version if filled == {version} else min(filled - {version})
+        return self._stores.oldest_row(version, side)
 
     def own_rows(
         self, ids: pa.Array, version: int, side: str | None = None
     ) -> tuple[pa.Array, Floats]:
         """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
-        stores = [self._store(side, version), self.store(side)]
-        dim = self.lineage.manifest(version).dim
-        own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
-        for store in dict.fromkeys(stores):
-            left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
-            for rows in store.fetch(left) if len(left) else ():
-                if rows.version == version:
-                    own = pa.concat_arrays([own, rows.ids])
-                    vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
-        return own, vectors
+        return self._stores.own_rows(ids, version, side)
 
     def close(self) -> None:
-        """Close the stores."""
-        for store in (*self._stores.values(), *self._canaries.values()):
-            store.close()
+        """Close the stores, and the encoder of texts if one was opened."""
+        self._texts.close()
+        self._stores.close()
 
     def _as(self, rows: Rows, target: int) -> Floats:
         """Return stored rows, which may have norms after their vectors, as a version reads them."""

@@ -15,7 +15,8 @@ from pydantic import (
 )
 
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[StrictStr, Field(max_length=1024)]
+LONGEST_VALUE = 1024
+Text = Annotated[StrictStr, Field(max_length=LONGEST_VALUE)]
 Id = Int64 | Text
 # Features of one object.
 MOST_FEATURES = 256

@@ -17,8 +17,9 @@ from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import RECORDED, ServedTexts
+from evergram.serving.texts.served_texts import ServedTexts
 from evergram.texts.addresses import check_encoder_address
+from evergram.texts.recorded_encoder import RECORDED
 
 if TYPE_CHECKING:
     import uvicorn

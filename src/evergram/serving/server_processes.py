@@ -27,6 +27,7 @@ from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_for
 from evergram.serving.server import Server, bound_socket, checked_settings, texts_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
+from evergram.stores.qdrant.qdrant_connection import is_local_mode
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -202,10 +203,12 @@ def listen_processes(
 
     Args:
         place, port, stores, settings: as for `listen`; limits are those of each process.
-    Raises: ServiceError: `count` is not positive, or as `listen`. EvergramError: as `listen`.
+    Raises: ServiceError: `count` is not positive; a store is one that several processes cannot
+        open; or as `listen`. EvergramError: as `listen`.
     """
     if count < 1:
         raise ServiceError(f"A service of {count} processes was asked for; give at least 1.")
+    _refuse_local_mode(stores or {}, count)
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     listening.listen(2048)
@@ -214,6 +217,17 @@ def listen_processes(
     except BaseException:
         listening.close()
         raise
+
+
+def _refuse_local_mode(stores: Mapping[str, str], count: int) -> None:
+    """Refuse several processes on a store that only one can have open. Raises: ServiceError."""
+    for side, address in stores.items():
+        if count > 1 and is_local_mode(address):
+            raise ServiceError(
+                f"The store of side {side!r} is a folder of Qdrant's local mode, which one process "
+                f"alone can have open, and --processes asks for {count}: serve with --processes 1, "
+                "or put the collection on a Qdrant server."
+            )
 
 
 def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:

@@ -54,10 +54,12 @@ def best_by(
                 pa.array(order)
             )
             best[i] = joined[order]
-    return [
-        Hits(ids, scores.astype(np.float32), np.full(len(ids), version, np.int64))
-        for ids, scores in zip(keys, best, strict=True)
-    ]
+    # A score beyond float32 is infinite, which is no error of the program.
+    with np.errstate(over="ignore"):
+        return [
+            Hits(ids, scores.astype(np.float32), np.full(len(ids), version, np.int64))
+            for ids, scores in zip(keys, best, strict=True)
+        ]
 
 
 def _largest(scores: Doubles, k: int) -> npt.NDArray[np.intp]:

@@ -75,7 +75,7 @@ def _of_field(field: object, asked: object) -> list[Condition]:
     if not 1 <= len(values) <= MOST_VALUES:
         raise DataError(
             f"Field {field[:80]!r} of a filter has {len(values)} values; it needs 1 to "
-            f"{MOST_VALUES}."
+            f"{MOST_VALUES:,}."
         )
     checked = tuple(_value(field, value) for value in values)
     if len({_type(value) for value in checked}) > 1:

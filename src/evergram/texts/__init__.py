@@ -8,6 +8,7 @@ Read in this order:
    (an OpenAI-compatible server) and `callable_encoder` (a Python function).
 3. `weights`: the fingerprint of weights that are at hand. `canaries`: texts whose vectors show
    whether an encoder is still the same. `record`: both, as they are kept with vectors and versions.
+   `recorded_encoder` opens the encoder of a record, and notices when it is replaced.
 4. `text_files`: ids and texts from Parquet, Arrow, CSV and JSON lines.
 """
 

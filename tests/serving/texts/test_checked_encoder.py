@@ -9,13 +9,10 @@ from numpy.testing import assert_array_equal
 from tests.support.text_encoders import ADDRESSES, CALLS, HERE, word_vectors
 
 from evergram.errors import ServiceError
-from evergram.serving.texts.checked_encoder import (
-    CheckedEncoder,
-    MismatchError,
-    TextEncoderError,
-)
+from evergram.serving.texts.checked_encoder import CheckedEncoder, TextEncoderError
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import record_of
+from evergram.texts.recorded_encoder import MismatchError
 from evergram.texts.text_encoder import Prompts, TextEncoder
 
 

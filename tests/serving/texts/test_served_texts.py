@@ -17,7 +17,8 @@ from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving.texts import served_texts as module
 from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import RECORDED, ServedTexts
+from evergram.serving.texts.served_texts import ServedTexts
+from evergram.texts.recorded_encoder import RECORDED
 
 TEXTS = ["word1 word2", "word3", "word1 word2"]
 

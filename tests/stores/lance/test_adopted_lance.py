@@ -130,6 +130,9 @@ def test_a_vector_that_is_not_finite_is_refused_wherever_it_is(tmp_path: Path, b
         ("#table=mine&v0=e0&id=e0", "for ids it must be"),
         ("#table=mine&v0=e0&id=large", "of type uint64; for ids it must be"),
         ("#table=mine&v0=e0&filter=x", "'x', which the table does not have"),
+        ("#table=mine&v0=e0&filter=category,e0", "'e0' .* which no filter compares; filter= names"),
+        ("#table=mine&v0=e0&filter=price", r"'price' .* of type decimal128\(9, 2\), which no"),
+        ("#table=mine&v0=e0&filter=loose", "'loose' .* which no filter compares"),
         ("#table=none&v0=e0", "no table 'none' in the folder .*; it has mine"),
         ("#table=../mine&v0=e0", "no table"),
         ("#table=mine&v0=a`b", "has a ` in its name"),
@@ -142,6 +145,7 @@ def test_addresses_that_do_not_fit_the_table(more: str, words: str, tmp_path: Pa
         loose=pa.array([[1.0]] * 3, pa.list_(pa.float32())),
         whole=pa.array([[1, 2]] * 3, pa.list_(pa.int32(), 2)),
         large=pa.array(range(3), pa.uint64()),
+        price=pa.array([1, 2, 3]).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2)),
     )
     with pytest.raises((DataError, StoreError), match=words):
         open_store(f"lance-table:{tmp_path}{more}")
@@ -150,6 +154,9 @@ def test_addresses_that_do_not_fit_the_table(more: str, words: str, tmp_path: Pa
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no folder"):
         open_store(f"lance-table:{tmp_path}/none#table=mine&v0=e0")
+    for kind, names in (("lance-table", "table=mine&v0=e0"), ("lance", "mine")):
+        with pytest.raises(DataError, match=f"A store {kind}: is in a folder .* s3:// .* not read"):
+            open_store(f"{kind}:s3://bucket/{tmp_path}?key=secret#{names}", create=None)
     with pytest.raises(DataError, match="v0=COLUMN"):
         open_store("lance-table:#table=mine&v0=e0")
     table(tmp_path)
@@ -203,6 +210,55 @@ def test_a_table_that_was_written_is_compared_again(tmp_path: Path) -> None:
         mine.add(pa.table({"id": pa.array([7]), "e0": vectors(1)}))
         with pytest.raises(StoreError, match="has the id 7 twice"):
             reader.search(query, 1)
+
+
+@pytest.mark.parametrize("writes", [0, 3])
+def test_a_table_that_was_made_anew_is_compared_again(writes: int, tmp_path: Path) -> None:
+    """It has the version numbers of the one before, or lower ones."""
+    lineage = lineage_of(tmp_path / "line", 1)
+    ids = pa.array(range(300))
+    mine = table(tmp_path / "own", id=ids, e0=vectors(300))
+    for _ in range(writes):
+        mine.add(pa.table({"id": pa.array([999]), "e0": vectors(1)}))
+        mine.delete("id = 999")
+    database = lancedb.connect(tmp_path / "own")
+    address = f"lance-table:{tmp_path / 'own'}#table=mine&v0=e0"
+    with closing(Reader.open(lineage, {"object": address})) as reader:
+        query = vectors_of(0)[7].numpy()
+        before = reader.search(query, 3)[0].ids
+        for _ in range(3):
+            database.drop_table("mine")
+            other = vectors(values=-vectors_of(0, 300).numpy())
+            database.create_table("mine", pa.table({"id": ids, "e0": other}))
+            for read in (
+                lambda: reader.search(query, 3),
+                lambda: reader.embed([7]),
+                lambda: list(reader.store().scan()),
+            ):
+                with pytest.raises(IntegrityError, match="200 of 200 vectors"):
+                    read()
+            database.drop_table("mine")
+            database.create_table("mine", pa.table({"id": ids, "e0": vectors(300)}))
+            assert reader.search(query, 3)[0].ids.equals(before)
+            assert reader.embed([7]).sources.tolist() == [0]
+            (rows,) = reader.store().scan()
+            assert len(rows) == 300
+        database.drop_table("mine")
+        for read in (lambda: reader.search(query, 3), lambda: reader.embed([7])):
+            with pytest.raises((DataError, StoreError)):
+                read()
+
+
+def test_some_vectors_of_a_new_table_may_be_null(tmp_path: Path) -> None:
+    """docs/stores.md says both ways, as LanceDB refuses the plain one."""
+    half = pa.array([[1.0] * 300] * 5 + [None] * 5, pa.list_(pa.float32(), 300))
+    data = pa.table({"id": range(10), "vector": half})
+    database = lancedb.connect(tmp_path)
+    database.create_table("filled", data, on_bad_vectors="null")
+    database.create_table("added", schema=data.schema).add(data)
+    for name in ("filled", "added"):
+        with open_store(f"lance-table:{tmp_path}#table={name}&v0=vector") as store:
+            assert store.count() == {0: 5}
 
 
 def test_filters_of_every_form(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_conditions_become_literals() -> None:
         ({"small": "1"}, "of type int8, with a text"),
         ({"small": True}, "with a boolean"),
         ({"on": {"gt": True}}, "with a boolean"),
-        ({"day": "yesterday"}, "give a date or a time"),
+        ({"day": "yesterday"}, "give a date without a time, such as '2026-01-31'"),
+        ({"day": "2026-01-31T12:00:00"}, "give a date without a time, such as '2026-01-31'"),
+        ({"moment": "noon"}, "give a date or a time such as '2026-01-31' or"),
         ({"day": {"gt": 3}}, r"of type date32\[day\], with a number"),
         ("", "boolean expression"),
         (("text = 'a'", []), "boolean expression"),
@@ -110,8 +112,14 @@ def test_conditions_become_literals() -> None:
     ],
 )
 def test_other_filters_are_refused(asked: Any, words: str) -> None:
-    columns = {**COLUMNS, "day": pa.date32(), "embedding": pa.string()}
-    allowed = [*COLUMNS, *(["day"] if isinstance(asked, dict) and "day" in asked else [])]
+    columns = {
+        **COLUMNS,
+        "day": pa.date32(),
+        "moment": pa.timestamp("us"),
+        "embedding": pa.string(),
+    }
+    named = asked if isinstance(asked, dict) else {}
+    allowed = [*COLUMNS, *({"day", "moment"} & named.keys())]
     with pytest.raises(DataError, match=words):
         sql_of(asked, columns, allowed)
 

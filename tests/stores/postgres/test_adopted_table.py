@@ -175,6 +175,7 @@ def test_a_column_that_goes_while_a_store_is_open(
         ("#table=TABLE&v0=title", "'title' .* is of type text; for vectors"),
         ("#table=TABLE&v0=e0&id=e0", "is of type vector; for ids"),
         ("#table=TABLE&v0=e0&filter=x", "'x' for filters"),
+        ("#table=TABLE&v0=e0&filter=category,e0", "'e0' .* is of type vector; for filters it must"),
         ("#table=nowhere&v0=e0", "no table of that name"),
         ("#table=TABLE&schema=nowhere&v0=e0", "no table of that name"),
     ],

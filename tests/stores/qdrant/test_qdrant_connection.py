@@ -15,7 +15,7 @@ import pytest
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
-from evergram.stores.qdrant.qdrant_connection import QdrantConnection, is_url
+from evergram.stores.qdrant.qdrant_connection import QdrantConnection, is_local_mode, is_url
 from evergram.stores.store import Space
 
 
@@ -123,3 +123,10 @@ def test_errors_of_the_client_are_one_sentence_and_our_own_pass(tmp_path: Path) 
 )
 def test_a_server_is_named_by_its_url(place: str, url: bool) -> None:
     assert is_url(place) == url
+
+
+def test_only_a_folder_of_qdrant_is_of_the_local_mode() -> None:
+    for address in ("qdrant:dir#a", "qdrant-collection:/dir#collection=a&v0=e"):
+        assert is_local_mode(address)
+    for address in ("qdrant:http://h:6333#a", "qdrant-collection:https://h#collection=a", "dir"):
+        assert not is_local_mode(address)

@@ -11,10 +11,9 @@ import numpy as np
 
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.text_vectors import TextVectors
 from evergram.serving.client import Client
-from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
 from evergram.texts.matryoshka import checked_dims, cut
-from evergram.texts.record import prompts_of
 from evergram.texts.text_encoder import Role, Vectors
 
 # Texts of one request; a service takes 2,048 where its owner did not say otherwise.
@@ -31,7 +30,7 @@ class PinnedTexts:
         version: a number; a label is none to be pinned to, as it moves.
         url: of a service, such as "http://127.0.0.1:8000"; or
         lineage: a folder or address of a lineage, whose encoder then runs in this process.
-        encoder: in place of the address that the lineage records; one of `TRUSTED_ONLY` must be
+        encoder: in place of the address that the lineage records; "python:" and "openai:" must be
             named here.
         token: of the service.
         dimensions: cut vectors to so many coordinates, if the version allows it.
@@ -87,29 +86,14 @@ class PinnedTexts:
         return encode
 
     def _by_lineage(self) -> Callable[[Sequence[str], Role], Vectors]:
-        """Encode as a service would: by production's encoder, and through the way back."""
+        """Encode as a service would, in this process."""
         lineage = Lineage.open(str(self.lineage))
         version = lineage.resolve(self.version)
-        source = max(version, lineage.production)
-        record, manifest = lineage.manifest(source).text_encoder, lineage.manifest(version)
-        if record is None:
-            raise DataError(
-                f"Version {source} of {lineage.address} records no encoder of text, so it cannot "
-                "encode strings ('evergram vectors encode' writes files that record one)."
-            )
+        manifest = lineage.manifest(version)
         dims = checked_dims(self.dimensions, manifest.dim, manifest.cuts, version)
-        address = record.address if self.encoder is None else self.encoder
-        if self.encoder is None and address.partition(":")[0] in TRUSTED_ONLY:
-            raise DataError(
-                f"Version {source} was encoded by {address}, and a lineage must not run code or "
-                "send texts elsewhere by itself; name that address in 'encoder'."
-            )
-        encoder = open_text_encoder(address, prompts_of(record))
-        if why := record.mismatch(encoder):
-            raise DataError(f"{address} is not the encoder that version {source} records: {why}.")
-        view = lineage.view(version, source)
+        vectors = TextVectors(lineage, self.encoder)
 
         def encode(texts: Sequence[str], role: Role) -> Vectors:
-            return cut(view.transform(encoder.encode(texts, role)).astype(np.float32), dims)
+            return cut(vectors.encode(texts, version, role), dims)
 
         return encode

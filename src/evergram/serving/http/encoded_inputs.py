@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from evergram.retrieval.text_vectors import texts_at
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Call
 from evergram.serving.texts.checked_encoder import TextEncoderError
@@ -40,10 +42,14 @@ def text_queries(call: Call, version: int, texts: Sequence[str], role: Role) -> 
 
     They are not what is served, so drift does not see them.
     """
-    source = max(version, call.lineage.production)
-    with span("encoder", version=source, rows=len(texts)):
-        vectors = _text_vectors(call, source, texts, role)
-    return call.state.reader.transform(vectors, source, version)
+    return texts_at(
+        version,
+        texts,
+        role,
+        production=call.lineage.production,
+        encode=partial(_text_vectors, call),
+        transform=call.state.reader.transform,
+    )
 
 
 def _text_vectors(call: Call, source: int, texts: Sequence[str], role: Role) -> Floats:

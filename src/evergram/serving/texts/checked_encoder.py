@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import count
 
 from evergram.errors import EvergramError, ServiceError
 from evergram.serving.texts.batcher import Batcher
 from evergram.texts.record import TextEncoderRecord
+from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
@@ -21,15 +21,8 @@ class TextEncoderError(ServiceError):
     """
 
 
-class MismatchError(ServiceError):
-    """An encoder is another than the recorded one."""
-
-
 class CheckedEncoder:
     """The encoder of one version. Several threads may use one.
-
-    Of an encoder whose weights are not at hand, each batch takes a canary along, so that a model
-    that is replaced behind its address is noticed in the first batch after.
 
     Args:
         version: its number.
@@ -51,18 +44,18 @@ class CheckedEncoder:
         # Why it may not be used, for clients; None while it may.
         self.problem: str | None = f"The encoder of version {version} is not open yet."
         self._opened, self._failed = opened, failed
-        self._encoder: TextEncoder | None = None
+        self._encoder: RecordedEncoder | None = None
         self._batcher: Batcher | None = None
-        self._turns = count()
 
     def check(self) -> None:
         """Open the encoder if it is not open, compare its canaries, and set or lift `problem`."""
         try:
             if self._encoder is None or self._batcher is None:
-                self._encoder = self._opened(self.record)
-                self._batcher = Batcher(self._guarded, self._encoder.batch)
-            elif (why := self.record.mismatch(self._encoder)) is not None:
-                raise MismatchError(why)
+                opened = self._opened(self.record)
+                self._encoder = RecordedEncoder(opened, self.record)
+                self._batcher = Batcher(self._encoder.encode, opened.batch)
+            else:
+                self._encoder.check()
         except MismatchError as error:
             self._fail("is not the one that the version was published with", str(error))
         except EvergramError as error:
@@ -93,21 +86,6 @@ class CheckedEncoder:
         if self.problem is not None:
             raise TextEncoderError(self.problem)
         return vectors
-
-    def _guarded(self, texts: list[str], role: Role) -> Vectors:
-        """Encode, with a canary where only canaries tell an encoder from another."""
-        encoder, record = self._encoder, self.record
-        assert encoder is not None
-        # A canary is known after the prompt of a document only.
-        alike = encoder.prompts.of(role) == encoder.prompts.document
-        if encoder.fingerprint is not None or not alike:
-            return encoder.encode(texts, role)
-        number = next(self._turns) % len(record.texts)
-        vectors = encoder.encode([*texts, record.texts[number]], role)
-        why = record.canary_mismatch(vectors[-1:], number)
-        if why is not None:
-            raise MismatchError(why)
-        return vectors[:-1]
 
     def _fail(self, what: str, detail: str) -> None:
         problem = (

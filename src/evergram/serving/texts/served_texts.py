@@ -12,17 +12,16 @@ from time import monotonic
 import numpy as np
 
 from evergram.lineage.lineage import Lineage
-from evergram.serving.texts.checked_encoder import CheckedEncoder, MismatchError, TextEncoderError
+from evergram.serving.texts.checked_encoder import CheckedEncoder, TextEncoderError
 from evergram.serving.texts.documents import Documents
 from evergram.serving.texts.vector_cache import VectorCache
-from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
-from evergram.texts.record import TextEncoderRecord, prompts_of
-from evergram.texts.text_encoder import Role, TextEncoder, Vectors
+from evergram.texts.addresses import open_text_encoder
+from evergram.texts.record import TextEncoderRecord
+from evergram.texts.recorded_encoder import open_recorded
+from evergram.texts.text_encoder import Prompts, Role, TextEncoder, Vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
-# In place of an address: the one that each version records.
-RECORDED = "recorded"
 # Seconds between two looks whether a check is due.
 LOOK = 0.5
 # Seconds until an encoder that failed its check is tried again.
@@ -36,7 +35,7 @@ class ServedTexts:
 
     Args:
         addresses: encoders that may be opened; "recorded" stands for the address that a version
-            records, which is never one of `TRUSTED_ONLY`: those must be named here.
+            records, which is never one of `addresses.TRUSTED_ONLY`: those must be named here.
         cache: bytes of the vectors of recent texts.
         every: seconds between two checks of the canaries.
         documents: the texts of stored objects; None if they were not given.
@@ -153,19 +152,11 @@ class ServedTexts:
 
     def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
         """Return the recorded encoder. Raises: MismatchError: those at the addresses are others."""
-        kind = record.address.partition(":")[0]
-        addresses = [address for address in self._addresses if address != RECORDED]
-        if RECORDED in self._addresses and kind not in TRUSTED_ONLY:
-            addresses.append(record.address)
-        why = f"{record.address} is not among the addresses of --encoder"
-        # The likeliest first.
-        for address in sorted(dict.fromkeys(addresses), key=lambda a: a != record.address):
-            prompts = prompts_of(record)
-            key = address, prompts.query, prompts.document
-            if key not in self._open:
-                self._open[key] = open_text_encoder(address, prompts)
-            mismatch = record.mismatch(self._open[key])
-            if mismatch is None:
-                return self._open[key]
-            why = f"{address}: {mismatch}"
-        raise MismatchError(why)
+        return open_recorded(record, self._addresses, self._shared)
+
+    def _shared(self, address: str, prompts: Prompts) -> TextEncoder:
+        """Return the encoder at an address with prompts, opened once."""
+        key = address, prompts.query, prompts.document
+        if key not in self._open:
+            self._open[key] = open_text_encoder(address, prompts)
+        return self._open[key]

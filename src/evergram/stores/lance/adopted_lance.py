@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import AdoptedNames, read_names
+from evergram.stores.adopted_address import AdoptedNames, read_names, split_address
 from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
-from evergram.stores.lance.lance_filter import limits, quoted, sql_of
-from evergram.stores.lance.lance_folder import errors_as_store_errors
+from evergram.stores.lance.lance_filter import is_comparable, limits, quoted, sql_of
+from evergram.stores.lance.lance_folder import check_local, errors_as_store_errors
 from evergram.stores.lance.lance_rows import conditions, vectors_of
 from evergram.stores.lance.lance_store import lancedb_module
+from evergram.stores.lance.table_state import TableState, read_state
 from evergram.stores.store import ID_TYPES, Checks, Floats, Hits, Rows, Space, StoreView
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class AdoptedLanceTable(AdoptedStore):
         # Of a view, the table at one moment; None where each call reads the latest.
         self._moment: Any = None
         # The latest state of the table that was read, and the table at it.
-        self._pinned: dict[int, Any] = {}
+        self._pinned: dict[TableState, Any] = {}
         # The state whose ids and vectors were checked, shared by all views.
-        self._compared: list[int] = []
+        self._compared: list[TableState] = []
         with errors_as_store_errors(self.address):
             # 0: every read looks whether others have written.
             database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
@@ -67,10 +68,9 @@ class AdoptedLanceTable(AdoptedStore):
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`. Raises: StoreError: it shall be created, and so written."""
-        place, _, rest = address.removeprefix(SCHEME).rpartition("#")
+        place, rest = split_address(address.removeprefix(SCHEME), FORM)
+        check_local(place, cls.kind)
         names = read_names(rest, "table", FORM)
-        if not place:
-            raise DataError(f"The address of a table of your own is {FORM}.")
         if create is not None:
             raise read_only(f"{SCHEME}{place}#{names.fragment}")
         # A folder of its own would be made by LanceDB.
@@ -96,7 +96,7 @@ class AdoptedLanceTable(AdoptedStore):
             pinned = self._pinned.get(state)
             if pinned is None:
                 pinned = self._open()
-                pinned.checkout(state)
+                pinned.checkout(state.version)
                 self._pinned.clear()
                 self._pinned[state] = pinned
         view = copy(self)
@@ -104,8 +104,8 @@ class AdoptedLanceTable(AdoptedStore):
         return work(view)
 
     def require(self, version: int) -> None:
-        """Check a version's rows, and the ids of all, again where the table was written since: a
-        job of every night may have put another model's vectors into it."""
+        """Check a version's rows, and the ids of all, again where the table was written, or made
+        anew, since: a job of every night may have put another model's vectors into it."""
         state = self._state()
         if state not in self._compared:
             self._refuse_twice()
@@ -264,6 +264,13 @@ class AdoptedLanceTable(AdoptedStore):
                     f"The column {column!r} of {self.address} is of type {types[column]}; for "
                     "vectors it must be a fixed_size_list of float, double or halffloat."
                 )
+        for column in self._names.filters:
+            if not is_comparable(types[column]):
+                raise StoreError(
+                    f"The column {column!r} of {self.address} is of type {types[column]}, which no "
+                    "filter compares; filter= names columns of whole numbers, float, double, bool, "
+                    "string, date32 or timestamp. (SQL in Python names any column without it.)"
+                )
         return types
 
     def _table(self) -> Any:
@@ -273,14 +280,18 @@ class AdoptedLanceTable(AdoptedStore):
             return self._moment
         return self._latest
 
-    def _state(self) -> int:
-        """Return the table's own version, which every write raises."""
+    def _state(self) -> TableState:
+        """Return the table's state, which every write changes, and a table made anew as well."""
         with errors_as_store_errors(self.address):
-            return int(self._table().version)
+            return read_state(self._place_of_table, int(self._table().version))
+
+    @property
+    def _place_of_table(self) -> Path:
+        return self._folder / f"{self._table_name}.lance"
 
     def _open(self) -> Any:
         with errors_as_store_errors(self.address):
-            if not (self._folder / f"{self._table_name}.lance").is_dir():
+            if not self._place_of_table.is_dir():
                 tables = sorted(path.stem for path in self._folder.glob("*.lance"))
                 raise DataError(
                     f"There is no table {self._table_name!r} in the folder {self._folder}; it has "

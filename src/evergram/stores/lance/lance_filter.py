@@ -24,6 +24,11 @@ from evergram.stores.lance.lance_rows import literal
 
 SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 NOTHING = "false"
+# What is compared with a column of times, and with one of dates.
+_EXAMPLES = {
+    False: "a date or a time such as '2026-01-31' or '2026-01-31T12:00:00'",
+    True: "a date without a time, such as '2026-01-31'",
+}
 
 
 def quoted(name: str) -> str:
@@ -55,6 +60,25 @@ def sql_of(asked: Filter, columns: Mapping[str, pa.DataType], allowed: Sequence[
         )
     # A comment must not swallow the parenthesis.
     return f"(\n{asked}\n)"
+
+
+def is_comparable(column: pa.DataType) -> bool:
+    """Return whether conditions can be on a column of a type."""
+    if pa.types.is_dictionary(column):
+        column = column.value_type
+    return any(
+        is_kind(column)
+        for is_kind in (
+            pa.types.is_integer,
+            pa.types.is_float32,
+            pa.types.is_float64,
+            pa.types.is_boolean,
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_date32,
+            pa.types.is_timestamp,
+        )
+    )
 
 
 def _condition(
@@ -127,7 +151,6 @@ def _time(condition: Condition, text: str, column: pa.DataType) -> str:
     except (ValueError, OverflowError):
         raise DataError(
             f"A filter compares the field {condition.field[:80]!r}, of type {column}, with "
-            f"{text[:40]!r}; give a date or a time such as '2026-01-31' or "
-            "'2026-01-31T12:00:00'."
+            f"{text[:40]!r}; give {_EXAMPLES[pa.types.is_date32(column)]}."
         ) from None
     return f"timestamp '{moment.isoformat(sep=' ')}'"

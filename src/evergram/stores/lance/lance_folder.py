@@ -13,7 +13,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import write_bytes
-from evergram.errors import EvergramError, FormatError, StoreError
+from evergram.errors import DataError, EvergramError, FormatError, StoreError
 from evergram.stores.store import ID_TYPES, Space
 from evergram.system_errors import reason_and_remedy
 
@@ -21,6 +21,22 @@ from evergram.system_errors import reason_and_remedy
 FORMAT = 2
 READABLE = (1, 2)
 WAIT = 60.0  # seconds, for another process that writes
+
+
+def check_local(place: str, kind: str) -> None:
+    """Refuse an address that is no folder of this machine.
+
+    Args:
+        kind: of the store, such as "lance-table".
+    Raises: DataError; the place is not repeated, as there may be a key in it.
+    """
+    scheme, colon, _ = place.partition("://")
+    if colon:
+        raise DataError(
+            f"A store {kind}: is in a folder on a disk of this machine, and its address has "
+            f"{scheme[:20]}:// in place of one; buckets and LanceDB's cloud are not read. Copy the "
+            f"tables to a disk and give {kind}:DIR#…, or use PostgreSQL or Qdrant."
+        )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
+    check_local,
     drop_left,
     errors_as_store_errors,
     read_record,
@@ -70,6 +71,7 @@ class LanceStore(TablePerVersionStore):
         place, _, name = address.removeprefix("lance:").rpartition("#")
         if not place:
             raise DataError(f"{address!r} is no address of a LanceDB store; give lance:DIR#NAME.")
+        check_local(place, "lance")
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         lancedb_module()
         with errors_as_store_errors(shown):

@@ -24,6 +24,8 @@ from evergram.stores.postgres.distances import name_of
 WHOLE = ("int2", "int4", "int8")
 NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
+# Columns that conditions can be on.
+COMPARABLE = ("bool", *NUMBERS, *TEXTS)
 # How texts are written that are compared with such columns.
 _EXAMPLES = {
     "date": "2026-01-31",

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import canonical_uuids, read_names
+from evergram.stores.adopted_address import (
+    canonical_uuids,
+    read_names,
+    split_address,
+    wrong_address,
+)
 from evergram.stores.postgres.connection import Connection, read_url, show_address
 from evergram.stores.postgres.distances import name_of
+from evergram.stores.postgres.sql_filter import COMPARABLE
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composed, Identifier  # isort: skip
@@ -92,11 +98,11 @@ class TableFacts:
 def read_table_address(address: str) -> TableAddress:
     """Parse an address. Raises: DataError: it is wrong; it is not repeated, as there may be a
     password in it."""
-    url, _, rest = address.removeprefix(SCHEME).rpartition("#")
-    params = read_url(url)
+    url, rest = split_address(address.removeprefix(SCHEME), FORM)
     names = read_names(rest, "table", FORM, ["schema"])
+    params = read_url(url)
     if params is None:
-        raise DataError(f"The address of a table of your own is {FORM}.")
+        raise wrong_address("what stands before the # is no address of PostgreSQL", FORM)
     return TableAddress(
         params=params,
         shown=SCHEME + show_address(params, names.fragment),
@@ -143,7 +149,7 @@ def read_facts(connection: Connection, address: TableAddress) -> TableFacts:
     for column in address.vectors.values():
         _check(address, column, types, VECTOR_TYPES, "for vectors")
     for column in address.filters:
-        _check(address, column, types, (), "for filters")
+        _check(address, column, types, COMPARABLE, "for filters")
     unique = connection.execute(
         SQL(
             "select 1 from pg_index where indrelid = to_regclass(%s) and indisunique and indisvalid"
@@ -165,7 +171,7 @@ def _check(
             f"{address.shown} names the column {column!r} {use}, which the table does not have; "
             f"it has {', '.join(sorted(types))}."
         )
-    if allowed and types[column] not in allowed:
+    if types[column] not in allowed:
         raise StoreError(
             f"The column {column!r} of {address.shown} is of type {types[column]}; {use} it must "
             f"be one of {', '.join(allowed)}."

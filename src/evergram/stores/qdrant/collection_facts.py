@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import AdoptedNames, read_names
+from evergram.stores.adopted_address import AdoptedNames, read_names, split_address, wrong_address
 from evergram.stores.qdrant.qdrant_connection import KEY, is_url
 
 SCHEME = "qdrant-collection:"
@@ -60,10 +60,11 @@ class CollectionAddress:
 def read_collection_address(address: str) -> CollectionAddress:
     """Parse an address. Raises: DataError: it is wrong; it is not repeated, as there may be a
     password in it."""
-    place, _, rest = address.removeprefix(SCHEME).rpartition("#")
-    foreign = "://" in place and not is_url(place)
-    if not place or foreign or (is_url(place) and set("@?") & set(place)):
-        raise DataError(f"The address of a collection of your own is {FORM}.")
+    place, rest = split_address(address.removeprefix(SCHEME), FORM)
+    if "://" in place and not is_url(place):
+        raise wrong_address("before the # there is a URL that is neither http nor https", FORM)
+    if is_url(place) and set("@?") & set(place):
+        raise wrong_address("the URL before the # has a user, a password or a key in it", FORM)
     names: AdoptedNames = read_names(rest, "collection", FORM, unnamed=True)
     field = None if names.id in (None, POINT) else names.id
     if field is not None and not _PLAIN.fullmatch(field):

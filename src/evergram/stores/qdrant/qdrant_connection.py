@@ -21,6 +21,12 @@ def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
 
+def is_local_mode(address: str) -> bool:
+    """Return whether an address of a store is a folder of Qdrant's local mode."""
+    scheme, _, place = address.partition(":")
+    return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
+
+
 class QdrantConnection:
     """The requests of one store.
 

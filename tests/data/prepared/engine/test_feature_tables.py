@@ -93,6 +93,25 @@ def test_what_is_no_feature_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("f.csv", "id,price\na,1.5\nb,2\n", "'price' holds floats; bucket it"),
+        ("f.csv", "key,price\na,1\n", "no column 'id'"),
+        ("f.csv", "id,count\na,1\n", "rename it"),
+    ],
+)
+def test_columns_are_checked_before_any_interaction_is_read(
+    tmp_path: Path, name: str, content: str, why: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    settings = PrepareSettings(candidate_features=tmp_path / name)
+    lines: list[str] = []
+    with pytest.raises(DataError, match=why):
+        prepare(PAIRS, tmp_path / "out", settings, progress=lines.append)
+    assert lines == []
+
+
 def test_texts_are_no_features_of_integers(tmp_path: Path) -> None:
     pq.write_table(FEATURES, tmp_path / "f.parquet")
     settings = PrepareSettings(query_features=tmp_path / "f.parquet")

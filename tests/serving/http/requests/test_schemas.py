@@ -75,3 +75,30 @@ def test_ids_keep_their_type() -> None:
     assert EmbeddingsRequest.model_validate({"input": ["7", "8"]}).input == ["7", "8"]
     assert EmbeddingsRequest.model_validate({"input": [7, 8]}).input == [7, 8]
     assert EmbeddingsRequest.model_validate({"input": "7"}).input == "7"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        ({"c": ["x"] * 1001}, "'filter', field 'c', is wrong: a field has at most 1,000 values"),
+        ({"c": "x" * 1025}, "'filter', field 'c', is wrong: a text has at most 1,024 characters"),
+        ({"b": 1, "c": ["y", "x" * 1025]}, "field 'c', is wrong: a text has at most 1,024"),
+        ({"c": {"gte": "x" * 1025}}, "field 'c', is wrong: a text has at most 1,024"),
+        ({f"c{i}": 1 for i in range(33)}, "'filter' is wrong: a filter has at most 32 fields"),
+        ({"c" * 257: 1}, "the name of a field has at most 256 characters"),
+        ({"c": None}, "'filter', field 'c', is wrong: a filter is {"),
+        ({}, "'filter' is wrong: a filter is {"),
+    ],
+)
+def test_the_limit_that_a_filter_exceeds_is_named(conditions: Any, words: str) -> None:
+    sentence, field = problem(SearchRequest, {"id": 1, "filter": conditions})
+    assert words in sentence
+    assert field == "filter"
+
+
+def test_a_filter_that_is_wrong_beside_another_field_has_its_own_sentence() -> None:
+    sentence, _ = problem(SearchRequest, {"id": 1, "k": "x", "filter": {"c": "x" * 1025}})
+    assert sentence in (
+        "'k' is wrong: input should be a valid integer.",
+        "'filter', field 'c', is wrong: a text has at most 1,024 characters.",
+    )

@@ -40,24 +40,34 @@ class FeatureTable:
         return [f"f{i}" for i in range(len(self.types))]
 
 
-def load_features(
-    database: Database,
-    paths: Paths | Side,
-    side: str,
-    ids: str,
-    *,
-    integers: bool,
-    must_match: bool,
-) -> FeatureTable:
-    """Return the features of one side, loaded into the table `features_{side}`.
+@dataclass(frozen=True)
+class FeatureSource:
+    """The features of one side, opened and not read yet.
+
+    Args:
+        side: "query" or "candidate".
+        types: by name of a feature, its type in the files of entities.
+        batches: a column `id` and one column a feature; they can be read once.
+    """
+
+    side: str
+    types: dict[str, pa.DataType]
+    batches: Iterator[pa.RecordBatch]
+
+    @property
+    def name(self) -> str:
+        """What errors call them."""
+        return f"{self.side} features"
+
+
+def open_features(paths: Paths | Side, side: str) -> FeatureSource:
+    """Return the features of one side, whose columns were checked.
 
     Args:
         paths: files with a column `id` and one column a feature; or the side of a corpus.
         side: "query" or "candidate".
-        ids: the table of the database with the side's new ids.
-        integers: True if the ids of the interactions are integers.
-        must_match: refuse features that have none of the new ids.
-    Raises: DataError: as of `Corpus.from_tables`.
+    Raises: DataError: a file cannot be read, there are no ids, or a column is of a type that no
+        feature has, such as numbers with decimals.
     """
     source = f"{side} features"
     batches: Iterator[pa.RecordBatch]
@@ -72,23 +82,38 @@ def load_features(
             f"{source} have no column 'id'; their columns are: {', '.join(schema.names)}."
         )
     types = {n: _type_of(schema.field(n).type, n, source) for n in schema.names if n != "id"}
-    features = FeatureTable(f"features_{side}", types)
+    return FeatureSource(side, types, batches)
+
+
+def load_features(
+    database: Database, source: FeatureSource, ids: str, *, integers: bool, must_match: bool
+) -> FeatureTable:
+    """Return the features of one side, loaded into the table `features_{side}`.
+
+    Args:
+        ids: the table of the database with the side's new ids.
+        integers: True if the ids of the interactions are integers.
+        must_match: refuse features that have none of the new ids.
+    Raises: DataError: as of `Corpus.from_tables`.
+    """
+    features = FeatureTable(f"features_{source.side}", source.types)
     id_type = pa.int64() if integers else pa.string()
-    columns = [id_type, *types.values()]
+    columns = [id_type, *source.types.values()]
     stored = pa.schema(list(zip(["id", *features.columns], columns, strict=True)))
-    database.create(features.table, stored, _checked(batches, features, stored, source))
-    _refuse_repeats(database, features.table, source)
+    batches = _checked(source.batches, features, stored, source.name)
+    database.create(features.table, stored, batches)
+    _refuse_repeats(database, features.table, source.name)
     if must_match and not database.number(
         f"SELECT count(*) FROM {features.table} f SEMI JOIN {ids} n ON f.id = n.id"
     ):
         raise DataError(
-            f"{source} have none of the ids of the interactions; are they of the other side?"
+            f"{source.name} have none of the ids of the interactions; are they of the other side?"
         )
     return features
 
 
 def _opened(files: list[SourceFile]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema and the batches of files. Raises: DataError: see `load_features`."""
+    """Return the schema and the batches of files. Raises: DataError: see `open_features`."""
     if any(file.is_text for file in files):
         if len(files) > 1:
             raise DataError(

@@ -15,7 +15,12 @@ from evergram.atomic_files import remove_tree, write_text
 from evergram.data.prepared.column_file import sha256_of
 from evergram.data.prepared.engine import filters
 from evergram.data.prepared.engine.database import Database
-from evergram.data.prepared.engine.feature_tables import FeatureTable, load_features
+from evergram.data.prepared.engine.feature_tables import (
+    FeatureSource,
+    FeatureTable,
+    load_features,
+    open_features,
+)
 from evergram.data.prepared.engine.staging import Staged, stage
 from evergram.data.prepared.engine.vocabularies import SIDES, Side, Vocabularies
 from evergram.data.prepared.prepared_record import (
@@ -80,6 +85,7 @@ class Preparation:
         Raises: DataError: see `prepare`.
         """
         settings, engine = self._settings, self._folder / ".engine"
+        opened = self._open_features(features)
         engine.mkdir()
         with Database(engine, settings.memory_bytes, settings.thread_count) as database:
             staged = self._stage(database, sources)
@@ -88,7 +94,7 @@ class Preparation:
             self._vocabularies.number_ids(database)
             facts, columns = self._write_columns(database, staged)
             self._report("writing entities")
-            loaded = self._load_features(database, features, staged)
+            loaded = self._load_features(database, opened, staged)
             entity_files, names = self._write_entities(database, loaded)
             sizes: dict[str, int] = {}
             for side in SIDES:
@@ -178,25 +184,35 @@ class Preparation:
         self._report("writing interactions")
         return write_part(folder, database, self._vocabularies, columns), columns
 
-    def _load_features(
-        self, database: Database, features: Features, staged: Staged
-    ) -> dict[Side, FeatureTable]:
-        loaded: dict[Side, FeatureTable] = {}
+    def _open_features(self, features: Features) -> dict[Side, FeatureSource]:
+        """Return the features of each side, whose columns were checked: what cannot be used is
+        refused before hours of interactions are read. A table of both sides is there once."""
+        opened: dict[Side, FeatureSource] = {}
         for side in SIDES:
             if side not in features:
                 continue
             if side == "candidate" and self._shared_table(features):
+                opened[side] = opened["query"]
+            else:
+                opened[side] = open_features(features[side], side)
+        self._check_names(opened)
+        return opened
+
+    def _load_features(
+        self, database: Database, opened: dict[Side, FeatureSource], staged: Staged
+    ) -> dict[Side, FeatureTable]:
+        loaded: dict[Side, FeatureTable] = {}
+        for side, source in opened.items():
+            if side != source.side:
                 loaded[side] = loaded["query"]
                 continue
             loaded[side] = load_features(
                 database,
-                features[side],
-                side,
+                source,
                 f"new_{self._vocabularies.table(side)}",
                 integers=pa.types.is_integer(staged.columns[side]),
                 must_match=self._record is None,
             )
-        self._check_names(loaded)
         return loaded
 
     def _shared_table(self, features: Features) -> bool:
@@ -206,10 +222,10 @@ class Preparation:
         )
         return self._settings.shared_ids and same
 
-    def _check_names(self, loaded: dict[Side, FeatureTable]) -> None:
+    def _check_names(self, opened: dict[Side, FeatureSource]) -> None:
         """Refuse features of a name that another has. Raises: DataError."""
-        if self._settings.shared_ids and len({table.table for table in loaded.values()}) == 2:
-            both = loaded["query"].types.keys() & loaded["candidate"].types.keys()
+        if self._settings.shared_ids and len({one.side for one in opened.values()}) == 2:
+            both = opened["query"].types.keys() & opened["candidate"].types.keys()
             if both:
                 raise DataError(
                     f"Both tables of features have {sorted(both)[0]!r}, and ids are shared; give "
@@ -217,9 +233,9 @@ class Preparation:
                 )
         if self._record is None:
             return
-        for side, table in loaded.items():
+        for side, source in opened.items():
             names = self._record.sides[side].features
-            other = [name for name in table.types if name not in names]
+            other = [name for name in source.types if name not in names]
             if other:
                 raise DataError(
                     f"{self._out} has no {side} feature {other[0]!r} (it has "

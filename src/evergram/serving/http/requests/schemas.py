@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.serving.object_features import Features, Id, Int64, Text
+from evergram.serving.object_features import LONGEST_VALUE, Features, Id, Int64, Text
 from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
 from evergram.texts.text_encoder import Role
 
@@ -43,7 +43,8 @@ Metric = Literal["ip", "l2", "cosine"]
 
 
 # Values of a filter, which is never SQL: the store gets them as bound parameters.
-FieldName = Annotated[StrictStr, Field(min_length=1, max_length=256)]
+LONGEST_FIELD = 256
+FieldName = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_FIELD)]
 FilterValue = StrictBool | Int64 | StrictFloat | Text
 FilterValues = Annotated[list[FilterValue], Field(min_length=1, max_length=MOST_VALUES)]
 Bound = Literal["gt", "gte", "lt", "lte"]
@@ -275,8 +276,33 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
             f"{reason[:1].lower()}{reason[1:]}.",
             field,
         )
-    if field == "filter" and len(first["loc"]) > 1:
-        # Of which kinds a value is not is no help.
-        return f"'filter', field {str(first['loc'][1])[:80]!r}, is wrong: {FORM}.", field
+    if field == "filter" and first["type"] != "dict_type":
+        return _filter_problem([e for e in errors if e["loc"][0] == field]), field
     place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
     return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field
+
+
+def _filter_problem(errors: list[Any]) -> str:
+    """Return a sentence on what is wrong with a filter: the limit that it exceeds, or its form.
+
+    A value may be of several kinds; of which it is not is no help.
+    """
+    beyond = [(e, _limit_of(e)) for e in errors]
+    over, limit = next((pair for pair in beyond if pair[1]), (errors[0], None))
+    place = f", field {str(over['loc'][1])[:80]!r}," if len(over["loc"]) > 1 else ""
+    return f"'filter'{place} is wrong: {limit or FORM}."
+
+
+def _limit_of(error: Any) -> str | None:
+    """Return the limit that a part of a filter exceeds, for a sentence; None if it is of another
+    kind."""
+    match error["type"], len(error["loc"]):
+        case "too_long", 1:
+            return f"a filter has at most {MOST_FIELDS} fields"
+        case "too_long", _:
+            return f"a field has at most {MOST_VALUES:,} values; search several times"
+        case "string_too_long", _:
+            if error["loc"][-1] == "[key]":
+                return f"the name of a field has at most {LONGEST_FIELD} characters"
+            return f"a text has at most {LONGEST_VALUE:,} characters"
+    return None

@@ -1,0 +1,166 @@
+"""Texts at any version: encoded by the newest version's encoder, and read as the version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from evergram.errors import DataError, EvergramError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.version_maps import VersionMaps, checked_vectors
+from evergram.stores.rows import Floats
+from evergram.texts.addresses import TRUSTED_ONLY
+from evergram.texts.record import TextEncoderRecord
+from evergram.texts.recorded_encoder import (
+    RECORDED,
+    MismatchError,
+    RecordedEncoder,
+    open_recorded,
+)
+from evergram.texts.text_encoder import Role
+from evergram.tracing import span
+
+
+def texts_at(
+    version: int,
+    texts: Sequence[str],
+    role: Role,
+    *,
+    production: int,
+    encode: Callable[[int, Sequence[str], Role], Floats],
+    transform: Callable[[Floats, int, int], Floats],
+) -> Floats:
+    """Return texts as vectors [n, D_j] of version j, encoded as if they were stored objects.
+
+    Production's encoder is used, or a later version's own.
+
+    Args:
+        version: j.
+        encode: returns vectors of texts by the encoder of a version.
+        transform: reads vectors of one version as another.
+    """
+    source = max(version, production)
+    with span("encoder", version=source, rows=len(texts)):
+        vectors = encode(source, texts, role)
+    return transform(vectors, source, version)
+
+
+class TextVectors:
+    """Encodes texts in this process, at any version of a lineage. Several threads may use one.
+
+    An encoder is opened, and compared with its record, when its first text comes.
+
+    Args:
+        encoder: addresses that may be opened in place of those that the versions record; None
+            opens the recorded one, but none of `TRUSTED_ONLY`: those must be named here.
+        maps: between the lineage's versions, if they were made already.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        encoder: str | Sequence[str] | None = None,
+        maps: VersionMaps | None = None,
+    ) -> None:
+        self._lineage = lineage
+        self.addresses: tuple[str, ...] = _addresses(encoder)
+        self._maps = VersionMaps(lineage) if maps is None else maps
+        self._encoders: dict[int, RecordedEncoder] = {}
+        self._opening = threading.Lock()
+
+    def encode(self, texts: Sequence[str], version: int, role: Role) -> Floats:
+        """Return the vectors [n, D_j] of texts at version j.
+
+        Raises: DataError: there are no texts, or one is empty; or the version records no encoder,
+            or it cannot be opened, is not the recorded one, or must be named. ServiceError: it is
+            elsewhere and cannot be reached.
+        """
+        _check(texts, role)
+        return texts_at(
+            version,
+            texts,
+            role,
+            production=self._lineage.production,
+            encode=self._own_vectors,
+            transform=self._transform,
+        )
+
+    def close(self) -> None:
+        """Release the encoders."""
+        with self._opening:
+            for opened in self._encoders.values():
+                opened.encoder.close()
+            self._encoders.clear()
+
+    def _own_vectors(self, version: int, texts: Sequence[str], role: Role) -> Floats:
+        """Return texts as a version's own encoder encodes them, [n, D]."""
+        with self._opening:
+            if version not in self._encoders:
+                self._encoders[version] = self._opened(version)
+            encoder = self._encoders[version]
+        try:
+            return encoder.encode(texts, role)
+        except MismatchError as error:
+            with self._opening:
+                self._encoders.pop(version, None)
+            raise DataError(
+                f"{encoder.encoder.address} is no longer the encoder that version {version} "
+                f"records: {error}."
+            ) from error
+
+    def _transform(self, vectors: Floats, source: int, target: int) -> Floats:
+        dim = self._lineage.manifest(source).dim
+        return self._maps.rows(checked_vectors(vectors, dim, source), source, target)
+
+    def _opened(self, version: int) -> RecordedEncoder:
+        """Return the encoder of a version. Raises: DataError: it cannot be opened."""
+        record = self._lineage.manifest(version).text_encoder
+        if record is None:
+            raise DataError(
+                f"Version {version} of {self._lineage.address} records no encoder of text, so it "
+                "cannot encode strings ('evergram vectors encode' writes files that record one)."
+            )
+        recorded, kind = record.address, record.address.partition(":")[0]
+        if self.addresses == (RECORDED,) and kind in TRUSTED_ONLY:
+            raise DataError(
+                f"Version {version} was encoded by {recorded}, and a lineage must not run code or "
+                "send texts elsewhere by itself; name that address in 'encoder'."
+            )
+        try:
+            return RecordedEncoder(open_recorded(record, self.addresses), record)
+        except MismatchError as error:
+            raise DataError(
+                f"{self._named(record)} is not the encoder that version {version} records: {error}."
+            ) from error
+        except EvergramError as error:
+            raise type(error)(
+                f"Version {version} was encoded by {recorded}, and {self._named(record)} cannot be "
+                f"opened: {error} Give its address on this machine in 'encoder'."
+            ) from error
+
+    def _named(self, record: TextEncoderRecord) -> str:
+        """Return the addresses that were tried, for an error."""
+        return " or ".join(record.address if a == RECORDED else a for a in self.addresses)
+
+
+def _addresses(encoder: str | Sequence[str] | None) -> tuple[str, ...]:
+    if encoder is None:
+        return (RECORDED,)
+    return (encoder,) if isinstance(encoder, str) else tuple(encoder)
+
+
+def _check(texts: Sequence[str], role: str) -> None:
+    """Refuse what is no list of texts. Raises: DataError."""
+    if role not in ("query", "document"):
+        raise DataError(f"There is no role {role!r}; there is query and document.")
+    if isinstance(texts, str):
+        short = texts[:40]
+        raise DataError(f"texts is the text {short!r}; give a list, such as [{short!r}].")
+    if not len(texts):
+        raise DataError("There are no texts to encode; give at least one.")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise DataError(f"The text at {number} is a {kind}; give strings alone.")
+        if not text:
+            raise DataError(f"There is an empty text at {number}; leave it out.")
