@@ -3,7 +3,7 @@ two tuned peers and published figures, by dims and over seeds.
 
 Each model of ours is a training of a recipe in recipes/; its epoch is chosen by training pairs that
 were held out, and the test part is ranked once, at its end. Results are kept in
-build/published-splits, so that an interrupted run resumes. `python -m benchmarks.published_splits
+benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too. `python -m benchmarks.published_splits
 --data gowalla --dims 64 --seeds 1` makes a part; with --kept it only shows what is there, and with
 --write the document gets it beside the rows that it has already.
 """
@@ -30,6 +30,7 @@ from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 PAGE = gowalla.ROOT / "docs" / "training.md"
+KEPT = gowalla.ROOT / "benchmarks" / "kept" / "published-splits"
 NAMES = ("gowalla", "yelp2018")
 DIMS = (64, 256, 512)
 SEEDS = 3
@@ -88,10 +89,10 @@ class Kept:
         if not path.is_file():
             if not self.trains:
                 return None
-            made = json.dumps(make())
+            made = make()  # before the folder, which stays away if this fails
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made)
-        found: dict[str, Any] = json.loads(path.read_text())
+            path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
+        found: dict[str, Any] = json.loads(path.read_text())["result"]
         return found
 
 
@@ -110,7 +111,7 @@ def published_splits(
         sources: whose methods, of `SOURCES`.
     """
     rows: list[Row] = []
-    kept = Kept(gowalla.ROOT / "build" / "published-splits", trains)
+    kept = Kept(KEPT, trains)
     for name in names:
         if gowalla.available(name):
             gowalla.convert(name=name)
@@ -174,7 +175,8 @@ def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
             "epoch": fitted.best_epoch,
         }
 
-    return kept.get(recipe.model_dump_json(exclude={"upgrade", "compare"}), train)
+    settings = recipe.model_dump_json(exclude={"upgrade", "compare"})
+    return kept.get(settings.replace(str(gowalla.ROOT), ""), train)
 
 
 def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
