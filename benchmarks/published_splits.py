@@ -3,9 +3,9 @@ two tuned peers and published figures, by dims and over seeds.
 
 Each model of ours is a training of a recipe in recipes/; its epoch is chosen by training pairs that
 were held out, and the test part is ranked once, at its end. Results are kept in
-benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too. `python -m benchmarks.published_splits
---data gowalla --dims 64 --seeds 1` makes a part; with --kept it only shows what is there, and with
---write the document gets it beside the rows that it has already.
+benchmarks/kept/published-splits, so that an interrupted run resumes, on another machine, too.
+`python -m benchmarks.published_splits --data gowalla --dims 64 --seeds 1` makes a part; with --kept
+it only shows what is there, and with --write the document gets it beside the rows that it has.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from evergram.errors import DataError
 from evergram.kinds import KindSettings, Positive, Rate, Weight, table_of
@@ -141,8 +141,9 @@ class SoftmaxAllSettings(TaskSettings):
     A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
     With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
     `denominator` "unobserved" a query's own pairs are not in its partition function. The
-    log-partition counts `push` times as much as the pairs' scores. `products`: of queries and all
-    candidates, summed in float32 either way.
+    log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
+    `largest_share` of a query's softmax. `products`: of queries and all candidates, summed in
+    float32 either way.
     """
 
     kind = "softmax_all"
@@ -153,21 +154,34 @@ class SoftmaxAllSettings(TaskSettings):
     query_power: Weight = 0.0
     positive_temperature: Rate | None = None
     push: Rate = 1.0
+    largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     products: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _limit_of_all(self) -> SoftmaxAllSettings:
+        if self.largest_share is not None and self.denominator == "unobserved":
+            raise ValueError(
+                f"task.largest_share is {self.largest_share:g}, and it is of all candidates; leave "
+                "it out, or set task.denominator = 'all'"
+            )
+        return self
 
     @property
     def sees_whole_queries(self) -> bool:
         return self.denominator == "unobserved" or self.positive_temperature is not None
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.softmax_all import SoftmaxAll, query_weights
+        from evergram.tasks.softmax_all import SoftmaxAll, check_share, query_weights
 
+        if self.largest_share is not None:
+            check_share(self.largest_share, len(corpus.candidates))
         return SoftmaxAll(
             self.temperature,
             positive_temperature=self.positive_temperature,
             excludes_observed=self.denominator == "unobserved",
             query_weight=query_weights(corpus.counts("query"), self.query_power),
             push=self.push,
+            largest_share=self.largest_share,
             lower_products=self.products == "bfloat16",
         )
 

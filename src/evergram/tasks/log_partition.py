@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from evergram.tasks.limited_shares import limit_shares
+
 # Scores [T, N] that are in memory at once.
 TILE_SCORES = 1 << 23
 
@@ -21,6 +23,7 @@ def log_partition_sum(
     temperature: float,
     excluded: tuple[Tensor, Tensor] | None = None,
     *,
+    largest_share: float | None = None,
     lower_products: bool = False,
     tile_scores: int = TILE_SCORES,
 ) -> Tensor:
@@ -37,6 +40,8 @@ def log_partition_sum(
         temperature: τ.
         excluded: int64 [M] rows of `query` and of `candidates`: pairs that are not in Z_a. A query
             that excludes all candidates adds nothing, and has no gradient.
+        largest_share: q: no p_ab is above it, and log Z_a is the A of `limit_shares`; None is no
+            limit. It needs more than 1/q candidates, and none excluded; and it doubles the memory.
         lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
             can; all else is float32.
         tile_scores: of which a tile is made.
@@ -44,7 +49,8 @@ def log_partition_sum(
     rows = max(1, tile_scores // max(1, len(candidates)))
     of_rows = None if excluded is None else _by_query(excluded)
     value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
-        query, candidates, weight.detach(), 1 / temperature, of_rows, rows, lower_products
+        *(query, candidates, weight.detach(), 1 / temperature, of_rows, rows),
+        *(largest_share, lower_products),
     )
     return value
 
@@ -61,20 +67,28 @@ class _LogPartitionSum(torch.autograd.Function):
         scale: float,
         excluded: tuple[Tensor, Tensor] | None,
         rows: int,
+        largest_share: float | None,
         lower_products: bool,
     ) -> Tensor:
         total = query.new_zeros(())
         of_query, of_candidates = torch.empty_like(query), torch.zeros_like(candidates)
         buffer = query.new_empty(min(rows, len(query)), len(candidates))
+        spare = None if largest_share is None else torch.empty_like(buffer)
         with _products(lower=lower_products):
             for place, chance in _tiles(query * scale, candidates, excluded, buffer):
                 most = chance.amax(1, keepdim=True)
                 # Of an empty sum every exp(−∞ − 0) is zero.
                 most = torch.where(most > -torch.inf, most, 0.0)
-                partition = chance.sub_(most).exp_().sum(1)
-                own = torch.where(partition > 0, weight[place], 0.0)
-                partition = torch.where(partition > 0, partition, 1.0)
-                total += (own * (partition.log() + most[:, 0])).sum()
+                chance.sub_(most).exp_()
+                if largest_share is None or spare is None:
+                    partition = chance.sum(1)
+                    own = torch.where(partition > 0, weight[place], 0.0)
+                    partition = torch.where(partition > 0, partition, 1.0)
+                    value = partition.log()
+                else:
+                    own = weight[place]
+                    value, partition = limit_shares(chance, largest_share, spare[: len(chance)])
+                total += (own * (value + most[:, 0])).sum()
                 pushed = (own * scale / partition)[:, None]
                 of_query[place] = (chance @ candidates) * pushed
                 of_candidates.addmm_(chance.T, query[place] * pushed)
@@ -85,7 +99,7 @@ class _LogPartitionSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_query, of_candidates = ctx.saved_tensors
-        return of_query * grad, of_candidates * grad, None, None, None, None, None
+        return of_query * grad, of_candidates * grad, *(None,) * 6
 
 
 def _tiles(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.errors import DataError
 from evergram.tasks.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
@@ -26,6 +27,8 @@ class SoftmaxAll(Task):
             them. A query that met every candidate then has no Z_a, and is pulled only.
         query_weight: float32 [N] of all queries, w; None is one for each.
         push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
+        largest_share: q, which no candidate's share of a query's softmax is above; None is no
+            limit. There must be more than 1/q candidates, and `excludes_observed` be False.
         lower_products: multiply the batch's queries and all candidates in bfloat16, with sums in
             float32, where the processor can.
     Source: docs/method.md, "The softmax over all candidates". The two temperatures, and κ:
@@ -42,11 +45,15 @@ class SoftmaxAll(Task):
         excludes_observed: bool = False,
         query_weight: Tensor | None = None,
         push: float = 1.0,
+        largest_share: float | None = None,
         lower_products: bool = False,
     ) -> None:
         super().__init__()
+        if largest_share is not None and excludes_observed:
+            raise ValueError("A largest share is of all candidates; observed ones are excluded.")
         self.temperature = temperature
         self.push = push
+        self.largest_share = largest_share
         self.lower_products = lower_products
         self.positive_temperature = positive_temperature
         self.excludes_observed = excludes_observed
@@ -57,6 +64,8 @@ class SoftmaxAll(Task):
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.all_candidates is not None
+        if self.largest_share is not None:
+            check_share(self.largest_share, len(encoded.all_candidates))
         ids, own, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
         # The first pair of each query has the query's row.
         first = torch.argsort(own, stable=True)[times.cumsum(0) - times]
@@ -72,6 +81,7 @@ class SoftmaxAll(Task):
             weight,
             self.temperature,
             excluded,
+            largest_share=self.largest_share,
             lower_products=self.lower_products,
         )
         pulled = (weight * self._pull(score(encoded), own, times)).sum()
@@ -89,6 +99,15 @@ class SoftmaxAll(Task):
         total = zeros.index_add(0, own, (logits - most[own]).exp())
         mean = most + (total / times).log()
         return mean * (self.positive_temperature / self.temperature)
+
+
+def check_share(share: float, candidates: int) -> None:
+    """Check that shares of at most so much can add up to one. Raises: DataError."""
+    if share * candidates <= 1:
+        raise DataError(
+            f"task.largest_share is {share:g}, and {candidates:,} candidates of at most that share "
+            f"do not make a whole; it must be above 1/{candidates:,}, such as {2 / candidates:.2g}."
+        )
 
 
 def query_weights(counts: Tensor, power: float) -> Tensor | None:
