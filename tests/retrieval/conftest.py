@@ -9,7 +9,7 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import backfill
+from evergram.retrieval.backfilling import backfill
 
 
 @pytest.fixture

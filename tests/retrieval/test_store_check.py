@@ -16,7 +16,7 @@ from tests.support.lineages import lineage_of
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_reader import VersionReader
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import fill, open_stores, space_of, stored_rows, stores_to_fill
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.store_check import check_store

@@ -12,7 +12,7 @@ from tests.support.outside import SECRET, outside_folder
 
 from evergram.errors import IntegrityError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import local_stores
 from evergram.stores.open_store import open_store
 

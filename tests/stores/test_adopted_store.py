@@ -12,7 +12,7 @@ from tests.support.lineages import lineage_of
 from tests.support.own_stores import OWN, own_store
 
 from evergram.errors import StoreError
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import fill
 from evergram.retrieval.stores_by_address import fill_stores
 from evergram.stores.adopted_store import AdoptedStore

@@ -18,8 +18,8 @@ from tests.support.dying import run_until
 from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_journal import read_table
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_journal import read_table
 from evergram.retrieval.fill import space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store

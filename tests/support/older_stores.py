@@ -8,7 +8,7 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import publish, vectors_of
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Store

@@ -20,7 +20,7 @@ from evergram.errors import DataError
 from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfill import Backfill, BackfillStatus
+    from evergram.retrieval.backfilling.backfill import Backfill, BackfillStatus
 
 _WHERE = (
     "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "

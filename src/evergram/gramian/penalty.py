@@ -73,7 +73,10 @@ class _AgainstPairs(torch.autograd.Function):
         strength: float,
     ) -> Tensor:
         scale = (weight * (strength / len(rows)))[:, None]
-        slope = moment.push(rows).add_(rows, alpha=ridge).mul_(scale)
+        slope = moment.push(rows)
+        if ridge:
+            slope.add_(rows, alpha=ridge)
+        slope.mul_(scale)
         value = torch.dot(rows.flatten(), slope.flatten())
         if factors is not None:
             away = moment.pull(factors).mul_(scale)
@@ -155,14 +158,14 @@ def _against(
 ) -> tuple[Tensor, Tensor | None]:
     """Return one half of λ ĝ, this side's rows against the moment of the other, and S_B."""
     factors = None if side.prior is None or not side.prior.shape[1] else side.prior
-    given = side.embeddings, side.weights, factors
+    rows = side.embeddings, side.weights, factors
     if other.matrix is None:
-        value: Tensor = _AgainstPairs.apply(*given, other, ridge, strength)  # type: ignore[no-untyped-call]
+        value: Tensor = _AgainstPairs.apply(*rows, other, ridge, strength)  # type: ignore[no-untyped-call]
         return value, None
-    both: tuple[Tensor, Tensor] = _AgainstMatrix.apply(  # type: ignore[no-untyped-call]
-        *given, other.matrix.detach(), ridge, strength
+    value_and_moment: tuple[Tensor, Tensor] = _AgainstMatrix.apply(  # type: ignore[no-untyped-call]
+        *rows, other.matrix.detach(), ridge, strength
     )
-    return both
+    return value_and_moment
 
 
 def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:

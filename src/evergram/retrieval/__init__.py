@@ -12,9 +12,8 @@ Read in this order:
 4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.
    `portable/`: the way back in files for programs without Evergram.
 5. `migrating/`: search while an index moves to another model's vectors.
-6. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
-   first, in the order of `backfill_order`; its files are those of `backfill_state` and
-   `backfill_journal`, and `backfill_progress` shows them.
+6. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
+   worst first.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.
@@ -27,8 +26,8 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfill import Backfill
-    from evergram.retrieval.backfill_progress import BackfillProgress, backfill_progress
+    from evergram.retrieval.backfilling.backfill import Backfill
+    from evergram.retrieval.backfilling.backfill_progress import BackfillProgress, backfill_progress
     from evergram.retrieval.embedded import Embedded
     from evergram.retrieval.engines.arrow_function import ArrowFunction
     from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
@@ -52,8 +51,8 @@ __all__ = [
 export_lazily(
     __name__,
     {
-        "backfill": "Backfill",
-        "backfill_progress": "BackfillProgress backfill_progress",
+        "backfilling.backfill": "Backfill",
+        "backfilling.backfill_progress": "BackfillProgress backfill_progress",
         "embedded": "Embedded",
         "engines.arrow_function": "ArrowFunction",
         "fill": "canary_stores fill local_stores open_stores",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import SideProgress, fill, stores_to_fill
 from evergram.stores.open_store import open_store
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
-from evergram.tasks.log_partition import log_partition_sum
+from evergram.tasks.partition.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 

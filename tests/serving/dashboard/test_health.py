@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evergram.retrieval.backfill_progress import UNREADABLE
+from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
 from evergram.serving.dashboard.health import health
 from evergram.serving.dashboard.schemas import (
     BackfillFacts,

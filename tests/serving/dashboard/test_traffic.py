@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from tests.support.lineages import lineage_of, publish
 from tests.support.running_service import ADDRESS, Running
 
-from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_progress import UNREADABLE, backfill_progress
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_progress import UNREADABLE, backfill_progress
 from evergram.retrieval.fill import fill
 from evergram.serving.app import create_app
 from evergram.serving.dashboard import traffic

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from evergram.retrieval.backfill_progress import UNREADABLE
+from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,
     Health,

@@ -12,7 +12,7 @@ from tests.support.browser import Browser
 from tests.support.dashboards import Service
 from tests.support.page_views import LIVE, refresh, rows, show, text
 
-from evergram.retrieval.backfill_progress import backfill_progress
+from evergram.retrieval.backfilling.backfill_progress import backfill_progress
 from evergram.serving.dashboard.health import health
 from evergram.serving.dashboard.schemas import BackfillFacts, DashboardData, Health
 
@@ -43,7 +43,7 @@ def test_the_line_and_its_reasons(browser: Browser, service: Service, data: Dash
 WRITE = """
 import sys
 from pathlib import Path
-from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
+from evergram.retrieval.backfilling.backfill_state import BackfillPlan, BackfillState
 folder = Path(sys.argv[1]) / "backfills" / "object-0a"
 folder.mkdir(parents=True, exist_ok=True)
 state = BackfillState(folder, 0o600)

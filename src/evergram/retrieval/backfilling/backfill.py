@@ -20,15 +20,15 @@ from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill_journal import (
+from evergram.retrieval.backfilling.backfill_journal import (
     journal_rows,
     not_in_journals,
     read_order,
     write_journal,
     write_table,
 )
-from evergram.retrieval.backfill_order import backfill_order
-from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
+from evergram.retrieval.backfilling.backfill_order import backfill_order
+from evergram.retrieval.backfilling.backfill_state import BackfillPlan, BackfillState
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
 from evergram.stores.adopted_store import AdoptedStore, read_only

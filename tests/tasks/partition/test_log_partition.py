@@ -13,8 +13,8 @@ from tests.support.task_batches import normal
 from torch import Tensor
 from torch.nn import functional
 
-from evergram.tasks import log_partition as module
-from evergram.tasks.log_partition import log_partition_sum
+from evergram.tasks.partition import log_partition as module
+from evergram.tasks.partition.log_partition import log_partition_sum
 
 EXCLUDED = torch.tensor([0, 2, 2, 1, 2]), torch.tensor([6, 1, 0, 3, 1])
 

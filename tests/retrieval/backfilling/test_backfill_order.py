@@ -12,8 +12,12 @@ from tests.support.older_stores import older_store, store_of_a_withdrawn_version
 
 from evergram.compatibility.certificate import StepError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_order import UNREADABLE, backfill_order, predicted_errors
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_order import (
+    UNREADABLE,
+    backfill_order,
+    predicted_errors,
+)
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import Rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evergram.retrieval.backfill_progress import (
+from evergram.retrieval.backfilling.backfill_progress import (
     UNREADABLE,
     BackfillProgress,
     backfill_progress,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evergram.tasks.limited_shares import limit_shares
+from evergram.tasks.partition.limited_shares import limit_shares
 
 # Scores [T, N] that are in memory at once.
 TILE_SCORES = 1 << 23

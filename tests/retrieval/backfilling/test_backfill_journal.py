@@ -12,8 +12,8 @@ from tests.support.older_stores import older_store, vectors_by_id
 
 from evergram.errors import IntegrityError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_journal import (
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_journal import (
     journal_rows,
     not_in_journals,
     read_order,

@@ -18,7 +18,7 @@ from tests.support.older_stores import older_store, store_of_a_withdrawn_version
 
 from evergram.errors import IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import space_of, stored_rows
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps

@@ -10,8 +10,8 @@ from tests.support.older_stores import older_store
 
 from evergram.errors import IntegrityError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_state import BackfillPlan, BackfillState
 
 pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 

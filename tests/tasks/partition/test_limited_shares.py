@@ -13,8 +13,8 @@ from torch import Tensor
 
 from evergram.errors import DataError
 from evergram.tasks.kinds import SoftmaxAllSettings
-from evergram.tasks.limited_shares import limit_shares
-from evergram.tasks.log_partition import log_partition_sum
+from evergram.tasks.partition.limited_shares import limit_shares
+from evergram.tasks.partition.log_partition import log_partition_sum
 from evergram.tasks.softmax_all import SoftmaxAll, check_share
 
 
