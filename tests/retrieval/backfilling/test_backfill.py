@@ -176,7 +176,7 @@ def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "tests.support.killed_backfill", str(tmp_path), "200"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,
