@@ -73,13 +73,13 @@ def test_a_server_is_asked_to_quantize_and_to_score_by_whole_vectors(
     vectors, queries = planted(ROWS, DIM)
     by_codes = {"ignore": False, "rescore": True, "oversampling": float(codes.oversample)}
     with served(tmp_path) as (store, server):
-        assert store.build_index(codes) == [0, 1]
+        # Version 1 has no rows by which codes could be measured.
+        assert store.build_index(codes) == [0]
         assert updates(server) == [
             (
-                f"/collections/emb-v{version}",
+                "/collections/emb-v0",
                 {"vectors": {"": {"on_disk": True}}, "quantization_config": CONFIGS[codes.kind]},
             )
-            for version in (0, 1)
         ]
         assert recall(store, 0, vectors, queries, 10) == 1.0
         store.read_consistently(lambda view: view.search({0: queries[:1]}, 200))
@@ -107,12 +107,12 @@ def test_whole_vectors_again_take_the_codes_back(tmp_path: Path) -> None:
         assert updates(server) == []  # a server has whole vectors by itself
         store.build_index(INT8)
         store.build_index(BINARY)
-        assert store._meta().oversample == {0: 6, 1: 6}
+        assert store._meta().oversample == {0: 6}
         updates(server)
         assert store.build_index(FLOAT32) == [0, 1]
         assert [body for _, body in updates(server)] == [
             {"vectors": {"": {"on_disk": False}}, "quantization_config": "Disabled"}
-        ] * 2
+        ]
         assert store._meta().oversample == {}
         store.search({0: queries[:1]}, 3)
         # Codes that somebody else had the server make would not be scores.
@@ -140,7 +140,7 @@ def test_a_server_that_does_not_take_codes_is_no_index_of_them(tmp_path: Path) -
         vectors, queries = planted(ROWS, DIM)
         assert recall(store, 0, vectors, queries, 10) == 1.0
         server.takes = True
-        assert store.build_index(INT8) == [0, 1]
+        assert store.build_index(INT8) == [0]
 
 
 def test_a_server_that_indexes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +148,13 @@ def test_a_server_that_indexes_for_ever(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(qdrant_index, "INDEXING", 0.0)
     still = pytest.raises(StoreError, match="is still indexing after 0 s")
     with served(tmp_path) as (store, _), still:
+        store.build_index()
+
+
+def test_a_server_that_could_not_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qdrant_index, "FAILED", "green")
+    failed = pytest.raises(StoreError, match="could not index: see its log")
+    with served(tmp_path) as (store, _), failed:
         store.build_index()
 
 

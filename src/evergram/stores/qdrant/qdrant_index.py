@@ -13,7 +13,7 @@ from evergram.stores.index_codes import FLOAT32, IndexCodes
 KINDS = (FLOAT32.kind, "int8", "binary")
 
 INDEXING = 3_600.0  # seconds that a server may take
-UNFINISHED = "yellow"
+UNFINISHED, FAILED = "yellow", "red"
 # A search of the graph looks at so many points at least.
 LOOKED_AT = 128
 
@@ -52,14 +52,16 @@ def index_collection(
         ask: calls a method of the client.
         version: of the rows.
     Raises: DataError: the codes find too few of the best; whole vectors are then indexed.
-        StoreError: the server has no such codes, or takes too long.
+        StoreError: the server has no such codes, takes too long, or fails.
     """
     _quantize(ask, collection, codes, shown)
     until = time.monotonic() + INDEXING
-    while ask("get_collection", collection).status.value == UNFINISHED:
+    while (status := ask("get_collection", collection).status.value) == UNFINISHED:
         if time.monotonic() > until:
             raise StoreError(f"{shown} is still indexing after {INDEXING:.0f} s.")
         time.sleep(0.5)
+    if status == FAILED:
+        raise StoreError(f"The server of {shown} could not index: see its log, and try again.")
     share = 1.0 if codes.whole else _share_found(ask, collection, codes.oversample)
     if share < RECALL:
         _quantize(ask, collection, FLOAT32, shown)
@@ -135,7 +137,7 @@ def _share_found(ask: Ask, collection: str, oversample: int) -> float:
         wanted += len(whole)
         # Rows with the same vector are as good as one another.
         matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
-    return matched / wanted if wanted else 1.0
+    return matched / wanted if wanted else 0.0  # nothing measured is nothing found
 
 
 def _quantized(ask: Ask, collection: str) -> str | None:

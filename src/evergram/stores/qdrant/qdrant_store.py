@@ -122,9 +122,11 @@ class QdrantStore(TablePerVersionStore):
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
-        mode has no index. Raises: DataError: there are no such codes, or they find too few."""
+        mode has no index, and a version without rows none of codes. Raises: DataError: there are
+        no such codes, or they find too few."""
         check_codes(codes, remote=self._remote, shown=self.address)
-        spaces = list(self.spaces()) if self._remote else []
+        # Without rows nothing tells whether codes find the best.
+        spaces = list(self.spaces() if codes.whole else self.count()) if self._remote else []
         for version in spaces:
             # Searches by what is recorded are right whether or not the server has done it.
             self._record_codes(version, codes)
