@@ -63,6 +63,7 @@ class Row:
 
     Args:
         dim: D; None of a method without embeddings.
+        threads: of the trainings; where none are said, one.
     """
 
     data: str
@@ -70,6 +71,7 @@ class Row:
     dim: int | None
     metrics: Mapping[str, list[float]]
     seconds: list[float]
+    threads: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
             "model": dict(fitted.metrics["model"]),
             "popularity": dict(fitted.metrics["popularity"]),
             "seconds": fitted.seconds,
+            "threads": torch.get_num_threads(),
             "epoch": fitted.best_epoch,
         }
 
@@ -206,7 +209,8 @@ def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
 
 def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:
     metrics = {m: [run["model"][m] for run in runs] for m in METRICS}
-    return Row(name, method, dim, metrics, [run["seconds"] for run in runs])
+    threads = sorted({run.get("threads", 1) for run in runs})
+    return Row(name, method, dim, metrics, [run["seconds"] for run in runs], threads)
 
 
 def table(rows: list[Row], earlier: str = "") -> str:
@@ -219,13 +223,15 @@ def table(rows: list[Row], earlier: str = "") -> str:
     lines = {key: line for line in earlier.splitlines() if (key := _key(line))}
     for row in rows:
         figures = " | ".join(interval(row.metrics[m], 4) for m in METRICS)
-        timed = row.seconds
-        seconds = f"{len(timed)} | {sum(timed) / len(timed):.0f}" if timed else "– | –"
+        seconds, timed = "– | – | –", row.seconds
+        if timed:
+            threads = " or ".join(map(str, row.threads or [1]))
+            seconds = f"{len(timed)} | {sum(timed) / len(timed):.0f} | {threads}"
         line = f"| {row.data} | {row.method} | {row.dim or '–'} | {figures} | {seconds} |"
         lines[_key(line)] = line
     best_first = sorted(lines.values(), key=lambda line: -float(re.split(r" \| | ±", line)[3]))
-    head = "| data | method | dims | Recall@20 | NDCG@20 | seeds | seconds of training |"
-    parts = [head, "|---|---|---|---|---|---|---|"]
+    head = "| data | method | dims | Recall@20 | NDCG@20 | seeds | seconds of training | threads |"
+    parts = [head, "|---|---|---|---|---|---|---|---|"]
     parts += [line for name in (*NAMES, "tiny") for line in best_first if _key(line)[0] == name]
     return "\n".join([*parts, "", "± is half of the 95 % interval of the mean over seeds."])
 

@@ -46,6 +46,7 @@ from benchmarks import (
     selection_protocols,
     serving,
     sharded_tables,
+    share_limits,
     snapshot_engine,
     staged_dumps,
     steps,
@@ -190,6 +191,9 @@ SECTIONS = {
         selection_protocols.tiny,
         selection_protocols.table,
         needs_data=True,
+    ),
+    "share-limits": Section(
+        share_limits.share_limits, share_limits.tiny, share_limits.table, needs_data=True
     ),
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "which-loss-tuned": Section(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergram.errors import DataError
 from evergram.tasks.kinds import SoftmaxAllSettings
+from evergram.tasks.partition import limited_shares
 from evergram.tasks.partition.limited_shares import limit_shares
 from evergram.tasks.partition.log_partition import log_partition_sum
 from evergram.tasks.softmax_all import SoftmaxAll, check_share
@@ -100,6 +101,15 @@ def test_shares_are_near_the_mean_of_sampled_softmaxes() -> None:
     errors = [float((p[top] / mean[top] - 1).abs().mean()) for p in (shares, plain)]
     assert errors[0] < 0.1
     assert errors[1] > 0.2
+
+
+def test_rows_that_have_converged_stay_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row with most of its mass at the limit takes four iterations; the others three."""
+    monkeypatch.setattr(limited_shares, "MOST_ITERATIONS", 4)
+    logits = torch.cat([3 * normal(256, 4000, seed=1), 30 * normal(1, 4000, seed=2)]).float()
+    weights = (logits - logits.amax(1, keepdim=True)).exp()
+    _, total = limit_shares(weights.clone(), 0.005, torch.empty_like(weights))
+    assert float((total - 1).abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("share", [0.9, 0.3, 0.16])

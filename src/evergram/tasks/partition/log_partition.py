@@ -13,7 +13,9 @@ from torch.autograd.function import once_differentiable
 from evergram.tasks.partition.limited_shares import limit_shares
 
 # Scores [T, N] that are in memory at once.
-TILE_SCORES = 1 << 23
+TILE_SCORES = 1 << 22
+# Of a tile, scores that are turned into shares at once: on a processor they stay in its cache.
+CACHED_SCORES = 1 << 18
 
 
 def log_partition_sum(
@@ -41,7 +43,7 @@ def log_partition_sum(
         excluded: int64 [M] rows of `query` and of `candidates`: pairs that are not in Z_a. A query
             that excludes all candidates adds nothing, and has no gradient.
         largest_share: q: no p_ab is above it, and log Z_a is the A of `limit_shares`; None is no
-            limit. It needs more than 1/q candidates, and none excluded; and it doubles the memory.
+            limit. It needs more than 1/q candidates, and none excluded.
         lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
             can; all else is float32.
         tile_scores: of which a tile is made.
@@ -73,22 +75,18 @@ class _LogPartitionSum(torch.autograd.Function):
         total = query.new_zeros(())
         of_query, of_candidates = torch.empty_like(query), torch.zeros_like(candidates)
         buffer = query.new_empty(min(rows, len(query)), len(candidates))
-        spare = None if largest_share is None else torch.empty_like(buffer)
+        part = len(buffer)
+        if buffer.device.type == "cpu":
+            part = max(1, torch.get_num_threads() * CACHED_SCORES // max(1, len(candidates)))
+        spare = None if largest_share is None else torch.empty_like(buffer[:part])
         with _products(lower=lower_products):
             for place, chance in _tiles(query * scale, candidates, excluded, buffer):
-                most = chance.amax(1, keepdim=True)
-                # Of an empty sum every exp(−∞ − 0) is zero.
-                most = torch.where(most > -torch.inf, most, 0.0)
-                chance.sub_(most).exp_()
-                if largest_share is None or spare is None:
-                    partition = chance.sum(1)
-                    own = torch.where(partition > 0, weight[place], 0.0)
-                    partition = torch.where(partition > 0, partition, 1.0)
-                    value = partition.log()
-                else:
-                    own = weight[place]
-                    value, partition = limit_shares(chance, largest_share, spare[: len(chance)])
-                total += (own * (value + most[:, 0])).sum()
+                parts = [
+                    _into_shares(rows, largest_share, spare) for rows in torch.split(chance, part)
+                ]
+                value, partition = (torch.cat(columns) for columns in zip(*parts, strict=True))
+                own = torch.where(value > -torch.inf, weight[place], 0.0)
+                total += torch.where(own > 0, own * value, 0.0).sum()
                 pushed = (own * scale / partition)[:, None]
                 of_query[place] = (chance @ candidates) * pushed
                 of_candidates.addmm_(chance.T, query[place] * pushed)
@@ -100,6 +98,22 @@ class _LogPartitionSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_query, of_candidates = ctx.saved_tensors
         return of_query * grad, of_candidates * grad, *(None,) * 6
+
+
+def _into_shares(
+    scores: Tensor, largest_share: float | None, spare: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Turn scores [T, N] into p, in place; return log Z [T], and by what rows are to be divided."""
+    most = scores.amax(1, keepdim=True)
+    # Of an empty sum every exp(−∞ − 0) is zero.
+    most = torch.where(most > -torch.inf, most, 0.0)
+    scores.sub_(most).exp_()
+    if largest_share is not None and spare is not None:
+        value, total = limit_shares(scores, largest_share, spare[: len(scores)])
+    else:
+        total = scores.sum(1)
+        value, total = total.log(), torch.where(total > 0, total, 1.0)
+    return value + most[:, 0], total
 
 
 def _tiles(
