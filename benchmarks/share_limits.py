@@ -1,0 +1,126 @@
+"""What limits on candidates' shares, temperatures and pushes give on Gowalla and Yelp2018.
+
+Each setting trains a recipe of `published_splits` for a third of its epochs, on nine tenths of the
+training pairs, and is judged by Recall@20 on the tenth that was held out. The test part is not read
+for it. Results are kept in benchmarks/kept/share-limits, so that settings can be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import gowalla
+from benchmarks.published_splits import KEPT, Kept
+from benchmarks.tiny import recipes
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.recipe import Recipe
+
+METRIC = "recall@20"
+# Rates fall as far as over all epochs.
+SHORT = [
+    *("split.share=0.1", "training.epochs=20", "training.decay=0.86"),
+    *("training.evaluate_every=20", f"metrics=['{METRIC}']"),
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is set in [task].
+
+    Args:
+        share: `largest_share`; None is no limit.
+    """
+
+    temperature: float
+    share: float | None
+    push: float
+
+    def override(self) -> str:
+        """Return the whole [task], as no key can take another's limit away."""
+        share = "" if self.share is None else f", largest_share={self.share}"
+        return (
+            f"task={{kind='softmax_all', products='bfloat16', temperature={self.temperature}, "
+            f"push={self.push}{share}}}"
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting's Recall@20 on the pairs that were held out of `data`'s training part."""
+
+    data: str
+    setting: Setting
+    recall: float
+
+
+SETTINGS: dict[str, Sequence[Setting]] = {
+    "yelp2018": [
+        *(Setting(0.12, share, 1.1) for share in (0.005, 0.01, 0.02, None)),
+        *(Setting(temperature, 0.01, 1.1) for temperature in (0.1, 0.14)),
+        *(Setting(0.12, 0.01, push) for push in (1.0, 1.22)),
+    ],
+    "gowalla": [
+        *(Setting(0.1, share, 1.22) for share in (0.005, 0.01, 0.02, None)),
+        *(Setting(temperature, 0.01, 1.22) for temperature in (0.08, 0.12)),
+        *(Setting(0.1, 0.01, push) for push in (1.1, 1.35)),
+    ],
+}
+
+
+def share_limits(names: Sequence[str] = tuple(SETTINGS), *, trains: bool = True) -> list[Row]:
+    """Return a row a setting, trained where its result is not kept; all if `trains`."""
+    rows: list[Row] = []
+    kept = Kept(KEPT.parent / "share-limits", trains)
+    for name in names:
+        if gowalla.available(name):
+            gowalla.convert(name=name)
+            path = gowalla.ROOT / "recipes" / f"{name}-softmax.toml"
+            rows += _rows(name, path, SHORT, SETTINGS[name], kept)
+    return rows
+
+
+def tiny() -> list[Row]:
+    """Train two settings on the tiny corpus, each for an instant."""
+    short = ["model.normalize=true", "model.dim=4", "training.epochs=1", f"metrics=['{METRIC}']"]
+    with recipes() as folder:
+        settings = [Setting(0.2, 0.5, 1.0), Setting(0.2, None, 1.0)]
+        return list(_rows("tiny", folder / "given.toml", short, settings, Kept(folder)))
+
+
+def _rows(
+    name: str, path: Path, short: Sequence[str], settings: Sequence[Setting], kept: Kept
+) -> Iterator[Row]:
+    for setting in settings:
+        recipe = Recipe.load(path, [*short, setting.override()])
+        made = kept.get(_about(recipe), lambda r=recipe: _train(r))  # type: ignore[misc]
+        if made is not None:
+            yield Row(name, setting, made["recall"])
+
+
+def _train(recipe: Recipe) -> dict[str, Any]:
+    split = split_for(recipe, load_corpus(recipe), 0)
+    fitted = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")))
+    return {"recall": fitted.history[-1][METRIC], "seconds": fitted.seconds}
+
+
+def _about(recipe: Recipe) -> str:
+    about = recipe.model_dump_json(exclude={"upgrade", "compare"})
+    return about.replace(str(gowalla.ROOT), "")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the settings, best first within each data set."""
+    lines = ["| data | temperature | largest share | push | Recall@20 |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row.data, -row.recall)):
+        own = row.setting
+        share = "none" if own.share is None else f"{own.share:g}"
+        lines.append(
+            f"| {row.data} | {own.temperature:g} | {share} | {own.push:g} | {row.recall:.4f} |"
+        )
+    return "\n".join(lines)
