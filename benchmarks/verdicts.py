@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from evergram.releasing.migration.ways import WaySettings, measure_ways
 CHOICES = ("stay", "bridge", "cascade", "bridge_cascade", "reindex")
 # An interval of 90 % is so much narrower than one of 95 %, both normal.
 NARROWER = 1.645 / 1.96
+# For which nDCG@10 a change pays, where means decide.
+WORTH = 0.01
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Trial:
 
     Args:
         chosen: the verdict's way; None if there was none.
+        expected: the way where means decide, with `WORTH`; None if there was none.
         ndcg: mean nDCG@10 on the other half, by way.
         encoded: share of the texts that each way has the new model encode.
         covers: whether the first half's 90 % interval of reindexing − staying, made wider for the
@@ -42,6 +46,7 @@ class Trial:
 
     corpus: str
     chosen: str | None
+    expected: str | None
     ndcg: Mapping[str, float]
     encoded: Mapping[str, float]
     covers: bool
@@ -91,14 +96,15 @@ def _trial(
     seen: Tensor,
     unseen: Tensor,
 ) -> Trial:
-    verdict = decide({name: values[seen] for name, values in ndcg.items()}, Situation())
+    of_seen = {name: values[seen] for name, values in ndcg.items()}
     gain = paired_bootstrap(ndcg["reindex"][seen], ndcg["stay"][seen])
     wider = NARROWER * (1 + len(seen) / len(unseen)) ** 0.5
     there = float((ndcg["reindex"][unseen] - ndcg["stay"][unseen]).double().mean())
     low, high = ((end - gain.mean) * wider for end in (gain.low, gain.high))
     return Trial(
         corpus,
-        verdict.way,
+        decide(of_seen, Situation()).way,
+        decide(of_seen, Situation(worth=WORTH)).way,
         {name: float(ndcg[name][unseen].double().mean()) for name in CHOICES},
         encoded,
         low <= there - gain.mean <= high,
@@ -106,31 +112,38 @@ def _trial(
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """Return each corpus's verdicts beside those who always reindex and who never do."""
+    """Return each corpus's verdicts, by intervals and by means, beside those who always reindex and
+    who never do."""
     lines = [
-        "| corpus | verdicts | of which reindex, stay, between | intervals that cover "
-        "| regret: verdict, always reindex, never | texts encoded: verdict, always reindex |",
-        "|---" * 6 + "|",
+        "| corpus | verdicts | intervals that cover | reindex, stay, between: shown "
+        f"| expected, worth {WORTH:g} | regret: shown, expected, always reindex, never "
+        "| texts encoded: shown, expected, always reindex |",
+        "|---" * 7 + "|",
     ]
     for name in [*dict.fromkeys(t.corpus for t in trials), "all"]:
         own = [t for t in trials if name in (t.corpus, "all")]
-        made = [(t, t.chosen) for t in own if t.chosen is not None]
+        made = [(t, t.chosen, t.expected) for t in own if t.chosen and t.expected]
         covered = sum(t.covers for t in own)
-        counts = [sum(way == kind for _, way in made) for kind in ("reindex", "stay")]
-        cells = [
-            name,
-            f"{len(made)} of {len(own)}",
-            f"{counts[0]}, {counts[1]}, {len(made) - sum(counts)}",
-            f"{covered} of {len(own)}",
-        ]
+        cells = [name, f"{len(made)} of {len(own)}", f"{covered} of {len(own)}"]
         if made:
-            regrets = [
-                [t.regret(way) for t, way in made],
-                *([t.regret(way) for t, _ in made] for way in ("reindex", "stay")),
-            ]
-            cells.append(", ".join(f"{sum(r) / len(r):.3f}" for r in regrets))
-            cells.append(f"{sum(t.encoded[way] for t, way in made) / len(made):.0%}, 100%")
+            ways = {
+                "shown": [(t, way) for t, way, _ in made],
+                "expected": [(t, way) for t, _, way in made],
+                "always": [(t, "reindex") for t, _, _ in made],
+                "never": [(t, "stay") for t, _, _ in made],
+            }
+            cells += [_counts([way for _, way in ways[kind]]) for kind in ("shown", "expected")]
+            cells.append(
+                ", ".join(f"{fmean(t.regret(w) for t, w in p):.3f}" for p in ways.values())
+            )
+            first = list(ways.values())[:3]
+            cells.append(", ".join(f"{fmean(t.encoded[w] for t, w in p):.0%}" for p in first))
         else:
-            cells += ["–", "–"]
+            cells += ["–"] * 4
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _counts(ways: Sequence[str]) -> str:
+    reindex, stay = (ways.count(kind) for kind in ("reindex", "stay"))
+    return f"{reindex}, {stay}, {len(ways) - reindex - stay}"

@@ -11,9 +11,12 @@ from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metr
 from evergram.releasing.migration.ways import WaySettings, measure_ways
 
 
-def trial(chosen: str | None, best: str = "reindex", *, covers: bool = True) -> Trial:
+def trial(
+    chosen: str | None, best: str = "reindex", *, expected: str | None = None, covers: bool = True
+) -> Trial:
     ndcg = {way: 0.5 if way == best else 0.3 for way in CHOICES}
-    return Trial("c", chosen, ndcg, dict.fromkeys(CHOICES, 0.0) | {"reindex": 1.0}, covers)
+    encoded = dict.fromkeys(CHOICES, 0.0) | {"reindex": 1.0}
+    return Trial("c", chosen, expected or chosen, ndcg, encoded, covers)
 
 
 def test_halves_share_no_query_and_are_all_of_them() -> None:
@@ -41,6 +44,7 @@ def test_a_verdict_sees_its_own_half_alone() -> None:
     assert made.chosen == "reindex"
     assert made.regret("reindex") == pytest.approx(0.1, abs=1e-6)
     assert not made.covers
+    assert made.expected == "reindex"
     other = _trial("c", ndcg, dict.fromkeys(CHOICES, 0.0), unseen, seen)
     assert other.chosen == "stay"
     assert other.regret("stay") == pytest.approx(0.3, abs=1e-6)
@@ -52,7 +56,13 @@ def test_regret_is_what_the_best_way_has_more() -> None:
 
 
 def test_the_table_counts_verdicts_that_were_made() -> None:
-    trials = [trial("reindex"), trial("stay", "stay"), trial("stay"), trial(None, covers=False)]
+    trials = [
+        trial("reindex"),
+        trial("stay", "stay"),
+        trial("stay", expected="reindex"),
+        trial(None, covers=False),
+    ]
     shown = table(trials).splitlines()[-1]
-    assert "3 of 4 | 1, 2, 0 | 3 of 4 | 0.067, 0.067, 0.133 | 33%, 100% |" in shown
-    assert table([trial(None)]).splitlines()[-1].endswith("| – | – |")
+    counts, regrets = "3 of 4 | 3 of 4 | 1, 2, 0 | 2, 1, 0", "0.067, 0.000, 0.067, 0.133"
+    assert f"{counts} | {regrets} | 33%, 67%, 100% |" in shown
+    assert table([trial(None)]).splitlines()[-1].endswith("| – | – | – | – |")

@@ -62,3 +62,43 @@ def test_what_is_likely_but_not_shown_is_not_taken() -> None:
     ndcg["reindex"] = ndcg["reindex"] + noise - noise.mean()
     assert float((ndcg["reindex"] - ndcg["stay"]).mean()) > 0.01
     assert decide(ndcg, Situation()).way == "stay"
+
+
+@pytest.mark.parametrize(
+    ("worth", "way"), [(0.0, "reindex"), (0.01, "reindex"), (0.03, "stay"), (1.0, "stay")]
+)
+def test_means_decide_where_it_is_said_what_a_gain_is_worth(worth: float, way: str) -> None:
+    """Reindexing brings 0.02 in the mean, with an interval that holds 0."""
+    ndcg = scores(reindex=0.52)
+    noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ndcg["reindex"] = ndcg["reindex"] + noise - noise.mean()
+    verdict = decide(ndcg, Situation(worth=worth))
+    assert verdict.way == way, verdict.reasons
+    if way == "stay":
+        assert f"not expected to be better by more than {worth:g}" in verdict.reasons[0]
+
+
+def test_a_cheaper_way_is_expected_to_lose_little_and_to_bring_what_is_wanted() -> None:
+    """A cascade loses 0.02 of 0.72, the bridge 0.2: with a tolerance of 5 % means allow 0.04."""
+    ndcg = scores(cascade=0.68, bridge=0.5)
+    situation = Situation(tolerance=0.05, worth=0.1)
+    assert decide(ndcg, situation).way == "cascade"
+    assert decide(ndcg, Situation(tolerance=0.05, worth=0.19)).way == "reindex"
+
+
+def test_models_that_rank_alike_are_worth_no_change() -> None:
+    ndcg = scores()
+    ndcg["reindex"] = ndcg["stay"]
+    assert decide(ndcg, Situation(worth=0.0)).way == "stay"
+
+
+def test_few_queries_decide_nothing_whatever_a_gain_is_worth() -> None:
+    few = {name: values[:19] for name, values in scores().items()}
+    assert decide(few, Situation(worth=0.01)).way is None
+
+
+def test_old_readers_are_to_be_shown_their_loss_also_where_means_decide() -> None:
+    ndcg = scores(sidecar=0.5)
+    noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ndcg["sidecar"] = ndcg["sidecar"] + noise - noise.mean()
+    assert decide(ndcg, Situation(old_readers=True, worth=0.01)).way == "reindex"

@@ -57,6 +57,14 @@ def plan_migration(
     tolerance: Annotated[
         float, typer.Option(min=0, max=1, help="Share of nDCG@10 that a cheaper way may lose.")
     ] = 0.01,
+    worth: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="nDCG@10 for which a change pays: let means decide, not intervals.",
+        ),
+    ] = None,
     old_model_ends: Annotated[
         bool,
         typer.Option(
@@ -89,7 +97,7 @@ def plan_migration(
     id_name, vector_name = columns["id_column"], columns["vector_column"]
     opened = [open_embeddings(file, id_column=id_name, vector_column=vector_name) for file in files]
     vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]), similarity.value)
-    situation = Situation(tolerance, old_model_ends, old_readers)
+    situation = Situation(tolerance, old_model_ends, old_readers, worth)
     report = migration_plan.plan_migration(vectors, grades, settings, situation)
     if as_json:
         dump(report)

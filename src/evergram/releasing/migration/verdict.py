@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
+from evergram.evaluation.judged.paired_bootstrap import BootstrapInterval, paired_bootstrap
 
 # With fewer judged queries no interval is trusted.
 LEAST_QUERIES = 20
@@ -38,11 +38,27 @@ class Situation:
         tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
         old_model_ends: the old model will encode no queries any more.
         old_readers: somebody will go on to read old vectors.
+        worth: the nDCG@10 for which a change pays. If it is said, means decide: a way must be
+            expected to bring more than this, and to lose no more than `tolerance`. None asks that
+            intervals show both.
     """
 
     tolerance: float = 0.01
     old_model_ends: bool = False
     old_readers: bool = False
+    worth: float | None = None
+
+    def pays(self, gain: BootstrapInterval) -> bool:
+        """Return whether what a way brings is enough."""
+        return gain.low > 0 if self.worth is None else gain.mean > self.worth
+
+    def keeps(self, change: BootstrapInterval, most_lost: float) -> bool:
+        """Return whether what a cheaper way changes is at most a loss of so much."""
+        return (change.low if self.worth is None else change.mean) >= -most_lost
+
+    @property
+    def evidence(self) -> str:
+        return "shown" if self.worth is None else "expected"
 
 
 def decide(
@@ -57,7 +73,9 @@ def decide(
     3. Otherwise *reindex*; if old vectors are still read, *sidecar*, provided that its readers are
        shown to lose at most `tolerance` of what they have now.
 
-    Each step needs evidence to spend more than the one before, or to lose anything.
+    Each step needs evidence to spend more than the one before, or to lose anything. With
+    `situation.worth`, "shown" in 1 and 2 is "expected": means decide, and staying is beaten by more
+    than `worth`. What old readers lose is to be shown in any case.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
@@ -74,25 +92,27 @@ def decide(
         )
     gain = paired_bootstrap(ndcg["reindex"], ndcg["stay"], seed)
     shown = f"reindexing differs from staying by {gain}"
-    if not situation.old_model_ends and gain.low <= 0:
-        return Verdict("stay", [f"The new model is not shown to be better: {shown}."])
+    better = "better" if situation.worth is None else f"better by more than {situation.worth:g}"
+    better = f"{situation.evidence} to be {better}"
+    if not situation.old_model_ends and not situation.pays(gain):
+        return Verdict("stay", [f"The new model is not {better}: {shown}."])
     reasons = [f"In nDCG@10, {shown}."]
     most_lost = situation.tolerance * float(ndcg["reindex"].mean())
     for way in CHEAPER:
         if situation.old_model_ends and way in BY_OLD_MODEL:
             continue
         loss = paired_bootstrap(ndcg[way], ndcg["reindex"], seed)
-        kept = loss.low >= -most_lost
+        kept = situation.keeps(loss, most_lost)
         reasons.append(
             f"{way} differs from reindexing by {loss}, and {-most_lost:.4f} is allowed: it is "
-            f"{'' if kept else 'not '}shown to lose no more."
+            f"{'' if kept else 'not '}{situation.evidence} to lose no more."
         )
         if not kept:
             continue
         beside = paired_bootstrap(ndcg[way], ndcg["stay"], seed)
-        if situation.old_model_ends or beside.low > 0:
+        if situation.old_model_ends or situation.pays(beside):
             return Verdict(way, reasons)
-        reasons.append(f"{way} is not shown to be better than staying: {beside}.")
+        reasons.append(f"{way} is not {better} than staying: {beside}.")
     if not situation.old_readers:
         return Verdict("reindex", reasons)
     loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
