@@ -80,10 +80,10 @@ def made_up() -> tuple[MigrationVectors, Judgements]:
     meaning = torch.randn(1500, 24, generator=draw)
     queries = meaning[:60] + 0.3 * torch.randn(60, 24, generator=draw)
     eyes = torch.randn(24, 40, generator=draw), torch.randn(24, 16, generator=draw)
-    parts = [unit(side @ eye) for side in (meaning, queries) for eye in eyes]
+    old, new, *of_queries = (unit(side @ eye) for side in (meaning, queries) for eye in eyes)
     names = [f"d{i}" for i in range(1500)], [f"q{i}" for i in range(60)]
     judgements = {query: {text: 1} for query, text in zip(names[1], names[0], strict=False)}
-    return MigrationVectors(*names, *parts), judgements
+    return MigrationVectors(*names, old, new, of_queries[0], of_queries[1]), judgements
 
 
 def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_codes_of_lancedb_and_of_a_folder_of_qdrant(
     done = evergram("store", "index", "lance:rows#films", "--codes", "int8")
     assert (done.code, done.out) == (0, "Version 0 of lance:rows#films has an index of int8.\n")
     words = evergram.refused("store", "index", "lance:rows#films", "--codes", "float16")
-    assert "it can of float32, int8, binary" in words
+    assert "its kinds are float32, int8, binary" in words
     words = evergram.refused("store", "index", "qdrant:points#films", "--codes", "int8")
     assert "local mode" in words
     assert evergram("store", "index", "lance:rows#films").code == 0

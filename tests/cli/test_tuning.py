@@ -37,7 +37,7 @@ def test_tune_prints_trials_and_writes_a_recipe_that_train_takes(
     search = ("tune", recipe, "--over", "model.dim=2..6", "--out", out, "--seed", 3, *QUICK)
     ran = evergram(*search)
     assert ran.code == 0, ran.err
-    assert "model.dim" in ran.out
+    assert "┃ dim ┃" in ran.out
     assert ran.out.count("finished") == 2
     facts = evergram.json(*search)
     values = [trial["value"] for trial in facts["trials"]]

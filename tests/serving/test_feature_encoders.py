@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of
 from tests.support.publishing import publish_next
 from tests.support.running_service import Running, running
+from tests.support.text_encoders import text_lineage
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
@@ -163,6 +164,9 @@ def test_sides_and_versions_that_cannot_be_encoded_are_refused(
     of_files = FeatureEncoders(lineage_of(tmp_path / "files", versions=1))
     with pytest.raises(LineageError, match="Version 0 came from a file and has no encoder"):
         of_files.encode(0, "object", described)
+    of_texts = FeatureEncoders(text_lineage(tmp_path))
+    with pytest.raises(LineageError, match="Version 0 encodes texts, not features; send strings"):
+        of_texts.encode(0, "object", described)
 
 
 @pytest.mark.long

@@ -30,6 +30,6 @@ def test_what_codes_cannot_be(kind: str, oversample: int, words: str) -> None:
 def test_a_store_that_has_no_such_index_says_what_it_has() -> None:
     IndexCodes("float16", 2).check(("float32", "float16"), "here")
     with pytest.raises(
-        DataError, match=r"here cannot build .* of int8; it can of float32, float16"
+        DataError, match=r"here cannot build .* of int8; its kinds are float32, float16"
     ):
         IndexCodes("int8", 2).check(("float32", "float16"), "here")

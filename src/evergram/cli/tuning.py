@@ -92,7 +92,10 @@ def _print_trials(tuned: Tuned, metric: str) -> None:
         ]
         for trial in tuned.ranked
     ]
-    header = ["trial", *keys, metric, "epochs", "seconds", "state"]
+    names = [key.rpartition(".")[2] for key in keys]
+    # Short where they tell keys apart, as a line has 80 columns where it is no terminal.
+    shown = names if len(set(names)) == len(names) else keys
+    header = ["trial", *shown, metric, "epochs", "seconds", "state"]
     table("Trials, by the selection pairs", header, lines)
     for trial in tuned.ranked:
         if trial.error:

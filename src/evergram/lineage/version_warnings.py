@@ -77,8 +77,8 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     name = lower[0]
     return [
         f"It ranks test pairs worse than popularity does, by every metric ({name} is "
-        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); try other task.penalty and "
-        "task.l2 before its order is relied on."
+        f"{model[name]:.4f}, and {counts[name]:.4f} by popularity); try other values of the keys "
+        "of [task], as evergram tune does, before its order is relied on."
     ]
 
 

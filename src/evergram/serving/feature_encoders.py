@@ -49,7 +49,12 @@ class FeatureEncoders:
     def _encoder(self, version: int) -> RowEncoder:
         with self._lock:
             if version not in self._loaded:
-                if self._lineage.manifest(version).encoder is None:
+                manifest = self._lineage.manifest(version)
+                if manifest.encoder is None and manifest.text_encoder is not None:
+                    raise LineageError(
+                        f"Version {version} encodes texts, not features; send strings."
+                    )
+                if manifest.encoder is None:
                     raise LineageError(
                         f"Version {version} came from a file and has no encoder; ask for the "
                         "embeddings of ids."

@@ -49,7 +49,8 @@ class IndexCodes:
         """Raises: DataError: they are not among those that a store offers."""
         if self.kind not in offered:
             raise DataError(
-                f"{address} cannot build an index of {self.kind}; it can of {', '.join(offered)}."
+                f"{address} cannot build an index of {self.kind}; its kinds are "
+                f"{', '.join(offered)}."
             )
 
 

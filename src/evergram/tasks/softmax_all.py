@@ -106,7 +106,8 @@ def check_share(share: float, candidates: int) -> None:
     if share * candidates <= 1:
         raise DataError(
             f"task.largest_share is {share:g}, and {candidates:,} candidates of at most that share "
-            f"do not make a whole; it must be above 1/{candidates:,}, such as {2 / candidates:.2g}."
+            f"do not make a whole; it must be above 1/{candidates:,} and below 1, such as "
+            f"{min(2 / candidates, (1 + 1 / candidates) / 2):.2g}."
         )
 
 

@@ -41,9 +41,7 @@ def open_embeddings(
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if not path.is_file():
-        what = (
-            "is a folder; give one of its files" if path.is_dir() else "is not there; see its name"
-        )
+        what = "is a folder; give one of its files" if path.is_dir() else "is not there"
         raise DataError(f"{path} {what}.")
     suffix = path.suffix.lower()
     if ids is not None and suffix in (*PARQUET, *ARROW):

@@ -215,7 +215,7 @@ def test_rows_with_the_same_vector_are_as_good_as_one_another(tmp_path: Path) ->
 def test_codes_that_lancedb_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = planted(1_200, 12)
     with filled(tmp_path, vectors) as store:
-        with pytest.raises(DataError, match=r"float16; it can of float32, int8, binary"):
+        with pytest.raises(DataError, match=r"float16; its kinds are float32, int8, binary"):
             store.build_index(IndexCodes("float16", 2))
         words = r"version 0 in lance:.* have 12 numbers, .* of a multiple of 8 only; take int8"
         with pytest.raises(DataError, match=words):

@@ -160,7 +160,7 @@ def test_a_server_that_could_not_index(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_half_floats_would_be_what_is_stored_and_are_refused(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server):
-        with pytest.raises(DataError, match=r"float16; it can of float32, int8, binary"):
+        with pytest.raises(DataError, match=r"float16; its kinds are float32, int8, binary"):
             store.build_index(IndexCodes("float16", 2))
         assert updates(server) == []
 

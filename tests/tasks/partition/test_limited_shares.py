@@ -134,8 +134,11 @@ def test_scores_that_vanish_beside_the_best_give_finite_gradients() -> None:
 
 def test_shares_that_make_no_whole_are_refused() -> None:
     check_share(0.26, 4)
-    with pytest.raises(DataError, match=r"0.25, and 4 candidates .* above 1/4, such as 0.5"):
+    with pytest.raises(DataError, match=r"0.25, and 4 candidates .* above 1/4 .* such as 0.5"):
         check_share(0.25, 4)
+    with pytest.raises(DataError, match=r"above 1/2 and below 1, such as 0.75"):
+        check_share(0.4, 2)
+    check_share(0.75, 2)
     with pytest.raises(ValueError, match="all candidates"):
         SoftmaxAll(largest_share=0.5, excludes_observed=True)
     with pytest.raises(ValueError, match=r"task.denominator = 'all'"):

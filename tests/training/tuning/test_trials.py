@@ -149,3 +149,15 @@ def test_keys_that_trials_are_judged_by_are_refused(tmp_path: Path, key: str) ->
 def test_limits_that_allow_no_trial_are_refused(tmp_path: Path, limits: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="one trial or more"):
         search(tmp_path, **limits)
+
+
+@pytest.mark.parametrize("over", ["log:0.007..0.2", "0.005,0.02"])
+def test_ends_that_the_data_do_not_allow_are_refused_before_anything_trains(
+    tmp_path: Path, over: str
+) -> None:
+    """Of some 80 candidates, none of which takes more than 0.007, no whole is made."""
+    softmax = recipe_of(task={"kind": "softmax_all", "temperature": 0.2})
+    words = r"The search over task.largest_share=0.00[57]: .* must be above 1/\d\d "
+    with pytest.raises(RecipeError, match=words):
+        search(tmp_path / "tuned", softmax, over=[f"task.largest_share={over}"])
+    assert not (tmp_path / "tuned").exists()

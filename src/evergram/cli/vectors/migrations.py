@@ -136,6 +136,12 @@ def _print_plan(report: dict[str, Any]) -> None:
         f"({side['share_of_old_bytes']:.1%} of an old one), and is predicted to leave a relative "
         f"error of {side['predicted_error']:.3f}; it leaves {side['measured_error']:.3f}."
     )
+    if report["lengths_ignored"]:
+        paragraph(
+            "Vectors differ in length, and these figures are by cosine. Searches are by inner "
+            'product unless they say otherwise: search with the metric "cosine", or compare with '
+            "--similarity dot."
+        )
     paragraph(f"Verdict: {report['verdict'] or 'none'}.")
     for reason in report["reasons"]:
         paragraph(f"- {reason}")

@@ -32,10 +32,11 @@ def plan_migration(
     rankings. What is then measured is the share of the first ten hits that each way has in common
     with reindexing, and the costs.
 
-    Returns: JSON: `texts`, `queries` (of which `judged`), `absent` judged pairs, `ways` by name
-        (`encoded`, `bytes_a_text`, `milliseconds`, `agreement@10` with reindexing; with judgements
-        `ndcg@10`, `recall@100` and `beside_stay` and `beside_reindex`, paired differences of
-        nDCG@10; each an interval `mean`, `low`, `high`), `verdict` and `reasons`.
+    Returns: JSON: `texts`, `queries` (of which `judged`), `absent` judged pairs, `lengths_ignored`
+        (searches must be by cosine to have these figures), `ways` by name (`encoded`,
+        `bytes_a_text`, `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`,
+        `recall@100` and `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an
+        interval `mean`, `low`, `high`), `verdict` and `reasons`.
     Raises: DataError: no query is judged; or as of `measure_ways`.
     """
     judged = None
@@ -61,6 +62,7 @@ def plan_migration(
         "judged": judged is not None,
         "absent": 0 if judged is None else judged.absent,
         "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
+        "lengths_ignored": vectors.lengths_ignored,
         "settings": {**asdict(settings), **asdict(situation)},
         "ways": report,
         "verdict": verdict.way,

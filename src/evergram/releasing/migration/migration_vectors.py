@@ -13,6 +13,8 @@ from evergram.vector_files.base import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
 Similarity = Literal["cosine", "dot"]
+# Lengths that differ by a larger share move hits, if they are not divided by.
+SAME_LENGTH = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class MigrationVectors:
         texts, queries: their ids, as text, in the order of the rows.
         old, new: of the texts, float32 [N, D_old] and [N, D_new].
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
+        lengths_ignored: whether a model's texts have vectors of different lengths, and were divided
+            by them: a search by inner product then has other hits.
     """
 
     texts: list[str]
@@ -31,6 +35,7 @@ class MigrationVectors:
     new: Tensor
     old_queries: Tensor
     new_queries: Tensor
+    lengths_ignored: bool = False
 
     @classmethod
     def of(
@@ -60,15 +65,20 @@ class MigrationVectors:
                     f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
                     f"{of.shape[1]}; give queries and texts of one model."
                 )
-        parts = old, new, old_queries, new_queries
-        if similarity == "cosine":
-            parts = tuple(map(unit, parts))  # type: ignore[assignment]
-        return cls(text_ids, query_ids, *parts)
+        if similarity == "dot":
+            return cls(text_ids, query_ids, old, new, old_queries, new_queries)
+        parts = unit(old), unit(new), unit(old_queries), unit(new_queries)
+        return cls(text_ids, query_ids, *parts, _differ_in_length(old) or _differ_in_length(new))
 
 
 def unit(vectors: Tensor) -> Tensor:
     """Return vectors [N, D] of length 1; one of zeros stays as it is."""
     return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def _differ_in_length(vectors: Tensor) -> bool:
+    lengths = vectors.norm(dim=1)
+    return bool((lengths - lengths.mean()).abs().max() > SAME_LENGTH * lengths.mean())
 
 
 def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, Tensor]:

@@ -274,7 +274,9 @@ class RequestHandler:
             error = RefusedError(
                 504,
                 "timeout",
-                f"No answer within {self.settings.timeout:g} seconds; ask for less at a time.",
+                f"No answer within {self.settings.timeout:g} seconds; ask for less at a time. A "
+                "search with 'rerank' keeps what it encoded, and goes further when it is sent "
+                "again.",
             )
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")

@@ -96,4 +96,6 @@ def choose_popularity(
     best = max(tried, key=lambda record: record[metric.metric])  # the first of those
     popularity.exponent = best["exponent"]
     reason = f"best {metric.metric} of {len(metric.relevance)} queries held out for selection"
+    if popularity.exponent == EXPONENTS[-1]:
+        reason += "; it is the largest that was tried, and more may be better"
     return PopularityChoice(popularity.exponent, reason, tuple(tried))

@@ -6,12 +6,13 @@ from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe
 from evergram.training.tuning.search_space import SearchSpace
 
-DEFAULTS = (
-    "task.penalty=log:0.01..10.0",
-    "task.l2=log:1e-5..0.1",
-    "training.table_rate=log:0.01..1.0",
-    "training.layer_rate=log:1e-4..0.03",
-)
+# A softmax over all candidates has no need of a penalty; its temperature is what matters most.
+OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
+OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
+SOFTMAX_KINDS = ("softmax_all", "softmax_clustered")
+# Adam's step is of the rate's own size; the others divide it by what gradients have been.
+RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
+RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
 
 
 def default_space(recipe: Recipe) -> SearchSpace:
@@ -19,7 +20,9 @@ def default_space(recipe: Recipe) -> SearchSpace:
 
     Raises: RecipeError: there are none.
     """
-    used = [text for text in DEFAULTS if _is_used(recipe, text)]
+    objective = OF_SOFTMAX if recipe.task.kind in SOFTMAX_KINDS else OF_OTHERS
+    rates = RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
+    used = [text for text in (*objective, *rates) if _is_used(recipe, text)]
     if not used:
         raise RecipeError("This recipe uses no key that is searched by default; name one.")
     return SearchSpace.parse(used)

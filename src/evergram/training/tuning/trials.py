@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
-from evergram.errors import RecipeError, TrainingError
+from evergram.errors import DataError, RecipeError, TrainingError
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoints.run_identity import RunIdentity
@@ -108,6 +108,7 @@ def tune(
     space = space.checked(recipe.model_dump())
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
+    _check_ends(recipe, space, split.training)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
     context = RunContext(pick_device(device), Progress.of_choice(progress), warns=False)
     search = _Search(recipe, split, space, context, deadline)
@@ -133,6 +134,16 @@ def refuse_fixed(space: SearchSpace) -> None:
                 f"The search over {one.key} would compare trials that are judged differently; "
                 f"search over keys of {', '.join(TABLES)}, but not {' or '.join(FIXED)}."
             )
+
+
+def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
+    """Raises: RecipeError: an end of a range, or a choice, is not for this corpus."""
+    for one in space.ranges:
+        for end in one.ends():
+            try:
+                with_values(recipe, {one.key: end}).task.chosen.build(corpus)
+            except DataError as error:
+                raise RecipeError(f"The search over {one.key}={end}: {error}") from None
 
 
 class Deadline(Callback):

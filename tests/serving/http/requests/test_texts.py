@@ -54,6 +54,14 @@ def test_the_first_version_or_the_request_says_what_strings_are(
     assert text_role(inputs, options, lineages[lineage], ServiceSettings()) == role
 
 
+def test_a_side_is_not_said_of_texts(lineages: dict[str, Lineage]) -> None:
+    """Nobody who writes "query" there is to get vectors of documents."""
+    options = EmbeddingsOptions(side="object")
+    with pytest.raises(RefusedError, match=r"'side' is of ids .* say with 'input_type'"):
+        text_role(["a"], options, lineages["texts"], ServiceSettings())
+    assert text_role(["a"], options, lineages["ids"], ServiceSettings()) is None
+
+
 def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_path: Path) -> None:
     new = encoded(tmp_path, ADDRESSES[1])
     [(ids, vectors)] = new.blocks()

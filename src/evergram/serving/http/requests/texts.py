@@ -30,7 +30,7 @@ def text_role(
     Args:
         inputs: a list of one kind, or the ids of an Arrow stream.
     Raises: RefusedError: a text is empty or too long; or whole numbers were sent where texts are
-        expected; or ids are too long.
+        expected; or a side was said of texts; or ids are too long.
     """
     if not isinstance(inputs, list) or isinstance(inputs[0], Features):
         if options.input_type in ("query", "document"):
@@ -53,6 +53,14 @@ def text_role(
             "'input' holds whole numbers, and texts are expected: tokens belong to one model's "
             "tokenizer, so send the texts themselves; for ids, set 'input_type' to 'id'.",
             "input",
+        )
+    if options.side is not None:
+        raise RefusedError(
+            400,
+            "request",
+            "'side' is of ids and of objects with features; for texts, say with 'input_type' "
+            "whether they are a 'query' or a 'document'.",
+            "side",
         )
     check_texts(inputs, settings)
     return role
