@@ -32,6 +32,7 @@ from benchmarks import (
     losses,
     measure,
     migrations,
+    partition_cost,
     pinned,
     postgres_fast_path,
     predictions,
@@ -191,6 +192,9 @@ SECTIONS = {
         selection_protocols.tiny,
         selection_protocols.table,
         needs_data=True,
+    ),
+    "partition-cost": Section(
+        partition_cost.partition_cost, partition_cost.tiny, partition_cost.table
     ),
     "share-limits": Section(
         share_limits.share_limits, share_limits.tiny, share_limits.table, needs_data=True

@@ -83,7 +83,7 @@ def _print_trials(tuned: Tuned, metric: str) -> None:
     keys = list(tuned.best.values)
     lines = [
         [
-            str(trial.number + 1),
+            str(trial.number),
             *(v if isinstance(v, str) else f"{v:.4g}" for v in trial.values.values()),
             number(trial.value),
             str(trial.epochs),
@@ -99,7 +99,7 @@ def _print_trials(tuned: Tuned, metric: str) -> None:
     table("Trials, by the selection pairs", header, lines)
     for trial in tuned.ranked:
         if trial.error:
-            sys.stdout.write(f"Trial {trial.number + 1} failed: {trial.error}\n")
+            sys.stdout.write(f"Trial {trial.number} failed: {trial.error}\n")
     if tuned.ended != "trials":
         why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
         sys.stdout.write(f"The search ended early: {why}. The same command goes on.\n")

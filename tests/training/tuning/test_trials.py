@@ -161,3 +161,9 @@ def test_ends_that_the_data_do_not_allow_are_refused_before_anything_trains(
     with pytest.raises(RecipeError, match=words):
         search(tmp_path / "tuned", softmax, over=[f"task.largest_share={over}"])
     assert not (tmp_path / "tuned").exists()
+
+
+def test_trials_are_counted_from_one_everywhere(tmp_path: Path) -> None:
+    tuned = search(tmp_path, count=2)
+    assert [trial.number for trial in tuned.trials] == [1, 2]
+    assert [trial["number"] for trial in tuned.as_json()["trials"]] == [1, 2]

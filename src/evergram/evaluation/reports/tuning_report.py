@@ -46,7 +46,7 @@ def write_tuning(path: Path, trials: Sequence[Mapping[str, Any]], metric: str) -
 
 
 def _place(trial: Mapping[str, Any], name: str) -> Any:
-    return trial["number"] + 1 if name == "trial" else trial["values"][name]
+    return trial["number"] if name == "trial" else trial["values"][name]
 
 
 def _scale(axes: Any, places: Sequence[Any]) -> None:

@@ -30,7 +30,7 @@ class Trial:
     """One training of a search, as it ended.
 
     Args:
-        number: from 0.
+        number: from 1.
         values: of each key.
         state: "finished", "pruned" (behind the median of earlier trials) or "failed".
         value: the best of its selection metric; None if it failed.

@@ -178,7 +178,7 @@ class _Search:
 
     def next(self, earlier: Sequence[Trial]) -> Trial | None:
         """Return the trial after these, as it ended; None if the time was over first."""
-        number, metric = len(earlier), self.recipe.training.metric
+        number, metric = len(earlier) + 1, self.recipe.training.metric
         proposal = propose(self.space, earlier, self.recipe.seed)
         values: dict[str, Value] = dict(proposal.params)
         callbacks = [Pruning(proposal, metric), Deadline(self.deadline)]
@@ -186,7 +186,7 @@ class _Search:
             self.context.device,
             self.context.progress,
             callbacks=callbacks,
-            title=f"trial {number + 1}",
+            title=f"trial {number}",
             warns=False,
         )
         try:
@@ -225,7 +225,7 @@ def _measured(number: int, values: dict[str, Value], trained: Trained, metric: s
 def _nothing(trials: Sequence[Trial], ended: str) -> str:
     why = {"minutes": "the minutes were over", "interrupted": "it was interrupted"}.get(ended, "")
     failed = next(
-        (f"trial {t.number + 1} failed: {t.error.rstrip('.')}" for t in trials if t.error), ""
+        (f"trial {t.number} failed: {t.error.rstrip('.')}" for t in trials if t.error), ""
     )
     reasons = "; ".join(part for part in (why, failed) if part)
     return f"No trial of the search has finished, so there is no best one: {reasons}."
