@@ -7,6 +7,7 @@ for it. Results are kept in benchmarks/kept/share-limits, so that settings can b
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ SETTINGS: dict[str, Sequence[Setting]] = {
         *(Setting(0.12, share, 1.1) for share in (0.005, 0.01, 0.02, None)),
         *(Setting(temperature, 0.01, 1.1) for temperature in (0.1, 0.14)),
         *(Setting(0.12, 0.01, push) for push in (1.0, 1.22)),
+        Setting(0.12, 0.005, 1.0),
     ],
     "gowalla": [
         *(Setting(0.1, share, 1.22) for share in (0.005, 0.01, 0.02, None)),
@@ -124,3 +126,21 @@ def table(rows: Sequence[Row]) -> str:
             f"| {row.data} | {own.temperature:g} | {share} | {own.push:g} | {row.recall:.4f} |"
         )
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.share_limits")
+    parser.add_argument("--data", choices=list(SETTINGS), nargs="+", default=list(SETTINGS))
+    parser.add_argument("--kept", action="store_true", help="train nothing")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
+    chosen = parser.parse_args()
+    shown = table(share_limits(chosen.data, trains=not chosen.kept))
+    print(shown)
+    if chosen.write:
+        from benchmarks.__main__ import put
+
+        put("share-limits", shown)
+
+
+if __name__ == "__main__":
+    main()
