@@ -37,9 +37,9 @@ def check_codes(codes: IndexCodes, *, remote: bool, shown: str) -> None:
         codes.check(KINDS, shown)
     elif not codes.whole:
         raise DataError(
-            f"{shown} cannot build an index of {codes.kind}; it can of {FLOAT32.kind} alone, as it "
-            "is a folder of Qdrant's local mode, which keeps whole vectors in memory and compares "
-            "all of them: run a Qdrant server and give its URL, or take another store."
+            f"{shown} cannot build an index of {codes.kind}: it is a folder of Qdrant's local "
+            "mode, which keeps whole vectors in memory and compares all of them. Run a Qdrant "
+            "server and give its URL, or take another store."
         )
 
 
