@@ -168,7 +168,7 @@ def test_half_floats_would_be_what_is_stored_and_are_refused(tmp_path: Path) -> 
 def test_the_local_mode_has_no_codes(tmp_path: Path) -> None:
     with QdrantStore.open(f"qdrant:{tmp_path}/own#emb", "int64") as store:
         for codes in (INT8, BINARY, IndexCodes("float16", 2)):
-            with pytest.raises(DataError, match=r"local mode.*run a Qdrant server and give its"):
+            with pytest.raises(DataError, match=r"local mode.*Run a Qdrant server and give its"):
                 store.build_index(codes)
         assert store.build_index() == []
 
