@@ -55,13 +55,17 @@ def _measured(candidates: int, queries: int, rounds: int, lower: bool) -> Cost:
 
     rows, others, weight = near_centres(queries), near_centres(candidates), torch.ones(queries)
 
+    # Kept, as the softmax keeps its own: new memory would cost more than the products.
+    buffer = torch.empty(min(queries, max(1, TILE_SCORES // candidates)), candidates)
+    total = torch.zeros_like(others)
+
     def products() -> None:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("medium" if lower else before)
-        for part in torch.split(rows, max(1, TILE_SCORES // candidates)):
-            scores = part @ others.T
+        for part in torch.split(rows, len(buffer)):
+            scores = torch.mm(part, others.T, out=buffer[: len(part)])
             scores @ others
-            scores.T @ part
+            total.addmm_(scores.T, part)
         torch.set_float32_matmul_precision(before)
 
     def softmax(share: float | None) -> Callable[[], None]:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Row:
 
     Args:
         dim: D; None of a method without embeddings.
-        threads: of the trainings; where none are said, one.
+        threads: of each training; where none are said, one.
     """
 
     data: str
@@ -214,7 +215,7 @@ def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
 
 def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:
     metrics = {m: [run["model"][m] for run in runs] for m in METRICS}
-    threads = sorted({run.get("threads", 1) for run in runs})
+    threads = [run.get("threads", 1) for run in runs]
     return Row(name, method, dim, metrics, [run["seconds"] for run in runs], threads)
 
 
@@ -228,10 +229,16 @@ def table(rows: list[Row], earlier: str = "") -> str:
     lines = {key: line for line in earlier.splitlines() if (key := _key(line))}
     for row in rows:
         figures = " | ".join(interval(row.metrics[m], 4) for m in METRICS)
-        seconds, timed = "– | – | –", row.seconds
-        if timed:
-            threads = " or ".join(map(str, row.threads or [1]))
-            seconds = f"{len(timed)} | {sum(timed) / len(timed):.0f} | {threads}"
+        seconds = "– | – | –"
+        if row.seconds:
+            by: dict[int, list[float]] = {}
+            for taken, count in zip(
+                row.seconds, row.threads or [1] * len(row.seconds), strict=True
+            ):
+                by.setdefault(count, []).append(taken)
+            means = ", ".join(f"{fmean(own):.0f}" for _, own in sorted(by.items()))
+            threads = ", ".join(map(str, sorted(by)))
+            seconds = f"{len(row.seconds)} | {means} | {threads}"
         line = f"| {row.data} | {row.method} | {row.dim or '–'} | {figures} | {seconds} |"
         lines[_key(line)] = line
     best_first = sorted(lines.values(), key=lambda line: -float(re.split(r" \| | ±", line)[3]))

@@ -30,3 +30,9 @@ def test_a_table_laid_over_itself_is_the_same() -> None:
     ]
     once = table(rows)
     assert table(rows, once) == table([], once) == once
+
+
+def test_seconds_are_told_apart_by_threads() -> None:
+    both = {m: [0.1, 0.2, 0.3] for m in METRICS}
+    line = table([Row("gowalla", "a", 64, both, [10.0, 4.0, 6.0], [1, 2, 2])]).splitlines()[2]
+    assert line.endswith("| 3 | 10, 5 | 1, 2 |")

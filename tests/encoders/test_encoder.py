@@ -21,6 +21,7 @@ from evergram.encoders.encoder import (
     embedding_table,
     join_blocks,
     look_up,
+    unit_rows,
 )
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.factory import build_encoder
@@ -217,3 +218,21 @@ def test_joined_blocks_are_mapped_where_a_folder_is_given(tmp_path: Path) -> Non
     joined = join_blocks(torch.split(rows, 4), 6, 2, tmp_path)
     assert torch.equal(joined, rows)
     assert mapping_folder(joined) == tmp_path
+
+
+def test_unit_rows_are_torchs_with_its_gradient() -> None:
+    """Also of a row of zeros, and of one whose norm is below what divides it."""
+    rows = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows[2] = 0
+    rows[4] *= 1e6
+    grad = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    results = []
+    for function in (unit_rows, torch.nn.functional.normalize):
+        inputs = rows.clone().requires_grad_()
+        unit = function(inputs)
+        unit.backward(grad)  # type: ignore[no-untyped-call]
+        results.append((unit.detach(), inputs.grad))
+    for own, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
+    inputs = rows[:2].clone().requires_grad_()
+    assert torch.autograd.gradcheck(unit_rows, inputs)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.autograd.function import once_differentiable
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES, EntityInputs, Schema
@@ -22,6 +23,8 @@ from evergram.errors import ShapeError
 
 # Entities, or rows of a table, that are embedded, read or drawn at once.
 ROWS = 65_536
+# Shorter rows are divided by this, so that one of zeros stays as it is.
+LEAST_NORM = 1e-12
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ class Encoder(nn.Module, ABC):
 
     def normalized(self, rows: Tensor) -> Tensor:
         """Return the rows, scaled to unit norm if the encoder normalises."""
-        return functional.normalize(rows, dim=-1) if self.normalize else rows
+        return unit_rows(rows) if self.normalize else rows
 
 
 def _learned(encoder: Encoder) -> dict[str, Tensor]:
@@ -306,3 +309,32 @@ def look_up(table: nn.Embedding, ids: Tensor, *, has_all: bool = False) -> Tenso
         return known
     rows: Tensor = table(ids.clamp(min=0))
     return rows * (ids >= 0).unsqueeze(-1)
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Return rows [N, D] divided by their norms; rows of zeros stay as they are.
+
+    It is torch's `normalize`, whose gradient takes a pass and a matrix of its own for each of its
+    operations; of all candidates' rows these cost as much as the products of a softmax.
+    """
+    unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
+    return unit
+
+
+class _UnitRows(torch.autograd.Function):
+    """y = x/‖x‖; ∂/∂x = (g − y ⟨y, g⟩)/‖x‖."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_(min=LEAST_NORM)
+        unit = rows / norms
+        ctx.save_for_backward(unit, norms)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        unit, norms = ctx.saved_tensors
+        along = torch.linalg.vecdot(grad, unit).unsqueeze(-1)
+        across: Tensor = torch.addcmul(grad, unit, along, value=-1)
+        return across.div_(norms)
