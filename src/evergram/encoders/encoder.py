@@ -327,7 +327,7 @@ class _UnitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_(min=LEAST_NORM)
-        unit = rows / norms
+        unit: Tensor = rows / norms
         ctx.save_for_backward(unit, norms)
         return unit
 
@@ -337,4 +337,5 @@ class _UnitRows(torch.autograd.Function):
         unit, norms = ctx.saved_tensors
         along = torch.linalg.vecdot(grad, unit).unsqueeze(-1)
         across: Tensor = torch.addcmul(grad, unit, along, value=-1)
-        return across.div_(norms)
+        across.div_(norms)
+        return across
