@@ -41,7 +41,11 @@ def open_embeddings(
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if not path.is_file():
-        what = "is a folder; give one of its files" if path.is_dir() else "is not there"
+        what = (
+            "is a folder; give one of its files"
+            if path.is_dir()
+            else "is not there; give the path of a file of vectors"
+        )
         raise DataError(f"{path} {what}.")
     suffix = path.suffix.lower()
     if ids is not None and suffix in (*PARQUET, *ARROW):
