@@ -43,8 +43,8 @@ LIKE_SOFTMAX = ["split.share=0.01", "training.refit=false", "training.budget=300
 LARGER = ["training.epochs=24", "training.decay=0.88", 'training.final_metrics="full"']
 # Recall@20 and NDCG@20 by their authors, on exactly these splits with 64 dims: docs/data-sets.md.
 # BSL's logs are github.com/junkangwu/BSL, logs/{gowalla,yelp2018}/*_mf_frame_t1_0.08_t2_1.22_* and
-# *_mf_frame_t1_0.11_t2_1.10_*; they judge each epoch by the test part, and the last hundred differ
-# by noise.
+# *_mf_frame_t1_0.11_t2_1.10_*; they judge each epoch by the test part ("valid"), and the lines of
+# N@20 and R@20 are averaged over its last hundred.
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     "gowalla": {
         "ENMF, published": (0.1523, 0.1315),

@@ -1,8 +1,8 @@
 """What limits on candidates' shares, temperatures and pushes give on Gowalla and Yelp2018.
 
 Each setting trains a recipe of `published_splits` for a third of its epochs, on nine tenths of the
-training pairs, and is judged by Recall@20 on the tenth that was held out. The test part is not read
-for it. Results are kept in benchmarks/kept/share-limits, so that settings can be added.
+training pairs, and is judged by Recall@20 on the tenth that was held out; what the test part says
+is not kept. Results are kept in benchmarks/kept/share-limits, so that settings can be added.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_joined_blocks_are_mapped_where_a_folder_is_given(tmp_path: Path) -> Non
 
 
 def test_unit_rows_are_torchs_with_its_gradient() -> None:
-    """Also of a row of zeros, and of one whose norm is below what divides it."""
+    """Also of a row of zeros, and of a long one."""
     rows = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows[2] = 0
     rows[4] *= 1e6

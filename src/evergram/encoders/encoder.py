@@ -315,7 +315,7 @@ def unit_rows(rows: Tensor) -> Tensor:
     """Return rows [N, D] divided by their norms; rows of zeros stay as they are.
 
     It is torch's `normalize`, whose gradient takes a pass and a matrix of its own for each of its
-    operations; of all candidates' rows these cost as much as the products of a softmax.
+    operations: of all candidates' rows, a large part of a softmax's step.
     """
     unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
     return unit

@@ -62,7 +62,7 @@ def plan_migration(
         typer.Option(
             min=0,
             max=1,
-            help="nDCG@10 for which a change pays: let means decide, not intervals.",
+            help="Let means decide, not intervals: a change pays that brings more nDCG@10.",
         ),
     ] = None,
     old_model_ends: Annotated[

@@ -85,8 +85,9 @@ class _LogPartitionSum(torch.autograd.Function):
                     _into_shares(rows, largest_share, spare) for rows in torch.split(chance, part)
                 ]
                 value, partition = (torch.cat(columns) for columns in zip(*parts, strict=True))
-                own = torch.where(value > -torch.inf, weight[place], 0.0)
-                total += torch.where(own > 0, own * value, 0.0).sum()
+                some = value > -torch.inf  # a query that excludes all has no sum
+                own = torch.where(some, weight[place], 0.0)
+                total += torch.where(some, own * value, 0.0).sum()
                 pushed = (own * scale / partition)[:, None]
                 of_query[place] = (chance @ candidates) * pushed
                 of_candidates.addmm_(chance.T, query[place] * pushed)
