@@ -29,6 +29,7 @@ from benchmarks import (
     index_codes,
     known_consumers,
     large_run,
+    last_epochs,
     losses,
     measure,
     migrations,
@@ -198,6 +199,9 @@ SECTIONS = {
     ),
     "share-limits": Section(
         share_limits.share_limits, share_limits.tiny, share_limits.table, needs_data=True
+    ),
+    "last-epochs": Section(
+        last_epochs.last_epochs, last_epochs.tiny, last_epochs.table, needs_data=True
     ),
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "which-loss-tuned": Section(

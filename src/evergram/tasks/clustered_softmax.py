@@ -21,7 +21,8 @@ class ClusteredSoftmax(Task):
 
     log Σ_b e^{⟨u, v_b⟩/τ} ≈ log Σ_k n_k e^{⟨u, c_k⟩/τ} + uᵀWu/(2τ²), with size n_k and centre c_k
     of each cluster and one covariance W within clusters. K = 1 is the second-order softmax, and as
-    many clusters as candidates give the exact one. Candidates are weighted by
+    many clusters as candidates give the exact one if each has its row as centre; centres of past
+    batches lag behind. Candidates are weighted by
     `Batch.candidate_weight`, queries as their pairs. Clusters are kept as averages over batches;
     a batch is learned from after its loss, but for the first one, which has no other.
 

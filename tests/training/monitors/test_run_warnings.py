@@ -30,6 +30,15 @@ def test_a_best_that_is_the_last_names_the_limit_that_ended_it() -> None:
     assert warned(settings, stopping([0.2, 0.1], [1, 1]), "epochs", "version 3", logs=False) == []
 
 
+def test_a_recipe_that_keeps_its_last_epoch_is_not_told_to_train_for_more() -> None:
+    once = EarlyStopping("recall@20")
+    once.add({"epoch": 6, "recall@20": 0.1, "objective": 1}, last=True)
+    settings = TrainingRecipe(epochs=6, evaluate_every=6, budget=7.5)
+    assert warned(settings, once, "epochs", "x", logs=False) == []
+    (sentence,) = warned(settings, once, "budget", "x", logs=False)
+    assert "raise training.budget (7.5)" in sentence
+
+
 def test_an_objective_that_rises_by_more_than_noise() -> None:
     settings = TrainingRecipe()
     assert warned(settings, stopping([0.2, 0.1], [1.0, 1.05]), "patience", "x", logs=False) == []

@@ -167,3 +167,9 @@ def test_trials_are_counted_from_one_everywhere(tmp_path: Path) -> None:
     tuned = search(tmp_path, count=2)
     assert [trial.number for trial in tuned.trials] == [1, 2]
     assert [trial["number"] for trial in tuned.as_json()["trials"]] == [1, 2]
+
+
+def test_choices_are_values_in_json(tmp_path: Path) -> None:
+    over = ["model.dim=4", "task.kind=pointwise", "model.normalize=true"]
+    best = search(tmp_path, count=1, over=over).as_json()["best"]
+    assert best["values"] == {"model.dim": 4, "task.kind": "pointwise", "model.normalize": True}

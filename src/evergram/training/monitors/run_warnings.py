@@ -27,6 +27,8 @@ def warned(
     """Return a sentence if the best evaluation was the last, one if the objective rose, and one for
     each table in which many ids share a row.
 
+    Where a recipe keeps its last epoch by evaluating it alone, nothing says that more are better.
+
     Args:
         ended: the limit that ended training.
         title: the run's name.
@@ -34,7 +36,8 @@ def warned(
         logs: whether they go to the log as well.
     """
     sentences = []
-    if stopping.best_is_last:
+    keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1
+    if stopping.best_is_last and not keeps_last:
         more = "budget" if ended == "budget" else "epochs"
         sentences.append(
             f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "

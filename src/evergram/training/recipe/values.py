@@ -105,13 +105,17 @@ def _set(values: dict[str, Any], override: str) -> None:
         raise RecipeError(
             f"--set {override!r} is not of the form key.path=value; write such as model.dim=64."
         )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
     table = values
     for name in names[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
-    table[names[-1]] = value
+    table[names[-1]] = value_of(text)
+
+
+def value_of(text: str) -> Any:
+    """Return the value that a text is in TOML; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

@@ -19,6 +19,7 @@ from evergram.training.corpora import corpus_for, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.values import value_of
 from evergram.training.tuning.default_space import default_space
 from evergram.training.tuning.proposals import Pruning, Trial, Value, overrides_of, propose
 from evergram.training.tuning.search_space import SearchSpace
@@ -67,9 +68,15 @@ class Tuned:
         return {
             "metric": self.recipe.training.metric,
             "ended": self.ended,
-            "best": asdict(self.best),
-            "trials": [asdict(trial) for trial in self.ranked],
+            "best": _as_json(self.best),
+            "trials": [_as_json(trial) for trial in self.ranked],
         }
+
+
+def _as_json(trial: Trial) -> dict[str, Any]:
+    """Return a trial; choices, which are texts as TOML writes them, as the values they are."""
+    values = {k: value_of(v) if isinstance(v, str) else v for k, v in trial.values.items()}
+    return {**asdict(trial), "values": values}
 
 
 def tune(
