@@ -15,6 +15,8 @@ from benchmarks.peers import METRICS, judge
 from evergram.data.split import Split
 
 TRIALS = 20
+# Returns what a fit of this name measured, measured now if it was not before.
+Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,15 @@ PEERS = {
 }
 
 
-def tune(peer: Tuned, split: Split, factors: int, trials: int = TRIALS) -> dict[str, float]:
-    """Return the settings with the best Recall@20 on the selection pairs; the same in each call."""
+def tune(
+    peer: Tuned, split: Split, factors: int, remember: Remember, trials: int = TRIALS
+) -> dict[str, float]:
+    """Return the settings with the best Recall@20 on the selection pairs; the same in each call.
+
+    Args:
+        remember: keeps each fit by its settings, so that a search which was interrupted goes on:
+            proposals are seeded, and come again in their order.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -60,8 +69,14 @@ def tune(peer: Tuned, split: Split, factors: int, trials: int = TRIALS) -> dict[
                 settings[name] = trial.suggest_int(name, int(least), int(most), log=True)
             else:
                 settings[name] = trial.suggest_float(name, least, most, log=scale == "log")
-        result = peer.fit(split, factors=factors, **settings)
-        return judge(result, split, split.selection)[METRICS[0]]
+
+        def fit() -> dict[str, Any]:
+            result = peer.fit(split, factors=factors, **settings)
+            return {METRICS[0]: judge(result, split, split.selection)[METRICS[0]]}
+
+        kept = remember(f"{trial.number} {settings}", fit)
+        assert kept is not None
+        return float(kept[METRICS[0]])
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     study.optimize(measured, n_trials=trials)

@@ -200,7 +200,14 @@ def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
 
     for title, peer in published_peers.PEERS.items():
         about = f"{name} {dim} {title} {peer.ranges} {published_peers.TRIALS}"
-        settings = kept.get(about, lambda p=peer: published_peers.tune(p, split(), dim))  # type: ignore[misc]
+
+        def search(peer: Any = peer, about: str = about) -> dict[str, float]:
+            trials = Kept(kept.folder.parent / "peer-trials")
+            return published_peers.tune(
+                peer, split(), dim, lambda trial, fit: trials.get(f"{about} {trial}", fit)
+            )
+
+        settings = kept.get(about, search)
         if settings is None:
             continue
 
