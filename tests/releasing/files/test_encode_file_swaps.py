@@ -15,6 +15,7 @@ from evergram.errors import DataError
 from evergram.releasing.files import encode_file as module
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.texts.endpoint import EndpointEncoder
+from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Prompts, Role, Vectors
 from evergram.vector_files.shard_record import RECORD
 
@@ -145,7 +146,7 @@ def test_each_request_is_checked_whatever_the_prompts(role: Role, tmp_path: Path
     whole = Server(right, Prompts("ask: ", "tell: "))
     encode_file(texts, whole.encoder, out)
     prompt = "ask: " if role == "query" else "tell: "
-    canaries = [f"tell: {text}" for text in module.record_of(whole.encoder).texts]
+    canaries = [f"tell: {text}" for text in record_of(whole.encoder).texts]
     for asked in whole.asked[1:-1]:
         assert len(asked) <= BATCH
         assert asked[-1] in canaries
