@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from evergram.texts.recorded_encoder import (
     RecordedEncoder,
     open_recorded,
 )
-from evergram.texts.text_encoder import Prompts
+from evergram.texts.text_encoder import Prompts, Vectors
 
 PROMPTS = Prompts("word50 ", "word51 ")
 
@@ -73,9 +74,55 @@ def test_each_batch_takes_a_canary_along_and_shows_another_model() -> None:
         recorded.check()
 
 
-def test_a_query_with_a_prompt_of_its_own_takes_no_canary() -> None:
-    encoder = open_text_encoder(ADDRESSES[0], PROMPTS)
+def test_a_query_takes_a_canary_along_after_the_prompt_of_a_document() -> None:
+    encoder: Any = open_text_encoder(ADDRESSES[0], PROMPTS)
     recorded = RecordedEncoder(encoder, record_of(encoder))
     CALLS.clear()
-    recorded.encode(["word1"], "query")
-    assert CALLS == [["word50 word1"]]
+    vectors = recorded.encode(["word1"], "query")
+    assert list(CALLS) == [["word50 word1", f"word51 {recorded.record.texts[0]}"]]
+    assert_array_equal(vectors, word_vectors(["word50 word1"], 0, 10))
+    # Prompts that are more than words before a text cannot be in one call.
+    encoder.plain_prompts = False
+    CALLS.clear()
+    assert_array_equal(recorded.encode(["word1"], "query"), vectors)
+    assert list(CALLS) == [["word50 word1"], [f"word51 {recorded.record.texts[1]}"]]
+    encoder._encode = lambda texts, prompt: word_vectors(texts, 0, 10 if len(prompt) < 3 else 9)
+    with pytest.raises(MismatchError, match="9 dims, not 10"):
+        recorded.encode(["word1"], "query")
+
+
+def test_a_full_batch_has_its_canary_in_the_same_call() -> None:
+    encoder = open_text_encoder(ADDRESSES[0])
+    encoder.batch = 3
+    recorded = RecordedEncoder(encoder, record_of(encoder))
+    CALLS.clear()
+    texts = [f"word{i}" for i in range(5)]
+    assert_array_equal(recorded.encode(texts), word_vectors(texts, 0, 10))
+    canaries = recorded.record.texts
+    assert list(CALLS) == [
+        [*texts[:2], canaries[0]],
+        [*texts[2:4], canaries[1]],
+        [texts[4], canaries[2]],
+    ]
+    encoder.batch = 1
+    with pytest.raises(DataError, match=r"encodes 1 text at once.*make it 2 or more"):
+        RecordedEncoder(encoder, recorded.record)
+
+
+def test_a_canary_whose_vector_is_zero_tells_nothing_and_is_not_taken() -> None:
+    encoder = open_text_encoder("python:evergram.texts.canaries:letters")
+    recorded = RecordedEncoder(encoder, record_of(encoder))
+    silent = {"3.14159", "今日は雨が降っています。"}
+    sent: list[str] = []
+    whole = encoder.encode_with
+
+    def seen(document: str, texts: Sequence[str], prompt: str) -> Vectors:
+        sent.append(document)
+        return whole(document, texts, prompt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "encode_with", seen)
+        for _ in range(len(recorded.record.texts)):
+            recorded.encode(["abba"])
+    assert len(set(sent)) == len(recorded.record.texts) - len(silent)
+    assert not silent & set(sent)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -26,6 +26,8 @@ class CallableEncoder(TextEncoder):
         prompts: put before each text.
     Raises: DataError: there is no such function.
     """
+
+    plain_prompts: ClassVar[bool] = True
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
         if not _PLACE.fullmatch(place):

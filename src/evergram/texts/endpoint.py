@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy.typing as npt
@@ -43,6 +43,8 @@ class EndpointEncoder(TextEncoder):
     Raises: DataError: the place is of another form, or a key would be sent unencrypted.
         ModuleNotFoundError: httpx is not installed.
     """
+
+    plain_prompts: ClassVar[bool] = True
 
     def __init__(
         self,

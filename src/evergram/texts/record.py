@@ -71,13 +71,26 @@ class TextEncoderRecord(BaseModel):
 
         Raises: DataError, ServiceError: it cannot encode.
         """
-        if encoder.prompts != prompts_of(self):
-            return f"its prompts are {encoder.prompts}, not {prompts_of(self)}"
-        if None not in (self.fingerprint, encoder.fingerprint) and (
-            self.fingerprint != encoder.fingerprint
-        ):
-            return "its weights are others"
+        if (why := self._other(encoder.prompts, encoder.fingerprint)) is not None:
+            return why
         return self.canary_mismatch(encoder.encode(self.texts))
+
+    def record_mismatch(self, other: TextEncoderRecord) -> str | None:
+        """Return why another record is not of the same encoder, for a sentence; None if it is.
+
+        The records are compared as they are, whichever model is there now.
+        """
+        if other.texts != self.texts:
+            return "its canary texts are others"
+        why = self._other(prompts_of(other), other.fingerprint)
+        return self.canary_mismatch(canary_vectors(other)) if why is None else why
+
+    def _other(self, prompts: Prompts, fingerprint: str | None) -> str | None:
+        if prompts != prompts_of(self):
+            return f"its prompts are {prompts}, not {prompts_of(self)}"
+        if None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint:
+            return "its weights are others"
+        return None
 
     def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
         """Return why the canaries' vectors [n, D], as they are now, are not those recorded.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 
-from evergram.errors import ServiceError
+import numpy as np
+import numpy.typing as npt
+
+from evergram.errors import DataError, ServiceError
 from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
-from evergram.texts.record import TextEncoderRecord, prompts_of
-from evergram.texts.text_encoder import Prompts, Role, TextEncoder, Vectors
+from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
+from evergram.texts.text_encoder import Prompts, TextEncoder
 
 # In place of an address: the one that the record names.
 RECORDED = "recorded"
@@ -18,20 +22,36 @@ class MismatchError(ServiceError):
     """An encoder is another than the recorded one."""
 
 
-class RecordedEncoder:
+class RecordedEncoder(TextEncoder):
     """The encoder of a record. Several threads may use one.
 
-    Of an encoder whose weights are not at hand, each batch takes a canary along, so that a model
-    that is replaced behind its address is noticed in the first batch after.
+    Of an encoder whose weights are not at hand, each call takes a canary along, in its place as the
+    last of the batch, so that no vector is returned without one that shows the recorded model.
 
     Args:
         encoder: one that was compared with the record.
+    Raises: DataError: the encoder takes one text at a time, which leaves no place for a canary.
     """
 
     def __init__(self, encoder: TextEncoder, record: TextEncoderRecord) -> None:
+        places = 0 if encoder.fingerprint is not None else 1
+        if encoder.batch <= places:
+            raise DataError(
+                f"{encoder.address} encodes {encoder.batch} text at once (`batch`), and a canary "
+                "text must go with each, as its weights are not at hand; make it 2 or more."
+            )
+        super().__init__(encoder.address, encoder.prompts, encoder.batch - places)
         self.encoder: TextEncoder = encoder
         self.record: TextEncoderRecord = record
+        # A vector of zeros, as of a text of unknown tokens, is that of many models.
+        telling = np.flatnonzero(canary_vectors(record).any(axis=1)).tolist()
+        self._canaries: list[int] = telling or list(range(len(record.texts)))
         self._turns = count()
+
+    @cached_property
+    def dim(self) -> int:
+        """D."""
+        return self.record.dim
 
     def check(self) -> None:
         """Compare its prompts, weights and canaries. Raises: MismatchError: it is another by now.
@@ -39,18 +59,18 @@ class RecordedEncoder:
         if (why := self.record.mismatch(self.encoder)) is not None:
             raise MismatchError(why)
 
-    def encode(self, texts: Sequence[str], role: Role) -> Vectors:
-        """Return the vectors [n, D] of texts.
+    def close(self) -> None:
+        self.encoder.close()
 
-        Raises: MismatchError: the canary shows another model. DataError, ServiceError: as of
-            `TextEncoder.encode`.
-        """
-        # A canary is known after the prompt of a document only.
-        alike = self.encoder.prompts.of(role) == self.encoder.prompts.document
-        if self.encoder.fingerprint is not None or not alike:
-            return self.encoder.encode(texts, role)
-        number = next(self._turns) % len(self.record.texts)
-        vectors = self.encoder.encode([*texts, self.record.texts[number]], role)
+    def _fingerprint(self) -> str | None:
+        return self.encoder.fingerprint
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        """Raises: MismatchError: the canary shows another model."""
+        if self.encoder.fingerprint is not None:
+            return self.encoder._checked(texts, prompt)
+        number = self._canaries[next(self._turns) % len(self._canaries)]
+        vectors = self.encoder.encode_with(self.record.texts[number], texts, prompt)
         why = self.record.canary_mismatch(vectors[-1:], number)
         if why is not None:
             raise MismatchError(why)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,10 @@ class TextEncoder(ABC):
         batch: texts that it encodes at once.
     """
 
+    # Whether a prompt is words before a text and nothing else, so that one call can have texts
+    # after several prompts.
+    plain_prompts: ClassVar[bool] = False
+
     def __init__(self, address: str, prompts: Prompts, batch: int) -> None:
         self.address: str = address
         self.prompts: Prompts = prompts
@@ -74,17 +78,36 @@ class TextEncoder(ABC):
         if not texts:
             raise DataError("There are no texts to encode; give at least one.")
         prompt = self.prompts.of(role)
-        blocks = [
-            self._checked(texts[start : start + self.batch], prompt)
-            for start in range(0, len(texts), self.batch)
-        ]
-        if any(block.shape[1] != blocks[0].shape[1] for block in blocks):
-            raise DataError(f"{self.address} returns vectors of several lengths; it must have one.")
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        return self._joined(
+            [
+                self._checked(texts[start : start + self.batch], prompt)
+                for start in range(0, len(texts), self.batch)
+            ]
+        )
+
+    def encode_with(self, document: str, texts: Sequence[str], prompt: str) -> Vectors:
+        """Return the vectors [n + 1, D] of n < `batch` texts after a prompt, and of a document.
+
+        All are in one call, so that one model encodes them. Only where the document has another
+        prompt, and prompts are not `plain_prompts`, is the document in a call right after.
+
+        Raises: DataError, ServiceError: as of `encode`.
+        """
+        own = self.prompts.document
+        if prompt == own:
+            return self._checked([*texts, document], own)
+        if self.plain_prompts:
+            return self._checked([*after_prompt(texts, prompt), own + document], "")
+        return self._joined([self._checked(texts, prompt), self._checked([document], own)])
 
     def close(self) -> None:
         """Release what it holds."""
         return
+
+    def _joined(self, blocks: list[Vectors]) -> Vectors:
+        if any(block.shape[1] != blocks[0].shape[1] for block in blocks):
+            raise DataError(f"{self.address} returns vectors of several lengths; it must have one.")
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def _checked(self, texts: Sequence[str], prompt: str) -> Vectors:
         try:

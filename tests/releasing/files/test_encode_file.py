@@ -47,7 +47,7 @@ def test_a_killed_run_goes_on_with_its_parts(
 ) -> None:
     monkeypatch.setattr(module, "PART", 10)
     encoder: Any = open_text_encoder(ADDRESSES[0])
-    encoder.batch = 10
+    encoder.batch = 11
     whole, calls = encoder._function, []
 
     def dying(texts: list[str]) -> Any:

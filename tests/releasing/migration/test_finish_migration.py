@@ -40,7 +40,7 @@ def read(path: Path) -> Any:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sets(st.integers(0, 49), min_size=1), st.integers(1, 20), st.integers(1, 60))
+@given(st.sets(st.integers(0, 49), min_size=1), st.integers(2, 20), st.integers(1, 60))
 def test_the_file_is_that_of_encoding_all_and_each_missing_text_is_encoded_once(
     tmp_path_factory: pytest.TempPathFactory, rows: set[int], batch: int, part: int
 ) -> None:
@@ -102,14 +102,14 @@ def test_a_killed_run_goes_on_and_other_kept_vectors_begin_anew_only_by_force(
 ) -> None:
     monkeypatch.setattr(encoding, "PART", 10)
     encoder: Any = open_text_encoder(ADDRESSES[1])
-    encoder.batch = 5
+    encoder.batch = 9
     kept = kept_file(tmp_path / "kept.parquet", list(range(0, 50, 2)))
     rest = plan_rest(TEXTS, encoder, [kept])
     whole, calls = encoder._function, []
 
     def dying(texts: list[str]) -> Any:
         calls.append(texts)
-        if len(calls) == 4:  # canaries, then a call for each part
+        if len(calls) == 4:  # canaries, then two calls for each part
             raise KeyboardInterrupt
         return whole(texts)
 
@@ -157,8 +157,29 @@ def test_an_encoder_whose_dims_change_midway_is_refused(tmp_path: Path) -> None:
     encoder: Any = open_text_encoder(ADDRESSES[1])
     whole = encoder._function
     assert encoder.dim == 12
-    encoder._function = lambda texts: whole(texts) if "query: " in texts[1] else OWN[:50, :5]
+    encoder._function = lambda texts: whole(texts) if "query: " in texts[1] else whole(texts)[:, :5]
     known = KnownVectors(np.full(50, -1), np.empty((0, 12), np.float32))
-    with pytest.raises(DataError, match="returns vectors of 5 dims, and had 12"):
+    with pytest.raises(DataError, match="its vectors have 5 dims, not 12"):
         encode_file(TEXTS, encoder, tmp_path / "new.parquet", known=known)
     assert not (tmp_path / "new.parquet").exists()
+
+
+@pytest.mark.parametrize("swap", [1, 2, 3, 4, 5])
+def test_kept_vectors_and_the_rest_are_of_one_model(swap: int, tmp_path: Path) -> None:
+    """From a call on another model answers: while kept vectors are compared, or after."""
+    kept = kept_file(tmp_path / "kept.parquet", list(range(0, 50, 2)))
+    encoder: Any = open_text_encoder(ADDRESSES[1])
+    calls: list[int] = []
+
+    def changing(texts: list[str]) -> Any:
+        calls.append(1)
+        return word_vectors(texts, 1 if len(calls) <= swap else 4, 12)
+
+    encoder._function = changing
+    out = tmp_path / "new.parquet"
+    with pytest.raises(DataError, match=r"changed while|is not the model that the kept"):
+        finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+    assert not out.exists()
+    encoder._function = lambda texts: word_vectors(texts, 1, 12)
+    finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+    np.testing.assert_allclose(read(out), OWN, rtol=1e-6)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from evergram.errors import DataError
 from evergram.texts.record import TextEncoderRecord, parse_record, record_of
+from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import ARROW, PARQUET, Block, open_embeddings
@@ -61,10 +63,13 @@ class KnownVectors:
     Args:
         rows: int64 [N], for each text its row of `vectors`; -1 where it has none.
         vectors: float32 [M, D].
+        record: of the encoder that they were compared with; another one is refused. None compares
+            nothing.
     """
 
     rows: npt.NDArray[np.int64]
     vectors: Vectors = field(repr=False)
+    record: TextEncoderRecord | None = field(default=None, repr=False)
 
     def digest(self) -> str:
         """Return the SHA-256 of the rows and their vectors; "" if no text has one."""
@@ -88,18 +93,20 @@ def encode_file(
     """Write the vectors of texts, float32, in their order, with the record of their encoder.
 
     Parts are written to `OUT.parts` first, and a run that was killed goes on with those that are
-    there; the file then appears whole. The encoder's canaries are compared at the start, with those
-    of parts of an earlier run, and at the end: a model that was replaced meanwhile is an error.
+    there; the file then appears whole. A part is written only if the encoder was the recorded one
+    in each batch, which takes a canary along where no weights are at hand, and in all canaries
+    after it. So a model that is replaced meanwhile is an error, and parts stay those of one model.
 
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
         matryoshka: the numbers of first coordinates that the encoder's vectors may be cut to.
         overwrite: whether to write over a file that is there, and to drop parts of other texts,
-            another encoder or other known vectors.
+            another encoder or other known vectors, and parts whose batches took no canary along.
         known: vectors that are written as they are; all texts are encoded by default.
     Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
-        parts there are of other texts, another encoder or other known vectors, or the encoder
-        changed while it was used. ServiceError: the encoder cannot be reached.
+        parts there are of other texts, another encoder or other known vectors, the encoder is not
+        the one that known vectors were compared with, or it changed while it was used.
+        ServiceError: the encoder cannot be reached.
     """
     if out.suffix.lower() not in WRITTEN:
         raise DataError(
@@ -111,9 +118,47 @@ def encode_file(
     own = len(texts.texts)
     if known is None:
         known = KnownVectors(np.full(own, -1), np.empty((0, record.dim), np.float32))
+    elif known.record is not None and (why := known.record.record_mismatch(record)) is not None:
+        raise DataError(
+            f"{record.address} is not the model that the kept vectors were compared with ({why}); "
+            "bring that model back, or compare them again with the one that is there now."
+        )
     folder = out.with_name(f"{out.name}.parts")
     shards = Shards(folder, -(-own // PART))
     provenance = {TEXT_ENCODER: record.model_dump_json()}
+    settings = _settings(texts, record, known)
+    # Parts of the same settings are gone on with, also where a file is to be overwritten.
+    whole = {"shards": shards.count, "rows": own, **settings}
+    ShardRecord(folder, whole).begin(overwrite=overwrite)
+    _refuse_other_parts(record, shards, overwrite=overwrite)
+    absent = int((known.rows < 0).sum())
+    with progress.task(f"{encoder.address} of {absent} texts", absent) as bar:
+
+        def blocks(start: int, stop: int) -> Iterator[Block]:
+            for part in (shards.rows(number, own) for number in shards.numbers):
+                if start <= part.start and part.stop <= stop:
+                    # One for each part: its canaries begin anew, so that a part's batches are the
+                    # same whichever part a run begins with.
+                    checked = RecordedEncoder(encoder, record)
+                    try:
+                        vectors = _vectors(texts, checked, known, part, bar.advance)
+                        checked.check()
+                    except MismatchError as error:
+                        raise _changed(record, error, shards) from error
+                    yield texts.ids.slice(part.start, len(part)), torch.from_numpy(vectors)
+
+        write_shards(shards, own, blocks, provenance, settings, overwrite=False)
+    # Another run of the same texts may have written parts at the same time.
+    for number in shards.numbers:
+        if (why := _mismatch_of_part(record, shards.path(number))) is not None:
+            raise _other_parts(record, shards, why)
+    write_vectors(out, ahead(_rows(shards)), provenance, overwrite=overwrite)
+    shutil.rmtree(folder)
+    return record
+
+
+def _settings(texts: Texts, record: TextEncoderRecord, known: KnownVectors) -> dict[str, str | int]:
+    """Return what must be the same for parts to belong together."""
     settings: dict[str, str | int] = {
         "texts": texts.digest(),
         "encoder": record.address,
@@ -122,23 +167,10 @@ def encode_file(
     }
     if kept := known.digest():
         settings["kept"] = kept
-    # Parts of the same settings are gone on with, also where a file is to be overwritten.
-    whole = {"shards": shards.count, "rows": own, **settings}
-    ShardRecord(folder, whole).begin(overwrite=overwrite)
-    absent = int((known.rows < 0).sum())
-    with progress.task(f"{encoder.address} of {absent} texts", absent) as bar:
-
-        def blocks(start: int, stop: int) -> Iterator[Block]:
-            for first in range(start, stop, PART):
-                last = min(first + PART, stop)
-                vectors = _vectors(texts, encoder, known, range(first, last), bar.advance)
-                yield texts.ids.slice(first, last - first), torch.from_numpy(vectors)
-
-        write_shards(shards, own, blocks, provenance, settings, overwrite=False)
-    _refuse_changed(record, encoder, shards)
-    write_vectors(out, ahead(_rows(shards)), provenance, overwrite=overwrite)
-    shutil.rmtree(folder)
-    return record
+    if record.fingerprint is None:
+        # Parts that were written without it may be of two models, and are refused.
+        settings["checked"] = "with a canary text in each batch"
+    return settings
 
 
 def _vectors(
@@ -171,15 +203,42 @@ def _rows(shards: Shards) -> Iterator[Block]:
         yield from open_embeddings(shards.path(number)).blocks()
 
 
-def _refuse_changed(record: TextEncoderRecord, encoder: TextEncoder, shards: Shards) -> None:
-    """Raises: DataError: the encoder of a part, or as it is now, is another."""
-    why = record.mismatch(encoder)
+def _refuse_other_parts(record: TextEncoderRecord, shards: Shards, *, overwrite: bool) -> None:
+    """Refuse parts of an earlier run whose model was another, or remove them.
+
+    Raises: DataError: the model was another, and `overwrite` is False.
+    """
     for number in shards.numbers:
         path = shards.path(number)
-        written = open_embeddings(path).provenance.get(TEXT_ENCODER, "")
-        why = why or parse_record(written, str(path)).mismatch(encoder)
-    if why is not None:
-        raise DataError(
-            f"{record.address} changed while the texts were encoded ({why}), so that the vectors "
-            f"are of two models; remove {shards.folder} and start again."
-        )
+        why = None
+        # A damaged part is written again.
+        with suppress(DataError):
+            why = _mismatch_of_part(record, path) if path.is_file() else None
+        if why is not None:
+            if not overwrite:
+                raise _other_parts(record, shards, why)
+            shutil.rmtree(shards.folder)
+            return
+
+
+def _mismatch_of_part(record: TextEncoderRecord, part: Path) -> str | None:
+    """Return why the encoder of a part is not the recorded one; None if it is."""
+    written = open_embeddings(part).provenance.get(TEXT_ENCODER, "")
+    if written == record.model_dump_json():
+        return None
+    return parse_record(written, str(part)).record_mismatch(record)
+
+
+def _other_parts(record: TextEncoderRecord, shards: Shards, why: str) -> DataError:
+    return DataError(
+        f"{shards.folder} has parts of another model than {record.address} is now ({why}); bring "
+        f"back the model that made them, or remove {shards.folder} to start again."
+    )
+
+
+def _changed(record: TextEncoderRecord, why: MismatchError, shards: Shards) -> DataError:
+    return DataError(
+        f"{record.address} changed while the texts were encoded ({why}). Parts that are finished "
+        "are of the model before; bring it back and run again, which goes on with them, or remove "
+        f"{shards.folder} to start again with the model that is there now."
+    )

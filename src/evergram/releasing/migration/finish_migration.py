@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from evergram.errors import DataError
 from evergram.releasing.files.encode_file import QUIET, KnownVectors, Texts, encode_file
 from evergram.releasing.migration.kept_files import CHECKED, check_kept, read_kept
-from evergram.texts.record import TextEncoderRecord
+from evergram.texts.record import TextEncoderRecord, record_of
+from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import TextEncoder
 from evergram.training.progress import Progress
 
@@ -29,7 +30,7 @@ class MigrationRest:
         strangers: kept ids that no text has, which are left out.
         repeated: kept ids that are in several files, with the same vector.
         checked, differing: of `SampleCheck`.
-        known: the kept vectors.
+        known: the kept vectors, with the record of the encoder that they were compared with.
     """
 
     texts: int
@@ -66,23 +67,33 @@ def plan_rest(
             `encode_file`), or folders whose Parquet files are read.
         check: kept vectors to compute again and compare.
         unrecorded: whether a file may leave open which encoder made it.
-    Raises: DataError: the texts are queries; or as of `read_kept` and `check_kept`.
+    Raises: DataError: the texts are queries, or the encoder changed while it was used; or as of
+        `read_kept` and `check_kept`.
     """
     if texts.role != "document":
         raise DataError("Kept vectors are those of documents; give documents, not queries.")
-    files = read_kept(kept, texts, encoder, unrecorded=unrecorded)
-    sample = check_kept(files, texts, encoder, check)
+    record = record_of(encoder)
+    # Kept vectors and the rest are compared with one record, and never with two models.
+    checked = RecordedEncoder(encoder, record)
+    try:
+        files = read_kept(kept, texts, checked, unrecorded=unrecorded)
+        sample = check_kept(files, texts, checked, check)
+    except MismatchError as error:
+        raise DataError(
+            f"{encoder.address} changed while kept vectors were compared with it ({error}); use "
+            "one model from the start to the end, and run again."
+        ) from error
     absent = np.flatnonzero(files.known.rows < 0)
     return MigrationRest(
         texts=len(texts.texts),
         to_encode=len(absent),
         text_bytes=sum(len(texts.texts[row].encode()) for row in absent),
-        vector_bytes=4 * encoder.dim * len(texts.texts),
+        vector_bytes=4 * record.dim * len(texts.texts),
         strangers=files.strangers,
         repeated=files.repeated,
         checked=sample.checked,
         differing=sample.differing,
-        known=files.known,
+        known=replace(files.known, record=record),
     )
 
 
@@ -104,7 +115,8 @@ def finish_migration(
     Args:
         rest: of `plan_rest`, for the same texts and encoder.
         out, matryoshka, overwrite: as for `encode_file`.
-    Raises: DataError, ServiceError: as of `encode_file`; DataError: `rest` is of other texts.
+    Raises: DataError, ServiceError: as of `encode_file`; DataError: `rest` is of other texts, or
+        was planned with another model.
     """
     if len(rest.known.rows) != len(texts.texts):
         raise DataError(

@@ -53,7 +53,7 @@ class CheckedEncoder:
             if self._encoder is None or self._batcher is None:
                 opened = self._opened(self.record)
                 self._encoder = RecordedEncoder(opened, self.record)
-                self._batcher = Batcher(self._encoder.encode, opened.batch)
+                self._batcher = Batcher(self._encoder.encode, self._encoder.batch)
             else:
                 self._encoder.check()
         except MismatchError as error:
