@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -13,7 +13,7 @@ from tests.support.text_encoders import endpoint, word_vectors
 from evergram.errors import DataError, ServiceError
 from evergram.texts import endpoint as module
 from evergram.texts.endpoint import EndpointEncoder
-from evergram.texts.text_encoder import Prompts, Vectors
+from evergram.texts.text_encoder import Prompts, TextsFailedError, Vectors
 
 PLACE = "https://host/v1#small"
 
@@ -141,3 +141,83 @@ def test_what_does_not_pass_is_an_error_in_a_sentence(
         EndpointEncoder(PLACE, transport=transport).encode(["word1"])
     assert len(calls) == tries
     assert "sk-1" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_texts_that_are_refused_are_told_apart_from_an_endpoint_that_fails(status: int) -> None:
+    transport, _ = answering(httpx.Response(status))
+    encoder = EndpointEncoder(PLACE, transport=transport)
+    with pytest.raises(TextsFailedError, match=f"answered {status}"):
+        encoder.encode(["word1"])
+    for other in (401, 404, 500):
+        transport, _ = answering(*[httpx.Response(other)] * 5)
+        with pytest.raises(ServiceError) as failure:
+            EndpointEncoder(PLACE, transport=transport).encode(["word1"])
+        assert not isinstance(failure.value, TextsFailedError)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, or as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr("time.sleep", self.pass_by)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_all_tries_end_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    limits: list[float] = []
+
+    def hang(request: httpx.Request) -> httpx.Response:
+        seconds = request.extensions["timeout"]["read"]
+        limits.append(seconds)
+        clock.pass_by(seconds)
+        raise httpx.ReadTimeout("slow")
+
+    encoder = EndpointEncoder(PLACE, transport=httpx.MockTransport(hang))
+    encoder.limit = 15.0
+    with pytest.raises(ServiceError, match="cannot be reached: slow"):
+        encoder.encode(["word1"])
+    assert limits == [15.0]
+    assert clock.now == pytest.approx(15)
+    # A command waits as long as ever.
+    encoder.limit = None
+    limits.clear()
+    with pytest.raises(ServiceError):
+        encoder.encode(["word1"])
+    assert limits == [module.TIMEOUT] * module.TRIES
+
+
+@pytest.mark.parametrize(("after", "tries"), [("1", 5), ("60", 1)])
+def test_no_pause_goes_beyond_the_limit(
+    after: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    transport, calls = answering(*[httpx.Response(429, headers={"Retry-After": after})] * 9)
+    encoder = EndpointEncoder(PLACE, transport=transport)
+    encoder.limit = 15.0
+    with pytest.raises(ServiceError, match="answered 429"):
+        encoder.encode(["word1"])
+    assert len(calls) == tries
+    assert clock.now < 15
+
+
+def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    class Drips(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                clock.pass_by(4)
+                yield b" "
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Drips()))
+    encoder = EndpointEncoder(PLACE, transport=transport)
+    encoder.limit = 15.0
+    with pytest.raises(ServiceError, match="did not end in time"):
+        encoder.encode(["word1"])
+    assert clock.now == 16

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from tests.support.text_encoders import CALLS, HERE, word_vectors
 
-from evergram.errors import DataError, ServiceError
+from evergram.errors import DataError
 from evergram.texts.addresses import open_text_encoder
-from evergram.texts.text_encoder import Prompts
+from evergram.texts.text_encoder import NotFiniteError, Prompts, TextsFailedError
 
 
 @given(st.lists(st.sampled_from(["word1", "word2 word3", "word4"]), min_size=1, max_size=9))
@@ -55,8 +55,42 @@ def test_what_is_not_one_finite_vector_a_text_is_refused(
         open_text_encoder(f"{HERE}:{function}").encode(texts)
 
 
+def test_the_text_of_a_vector_that_is_not_finite_is_known() -> None:
+    with pytest.raises(NotFiniteError) as refusal:
+        open_text_encoder(f"{HERE}:not_finite").encode(["good", "bad 1", "bad 2"])
+    assert refusal.value.text == "bad 1"
+
+
+def test_how_long_a_call_has_lasted_is_known_without_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = open_text_encoder(f"{HERE}:first")
+    entered, go = threading.Event(), threading.Event()
+    now = [100.0]
+
+    def encode(texts: list[str], prompt: str) -> np.ndarray:
+        entered.set()
+        assert go.wait(30)
+        return word_vectors(texts, 0, 10)
+
+    monkeypatch.setattr(encoder, "_encode", encode)
+    monkeypatch.setattr("evergram.texts.text_encoder.monotonic", lambda: now[0])
+    assert encoder.busy == 0
+    assert encoder.is_free(0)
+    thread = threading.Thread(target=encoder.encode, args=(["word1"],))
+    thread.start()
+    assert entered.wait(30)
+    now[0] += 7
+    assert encoder.busy == 7
+    assert not encoder.is_free(0.001)
+    go.set()
+    assert encoder.is_free(30)
+    thread.join()
+    assert encoder.busy == 0
+
+
 def test_a_failure_inside_is_the_encoders() -> None:
-    with pytest.raises(ServiceError, match="failed on 1 texts: RuntimeError: out of memory"):
+    with pytest.raises(TextsFailedError, match="failed on 1 texts: RuntimeError: out of memory"):
         open_text_encoder(f"{HERE}:failing").encode(["poison"])
 
 

@@ -42,7 +42,13 @@ MaxBuffered = Annotated[
     int, typer.Option(min=1, help="Most MiB of all requests at once, beside their first 64 KiB.")
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Most seconds of one request.")]
-Workers = Annotated[int, typer.Option(min=1, help="Most requests that are worked on at once.")]
+Workers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Most requests that are worked on at once; as many more wait for an encoder of text.",
+    ),
+]
 Processes = Annotated[
     int, typer.Option(min=1, help="Processes behind the port; limits hold for each.")
 ]

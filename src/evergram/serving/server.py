@@ -151,7 +151,13 @@ def texts_of(settings: ServiceSettings) -> ServedTexts | None:
     if settings.texts is not None:
         folder = None if settings.kept is None else Path(settings.kept)
         documents = Documents(Path(settings.texts), folder)
-    return ServedTexts(settings.encoders, settings.text_cache, settings.canary_every, documents)
+    return ServedTexts(
+        settings.encoders,
+        settings.text_cache,
+        settings.canary_every,
+        documents,
+        settings.timeout,
+    )
 
 
 def serve(

@@ -30,7 +30,7 @@ class ServiceSettings:
         max_dim: coordinates of a vector in a request.
         max_body: bytes of a request.
         timeout: seconds from the request's start to its answer.
-        workers: requests that are worked on at once.
+        workers: requests that are worked on at once; as many more may wait for an encoder of text.
         max_waiting: requests that may wait for a worker; the next is answered 503.
         poll: seconds between two looks at `lineage.json` and `consumers.json`.
         allowed_hosts: names that requests may address the service by, beside those of loopback:

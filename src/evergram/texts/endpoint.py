@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy.typing as npt
 
 from evergram.errors import DataError, ServiceError
-from evergram.texts.text_encoder import Prompts, TextEncoder, after_prompt
+from evergram.texts.text_encoder import Prompts, TextEncoder, TextsFailedError, after_prompt
 
 if TYPE_CHECKING:
     import httpx
@@ -24,6 +28,8 @@ FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 20.0
 TRIES = 5
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)
+# What servers answer to a text that is too long, say, and to nothing else that was asked before.
+_OF_TEXTS = (400, 413, 422)
 # The environment variable of the key; OpenAI's own is sent to OpenAI alone.
 KEY = "EVERGRAM_ENCODER_KEY"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -31,8 +37,19 @@ _OPENAI = "api.openai.com"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """An answer that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
 class EndpointEncoder(TextEncoder):
     """A model behind an OpenAI-compatible endpoint.
+
+    What may pass is tried again: `TRIES` times in all, or for as long as `limit` lets it.
 
     The key is read from the environment variable EVERGRAM_ENCODER_KEY (for api.openai.com also from
     OPENAI_API_KEY) and is written nowhere.
@@ -92,7 +109,7 @@ class EndpointEncoder(TextEncoder):
         }
         answer = self._sent(body)
         try:
-            rows = sorted(answer.json()["data"], key=lambda row: int(row["index"]))
+            rows = sorted(json.loads(answer.content)["data"], key=lambda row: int(row["index"]))
             if [row["index"] for row in rows] != list(range(len(texts))):
                 raise ValueError(f"{len(rows)} vectors for {len(texts)} texts")
             return [row["embedding"] for row in rows]
@@ -102,39 +119,62 @@ class EndpointEncoder(TextEncoder):
                 "address right?"
             ) from error
 
-    def _sent(self, body: dict[str, Any]) -> httpx.Response:
-        """Return the answer, after retries of what may pass. Raises: ServiceError."""
+    def _sent(self, body: dict[str, Any]) -> _Answer:
+        """Return the answer, after retries of what may pass.
+
+        Raises: TextsFailedError: the endpoint refuses the texts. ServiceError: anything else fails.
+        """
         import httpx
 
+        end = math.inf if self.limit is None else monotonic() + self.limit
         for attempt in range(TRIES):
-            last = attempt == TRIES - 1
             pause = FIRST_PAUSE * 2**attempt
             try:
-                answer = self._http.post(self._url, json=body)
+                answer = self._read(body, end)
             except httpx.HTTPError as error:
-                if last or isinstance(error, httpx.UnsupportedProtocol):
+                if _is_last(attempt, pause, end) or isinstance(error, httpx.UnsupportedProtocol):
                     why = str(error).rstrip(".") or type(error).__name__
                     raise ServiceError(
                         f"{self._url} cannot be reached: {why}; start it, or correct the address."
                     ) from error
             else:
-                if answer.status_code == 200:
+                if answer.status == 200:
                     return answer
-                if last or answer.status_code not in _RETRIED:
-                    raise ServiceError(_refusal(self._url, answer))
                 after = answer.headers.get("Retry-After", "")
                 pause = max(pause, float(after) if after.isdecimal() else 0.0)
+                if answer.status not in _RETRIED or _is_last(attempt, pause, end):
+                    kind = TextsFailedError if answer.status in _OF_TEXTS else ServiceError
+                    raise kind(_refusal(self._url, answer))
             time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
         raise AssertionError("the last try returns or raises")
 
+    def _read(self, body: dict[str, Any], end: float) -> _Answer:
+        """Return the answer to one try. Raises: httpx.HTTPError: it did not come whole by `end`."""
+        import httpx
 
-def _refusal(url: str, answer: httpx.Response) -> str:
+        seconds = min(TIMEOUT, max(end - monotonic(), 0.001))
+        with self._http.stream("POST", self._url, json=body, timeout=seconds) as answer:
+            parts = []
+            for part in answer.iter_bytes():
+                parts.append(part)
+                # httpx's limit is of each part alone.
+                if monotonic() > end:
+                    raise httpx.ReadTimeout("its answer did not end in time")
+            return _Answer(answer.status_code, answer.headers, b"".join(parts))
+
+
+def _is_last(attempt: int, pause: float, end: float) -> bool:
+    """Return whether no try comes after this one: tries or time are used up."""
+    return attempt == TRIES - 1 or monotonic() + min(pause, LONGEST_PAUSE) >= end
+
+
+def _refusal(url: str, answer: _Answer) -> str:
     """Return a sentence on an answer that is no success; servers repeat keys in theirs, so only
     its status and its code are named."""
     try:
-        code = str(answer.json()["error"]["code"])[:80]
+        code = str(json.loads(answer.content)["error"]["code"])[:80]
     except (ValueError, KeyError, TypeError):
         code = ""
     about = f" ({code})" if code and code != "None" else ""
-    advice = f"; is the key in {KEY} right?" if answer.status_code in (401, 403) else "."
-    return f"{url} answered {answer.status_code}{about}{advice}"
+    advice = f"; is the key in {KEY} right?" if answer.status in (401, 403) else "."
+    return f"{url} answered {answer.status}{about}{advice}"

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,22 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 Role = Literal["query", "document"]
 # Read once for the dim of an encoder that does not say it.
 _PROBE = "dimensions"
+
+
+class NotFiniteError(DataError):
+    """An encoder returned a NaN or an infinity.
+
+    Args:
+        text: the first text whose vector has one.
+    """
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text: str = text
+
+
+class TextsFailedError(ServiceError):
+    """An encoder failed on these texts, and may encode others."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,10 @@ class TextEncoder(ABC):
         self.address: str = address
         self.prompts: Prompts = prompts
         self.batch: int = batch
+        # Seconds in which a model elsewhere must have encoded a batch, with all tries and pauses;
+        # None is as patient as a command may be. A service, whose clients wait, sets it.
+        self.limit: float | None = None
+        self._began: float | None = None
         # Tokenizers and models are seldom made for several threads at once.
         self._turn = threading.Lock()
 
@@ -67,13 +88,27 @@ class TextEncoder(ABC):
         hand, so that only `canaries` can tell it from another."""
         return self._fingerprint()
 
+    @property
+    def busy(self) -> float:
+        """Seconds since its present call began; 0 between two calls."""
+        began = self._began
+        return 0.0 if began is None else monotonic() - began
+
+    def is_free(self, within: float) -> bool:
+        """Wait until no call is under way. Returns: whether that was in so many seconds."""
+        free = self._turn.acquire(timeout=within)
+        if free:
+            self._turn.release()
+        return free
+
     def encode(self, texts: Sequence[str], role: Role = "document") -> Vectors:
         """Return the vectors [n, D] of texts, float32, in their order.
 
         Args:
             role: chooses the prompt.
-        Raises: DataError: the encoder does not return one finite vector for each text, all of one
-            length. ServiceError: it fails, is elsewhere and cannot be reached, or refuses.
+        Raises: NotFiniteError: a vector has a NaN or an infinity. DataError: the encoder does not
+            return one vector for each text, all of one length. TextsFailedError: it fails on these
+            texts. ServiceError: it is elsewhere and cannot be reached, or refuses.
         """
         if not texts:
             raise DataError("There are no texts to encode; give at least one.")
@@ -125,21 +160,28 @@ class TextEncoder(ABC):
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])
-            raise DataError(
+            raise NotFiniteError(
                 f"{self.address} returned a NaN or an infinity for the text "
-                f"{texts[row][:40]!r}; leave it out, or use another encoder."
+                f"{texts[row][:40]!r}; leave it out, or use another encoder.",
+                texts[row],
             )
         return vectors
 
     def _answer(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
         try:
             with self._turn:
-                return self._encode(texts, prompt)
+                self._began = monotonic()
+                try:
+                    return self._encode(texts, prompt)
+                finally:
+                    self._began = None
         except EvergramError:
             raise
         except Exception as error:  # of whatever library or function encodes
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
-            raise ServiceError(f"{self.address} failed on {len(texts)} texts: {why}.") from error
+            raise TextsFailedError(
+                f"{self.address} failed on {len(texts)} texts: {why}."
+            ) from error
 
     def _fingerprint(self) -> str | None:
         return None

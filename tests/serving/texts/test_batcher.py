@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from evergram.serving.texts.batcher import Batcher
+from evergram.errors import DataError, ServiceError
+from evergram.serving.texts.batcher import Batcher, CrowdedError
 from evergram.texts.text_encoder import Role, Vectors
 
 
@@ -25,7 +26,9 @@ class Encoder:
             self.entered.set()
             assert self.go.wait(30)
         if "poison" in texts:
-            raise ValueError("poison")
+            raise DataError("poison")
+        if "down" in texts:
+            raise ServiceError("down")
         sign = -1 if role == "query" else 1
         return np.array([[sign * float(text)] for text in texts], dtype=np.float32)
 
@@ -38,7 +41,7 @@ def gathered(
     def run(job: tuple[list[str], Role]) -> object:
         try:
             return batcher.encode(*job).ravel().tolist()
-        except ValueError as error:
+        except (DataError, ServiceError) as error:
             return str(error)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -84,6 +87,26 @@ def test_a_bad_text_fails_its_own_request_alone() -> None:
         (["2"], "document"),
     ]
     assert gathered(encoder, Batcher(encoder.encode, 100), jobs) == [[0], [1], "poison", [2]]
+
+
+def test_a_failure_of_the_encoder_is_not_repeated_for_each_request() -> None:
+    encoder = Encoder()
+    jobs: list[tuple[list[str], Role]] = [([text], "document") for text in ("0", "1", "down", "2")]
+    assert gathered(encoder, Batcher(encoder.encode, 100), jobs) == [[0], "down", "down", "down"]
+    assert encoder.calls == [["0"], ["1", "down", "2"]]
+
+
+def test_a_request_whose_turn_does_not_come_gives_up_and_leaves_the_queue() -> None:
+    encoder = Encoder()
+    batcher = Batcher(encoder.encode, 10, patience=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(batcher.encode, ["0"], "document")
+        assert encoder.entered.wait(30)
+        with pytest.raises(CrowdedError, match="at work on other texts"):
+            batcher.encode(["1"], "document")
+        encoder.go.set()
+        assert first.result().tolist() == [[0]]
+    assert encoder.calls == [["0"]]
 
 
 def test_the_next_request_after_an_error_is_encoded() -> None:

@@ -15,6 +15,10 @@ from evergram.serving.settings import ServiceSettings
 JSON = "application/json"
 
 
+class EncoderWaitError(Exception):
+    """A request needs an encoder of text, for which its thread may not wait."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One request, and everything that its answer is made from.
@@ -24,6 +28,7 @@ class Call:
         content: returns the body.
         arrow_in, arrow_out: whether the body is an Arrow stream, and whether the answer is to be.
         fingerprint: fingerprint that the request's header claims for its vectors.
+        may_wait: whether its thread may wait for an encoder of text.
     """
 
     state: ServedState
@@ -35,6 +40,7 @@ class Call:
     arrow_in: bool
     arrow_out: bool
     fingerprint: str | None
+    may_wait: bool = False
 
     @property
     def body(self) -> Body:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
@@ -18,7 +19,7 @@ from evergram.serving.dashboard.schemas import DashboardData
 from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
 from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response, log
-from evergram.serving.http.call import JSON, Answer, Call
+from evergram.serving.http.call import JSON, Answer, Call, EncoderWaitError
 from evergram.serving.http.connections import Connections
 from evergram.serving.http.fast_paths.inline_answers import is_quick
 from evergram.serving.http.requests.auth import Access, authenticate
@@ -53,6 +54,10 @@ class RequestHandler:
         self.metrics: Metrics = Metrics(settings.process)
         self.traffic: TrafficLog = TrafficLog()
         self.workers: Workers = Workers(settings.workers, settings.max_waiting)
+        # Apart, as an encoder of text may keep its requests waiting, which must hold neither the
+        # threads nor the connections of all others.
+        waiting = min(settings.max_waiting, settings.max_connections // 2)
+        self.text_workers: Workers = Workers(settings.workers, waiting)
         self.bodies: BodyBudget = BodyBudget(max(settings.max_buffered, settings.max_body))
         self.connections: Connections = Connections(
             settings.max_connections, settings.silence, self.metrics.connection_ended
@@ -112,16 +117,20 @@ class RequestHandler:
                 run = self._inline(call, operation)
             else:
                 run = self._in_worker(call, operation, body)
-            try:
-                return await run
-            except (UnknownVersionError, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.code not in _MAY_END:
-                    raise
-                if not await self._reloaded(call.state.shared):
-                    raise
-            state, access = self._enter(request, caller)
-            call = self._call(request, state, access, body, arrow_in)
-            return await self._in_worker(call, operation, body)
+            may_wait = reloaded = False
+            while True:
+                try:
+                    return await run
+                except EncoderWaitError:
+                    may_wait = True
+                except (UnknownVersionError, RefusedError) as error:
+                    lasting = isinstance(error, RefusedError) and error.code not in _MAY_END
+                    if lasting or reloaded or not await self._reloaded(call.state.shared):
+                        raise
+                    reloaded = True
+                state, access = self._enter(request, caller)
+                call = self._call(request, state, access, body, arrow_in)
+                run = self._in_worker(replace(call, may_wait=may_wait), operation, body)
         finally:
             body.leave()
 
@@ -159,7 +168,8 @@ class RequestHandler:
             body.leave()
             call.state.leave()
 
-        return await self.workers.run(lambda: operation(call), done)
+        workers = self.text_workers if call.may_wait else self.workers
+        return await workers.run(lambda: operation(call), done)
 
     def _enter(self, request: Request, caller: _Caller) -> tuple[ServedState, Access]:
         """Authenticate a request. Raises: RefusedError: its token is missing or unknown."""
@@ -258,7 +268,7 @@ class RequestHandler:
         if texts is not None and texts.documents is not None:
             for version, count in texts.documents.counts().items():
                 self.metrics.kept.labels(str(version)).set(count)
-        self.metrics.working.set(self.workers.busy)
+        self.metrics.working.set(self.workers.busy + self.text_workers.busy)
         self.metrics.connections.set(len(self.connections.open))
         self.metrics.buffered.set(self.bodies.held)
         return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -266,6 +276,7 @@ class RequestHandler:
     def close(self) -> None:
         """Wait for the requests under way, and close the service."""
         self.workers.close()
+        self.text_workers.close()
         self._refresher.shutdown(wait=True, cancel_futures=True)
         self.service.close()
 

@@ -14,16 +14,19 @@ from evergram.retrieval.migrating.reranked_search import (
     reranked_search,
 )
 from evergram.serving.http.answers.errors import RefusedError
-from evergram.serving.http.call import Call
+from evergram.serving.http.call import Call, EncoderWaitError
 from evergram.serving.http.requests.ids import missing_ids
 from evergram.serving.http.requests.schemas import SearchOptions
-from evergram.serving.texts.checked_encoder import TextEncoderError
+from evergram.serving.texts.checked_encoder import TextEncoderError, UnencodableTextError
 from evergram.serving.texts.documents import MissingTextError
 from evergram.stores.store import Floats
 
 
 def check_rerank(call: Call, options: SearchOptions, version: int, queries: int) -> None:
-    """Refuse a search that cannot be re-ranked. Raises: RefusedError."""
+    """Refuse a search that cannot be re-ranked.
+
+    Raises: RefusedError: it cannot. EncoderWaitError: this thread may not wait for its texts.
+    """
     rerank, settings = options.rerank, call.settings
     if rerank is None:
         return
@@ -69,6 +72,8 @@ def check_rerank(call: Call, options: SearchOptions, version: int, queries: int)
             "computed; leave 'rerank' out.",
             "rerank",
         )
+    if not call.may_wait:
+        raise EncoderWaitError
 
 
 def reranked(
@@ -135,6 +140,14 @@ def _refusals() -> Iterator[None]:
         yield
     except TextEncoderError as error:
         raise RefusedError(503, "text_encoder", str(error)) from error
+    except UnencodableTextError as error:
+        raise RefusedError(
+            409,
+            "no_text",
+            f"{error.subject} the text of a hit, so that it cannot be re-ranked; change it in the "
+            "file of --texts, or leave 'rerank' out.",
+            "rerank",
+        ) from error
     except MissingTextError as error:
         raise RefusedError(409, "no_text", str(error), "rerank") from error
     except EncodingLimitError as error:

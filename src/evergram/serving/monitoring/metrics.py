@@ -82,7 +82,8 @@ class Metrics:
         )
         self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
         self.text_problem: Gauge = gauge(
-            "text_encoder_failed", "1 while strings are refused, as their encoder is another."
+            "text_encoder_failed",
+            "1 while strings are refused, as their encoder fails or is another.",
         )
         self.kept: Gauge = gauge(
             "kept_vectors", "Vectors computed by searches and kept.", ["version"]

@@ -1,15 +1,23 @@
-"""A version's encoder of text, used only while it is the one that the version records."""
+"""A version's encoder of text, used only while it works and is the one that the version records."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from evergram.errors import EvergramError, ServiceError
-from evergram.serving.texts.batcher import Batcher
+from evergram.errors import DataError, EvergramError, ServiceError
+from evergram.serving.texts.batcher import Batcher, CrowdedError
 from evergram.texts.record import TextEncoderRecord
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
-from evergram.texts.text_encoder import Role, TextEncoder, Vectors
+from evergram.texts.text_encoder import (
+    NotFiniteError,
+    Role,
+    TextEncoder,
+    TextsFailedError,
+    Vectors,
+)
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -21,6 +29,21 @@ class TextEncoderError(ServiceError):
     """
 
 
+class UnencodableTextError(DataError):
+    """The encoder works, and cannot encode a text. Its message names no address.
+
+    Args:
+        version: of the encoder.
+        what: what it does not do, before "the text".
+        text: the text; None where it is one of several and not known which.
+    """
+
+    def __init__(self, version: int, what: str, text: str | None) -> None:
+        self.subject: str = f"The encoder of version {version} {what}"
+        self.text: str | None = text
+        super().__init__(f"{self.subject} a text; leave it out.")
+
+
 class CheckedEncoder:
     """The encoder of one version. Several threads may use one.
 
@@ -29,7 +52,8 @@ class CheckedEncoder:
         record: of the encoder.
         opened: returns the recorded encoder. Raises: MismatchError: there are only others.
             EvergramError: it cannot be opened.
-        failed: called when the encoder turns out to be another.
+        failed: called when the encoder fails, or turns out to be another.
+        limit: seconds that one call of the encoder may take; one that takes longer hangs.
     """
 
     def __init__(
@@ -38,56 +62,115 @@ class CheckedEncoder:
         record: TextEncoderRecord,
         opened: Callable[[TextEncoderRecord], TextEncoder],
         failed: Callable[[], None],
+        limit: float = 30.0,
     ) -> None:
         self.version: int = version
         self.record: TextEncoderRecord = record
         # Why it may not be used, for clients; None while it may.
         self.problem: str | None = f"The encoder of version {version} is not open yet."
-        self._opened, self._failed = opened, failed
+        self._opened, self._failed, self._limit = opened, failed, limit
         self._encoder: RecordedEncoder | None = None
         self._batcher: Batcher | None = None
+        self._checking = threading.Lock()
 
-    def check(self) -> None:
-        """Open the encoder if it is not open, compare its canaries, and set or lift `problem`."""
+    def check(self) -> bool:
+        """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
+
+        Returns: whether it is the recorded one. False also where a call keeps it from being
+        compared, which is a problem if that call hangs.
+        """
+        if not self._checking.acquire(timeout=self._limit):
+            return False
         try:
-            if self._encoder is None or self._batcher is None:
-                opened = self._opened(self.record)
-                self._encoder = RecordedEncoder(opened, self.record)
-                self._batcher = Batcher(self._encoder.encode, self._encoder.batch)
-            else:
-                self._encoder.check()
-        except MismatchError as error:
-            self._fail("is not the one that the version was published with", str(error))
-        except EvergramError as error:
-            self._fail("cannot be opened or reached", str(error))
-        else:
-            if self.problem is not None:
-                log.info("Strings are encoded by the encoder of version %d.", self.version)
-            self.problem = None
+            return self._compare()
+        finally:
+            self._checking.release()
+
+    def look(self) -> None:
+        """Set `problem` if a call of the encoder hangs. Never waits for it."""
+        if self.problem is None and self._encoder and self._encoder.encoder.busy > self._limit:
+            seconds = f"{self._limit:g} seconds"
+            self._fail("does not answer", f"One call has lasted for more than {seconds}.")
+
+    def require(self) -> None:
+        """Raise the problem, if there is one. Raises: TextEncoderError."""
+        problem = self.problem
+        if problem is not None:
+            raise TextEncoderError(problem)
 
     def encode(self, texts: list[str], role: Role) -> Vectors:
         """Return the vectors [n, D] of texts.
 
-        Raises: TextEncoderError: the encoder is not at hand, or is another. DataError: a text
-            cannot be encoded.
+        Raises: TextEncoderError: the encoder fails, is not at hand, or is another.
+            UnencodableTextError: it works, and cannot encode one of the texts.
         """
-        if self.problem is not None or self._batcher is None:
-            raise TextEncoderError(str(self.problem))
+        self.require()
+        assert self._batcher is not None
         try:
             vectors = self._batcher.encode(texts, role)
-        except MismatchError as error:
-            self._fail("is not the one that the version was published with", str(error))
-        except ServiceError as error:
-            log.error("Version %d: %s", self.version, error)
+        except CrowdedError as error:
             raise TextEncoderError(
-                f"The encoder of version {self.version} cannot be reached; try again."
+                f"The encoder of version {self.version} is at work on other texts; try again."
             ) from error
         # A check may have failed while the texts were encoded.
-        if self.problem is not None:
-            raise TextEncoderError(self.problem)
+        self.require()
         return vectors
 
-    def _fail(self, what: str, detail: str) -> None:
+    def _compare(self) -> bool:
+        if self._encoder is not None and not self._encoder.encoder.is_free(self._limit):
+            self.look()
+            return False
+        try:
+            with self._failures():
+                if self._encoder is None:
+                    recorded = RecordedEncoder(self._opened(self.record), self.record)
+                    self._batcher = Batcher(self._encode, recorded.batch, self._limit)
+                    self._encoder = recorded
+                else:
+                    self._encoder.check()
+        except TextEncoderError:
+            return False
+        if self.problem is not None:
+            log.info("Strings are encoded by the encoder of version %d.", self.version)
+        self.problem = None
+        return True
+
+    def _encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors of a batch. Raises: as `encode`."""
+        # It may have failed since these texts began to wait.
+        self.require()
+        assert self._encoder is not None
+        with self._failures():
+            try:
+                return self._encoder.encode(texts, role)
+            except (DataError, TextsFailedError) as error:
+                # Whose failure it is, the encoder's or a text's, its canaries show.
+                self._encoder.check()
+                failure = error
+        raise self._unencodable(texts, failure) from failure
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Set `problem` to what the encoder raises in a `with` block. Raises: TextEncoderError."""
+        try:
+            yield
+        except MismatchError as error:
+            what = "is not the one that the version was published with"
+            raise self._fail(what, str(error)) from error
+        except EvergramError as error:
+            what = "cannot be opened" if self._encoder is None else "fails"
+            raise self._fail(what, str(error)) from error
+
+    def _unencodable(self, texts: list[str], error: EvergramError) -> UnencodableTextError:
+        only = texts[0] if len(texts) == 1 else None
+        if isinstance(error, NotFiniteError):
+            text = error.text if error.text in texts else only
+            return UnencodableTextError(self.version, "gives no finite vector for", text)
+        log.warning("Version %d: the encoder fails on a text alone. %s", self.version, error)
+        return UnencodableTextError(self.version, "cannot encode", only)
+
+    def _fail(self, what: str, detail: str) -> TextEncoderError:
+        """Set `problem`, log it once, and return it as an error."""
         problem = (
             f"The encoder of version {self.version} {what}, so strings are not encoded; ids are "
             "still read."
@@ -96,3 +179,4 @@ class CheckedEncoder:
             log.error("%s %s", problem, detail)
         self.problem = problem
         self._failed()
+        return TextEncoderError(problem)

@@ -11,6 +11,7 @@ from time import monotonic
 
 import numpy as np
 
+from evergram.errors import ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.serving.texts.checked_encoder import CheckedEncoder, TextEncoderError
 from evergram.serving.texts.documents import Documents
@@ -39,6 +40,9 @@ class ServedTexts:
         cache: bytes of the vectors of recent texts.
         every: seconds between two checks of the canaries.
         documents: the texts of stored objects; None if they were not given.
+        limit: seconds in which a request must be answered. A model elsewhere has half of it for a
+            batch, so that a request that waited for another batch may still be answered; any call
+            that takes longer than the whole hangs.
     """
 
     def __init__(
@@ -47,14 +51,16 @@ class ServedTexts:
         cache: int = 64 * 2**20,
         every: float = 300.0,
         documents: Documents | None = None,
+        limit: float = 30.0,
     ) -> None:
         self.documents = documents
+        self.limit: float = limit
         self._addresses, self._every = tuple(addresses), every
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
         # By address and prompts: versions of the same encoder share it.
         self._open: dict[tuple[str, str, str], TextEncoder] = {}
-        self._lock = threading.Lock()
+        self._loading, self._opening = threading.Lock(), threading.Lock()
         self._checked_at = monotonic()
         self._production = 0
 
@@ -71,7 +77,7 @@ class ServedTexts:
         Those of the production before stay, for requests under way. A failure is a problem of the
         version, and is tried again by `check`.
         """
-        with self._lock:
+        with self._loading:
             production = lineage.production
             kept = min(self._production, production)
             encoders = {n: e for n, e in self._encoders.items() if n >= kept}
@@ -79,7 +85,7 @@ class ServedTexts:
                 n, record = manifest.version, manifest.text_encoder
                 if n >= production and record is not None and n not in encoders:
                     failed = partial(self._failed, n)
-                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed)
+                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed, self.limit)
                     encoders[n].check()
             self._encoders, self._production = encoders, production
 
@@ -88,15 +94,9 @@ class ServedTexts:
 
         Raises: as `CheckedEncoder.encode`.
         """
-        encoder = self._encoders.get(version)
-        if encoder is None:
-            raise TextEncoderError(
-                f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
-                "for the embeddings of ids."
-            )
-        rows = [self._cache.get((version, role, text)) for text in texts]
+        encoder, rows = self._looked_up(version, texts, role)
         absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
-        if encoder.problem is not None or absent:
+        if absent:
             vectors = encoder.encode(absent, role)
             for text, vector in zip(absent, vectors, strict=True):
                 self._cache.put((version, role, text), vector, 4 * len(text))
@@ -106,6 +106,31 @@ class ServedTexts:
             rows = [fresh[t] if row is None else row for t, row in zip(texts, rows, strict=True)]
         return np.stack([row for row in rows if row is not None])
 
+    def cached(self, version: int, texts: Sequence[str], role: Role) -> Vectors | None:
+        """Return the vectors [n, D] of texts if all are kept; None if `encode` would have to wait.
+
+        Raises: TextEncoderError: `encode` would raise it at once.
+        """
+        _, rows = self._looked_up(version, texts, role)
+        known = [row for row in rows if row is not None]
+        return np.stack(known) if len(known) == len(rows) else None
+
+    def _looked_up(
+        self, version: int, texts: Sequence[str], role: Role
+    ) -> tuple[CheckedEncoder, list[Vectors | None]]:
+        """Return a version's encoder and what is kept of texts, None for others.
+
+        Raises: TextEncoderError: the version has no encoder, or it may not be used.
+        """
+        encoder = self._encoders.get(version)
+        if encoder is None:
+            raise TextEncoderError(
+                f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
+                "for the embeddings of ids."
+            )
+        encoder.require()
+        return encoder, [self._cache.get((version, role, text)) for text in texts]
+
     def is_due(self) -> bool:
         """Return whether `check` should be called now: every so often, sooner after a failure."""
         pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
@@ -113,16 +138,19 @@ class ServedTexts:
 
     def check(self) -> None:
         """Compare the canaries of all encoders, and open those that could not be opened."""
-        with self._lock:
-            for encoder in self._encoders.values():
-                # What is kept while the check runs may be of an encoder replaced after it.
-                counts = {} if self.documents is None else self.documents.counts()
-                encoder.check()
-                if self.documents is not None and encoder.problem is None:
-                    self.documents.trust(encoder.version, counts.get(encoder.version, 0))
-            self._checked_at = monotonic()
+        for encoder in self._encoders.values():
+            # What is kept while the check runs may be of an encoder replaced after it.
+            counts = {} if self.documents is None else self.documents.counts()
+            if encoder.check() and self.documents is not None:
+                self.documents.trust(encoder.version, counts.get(encoder.version, 0))
+        self._checked_at = monotonic()
         if self.documents is not None:
             self.documents.save()
+
+    def look(self) -> None:
+        """Note the encoders of which a call hangs. Never waits for them."""
+        for encoder in self._encoders.values():
+            encoder.look()
 
     async def watch(self) -> None:
         """Check the encoders again and again, until cancelled.
@@ -131,11 +159,17 @@ class ServedTexts:
         """
         while True:
             await asyncio.sleep(LOOK)
-            if self.is_due():
-                try:
-                    await asyncio.to_thread(self.check)
-                except Exception:
-                    log.exception("Checking the encoders of text failed; it is tried again.")
+            await asyncio.to_thread(self.look)
+            if not self.is_due():
+                continue
+            checking = asyncio.get_running_loop().run_in_executor(None, self.check)
+            # The check itself may hang.
+            while not (await asyncio.wait({checking}, timeout=LOOK))[0]:
+                await asyncio.to_thread(self.look)
+            try:
+                checking.result()
+            except Exception:
+                log.exception("Checking the encoders of text failed; it is tried again.")
 
     def close(self) -> None:
         """Save the kept vectors, after a last check, and release all encoders."""
@@ -157,6 +191,11 @@ class ServedTexts:
     def _shared(self, address: str, prompts: Prompts) -> TextEncoder:
         """Return the encoder at an address with prompts, opened once."""
         key = address, prompts.query, prompts.document
-        if key not in self._open:
-            self._open[key] = open_text_encoder(address, prompts)
-        return self._open[key]
+        with self._opening:
+            encoder = self._open.get(key)
+            if encoder is None:
+                encoder = self._open[key] = open_text_encoder(address, prompts)
+                encoder.limit = self.limit / 2
+        if not encoder.is_free(self.limit):
+            raise ServiceError(f"{address} has not answered for {self.limit:g} seconds.")
+        return encoder

@@ -46,6 +46,9 @@ def test_faults_of_the_service_are_answered_without_particulars(
         ("Ids are int64; those of /srv/a b/x are string.", "Ids are int64; those of the lineage"),
         ("There is no side 'x' in ~/data/line; it has object.", "in the lineage; it has object."),
         ("qdrant:http://host:6333#items is full", "the store is full"),
+        ("openai:http://host:81/v1#m returned 3; it", "the encoder returned 3; it"),
+        ("python:own.module:encode failed", "the encoder failed"),
+        ("model2vec:/srv/models/m is gone", "the encoder is gone"),
         ("qdrant-collection:qd#collection=my%20docs&v0=txt%201 has", "the store has"),
         (
             "pgvector-table:postgresql://a,b/d#table=t&filter=len,ok,We%2Cird, and others",

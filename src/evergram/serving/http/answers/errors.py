@@ -42,9 +42,13 @@ RETRY_AFTER = {503: "1"}
 # Characters of a message: it may repeat a part of the request.
 LONGEST = 1000
 
-# A message must not name a file of this machine, nor the address of a store.
+# A message must not name a file of this machine, nor the address of a store or an encoder.
 # A comma is a part of it if the next character is.
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#](?:[^\s;,']|,(?=\S))*", re.I)
+# An encoder of text has an address, too, some of them with nothing of a store's in it.
+_ENCODER = re.compile(
+    r"\bpython:[\w.]+:\w+|\b(?:openai|sentence-transformers|model2vec):[^\s;,']+", re.I
+)
 _PATH = re.compile(r"(?<![\w.])(?!/(?:v1|docs|healthz|readyz|metrics)\b)(?:~|\.{1,2})?/[^\s;,:']+")
 _SERVICE_FAULT = {
     500: "What the service reads is damaged or cannot be read; its log says what.",
@@ -97,7 +101,8 @@ def error_response(error: Exception) -> ErrorResponse:
 def clean(message: str) -> str:
     """Return a message without the machine's files and addresses."""
     # Shortened first: the search for addresses takes time quadratic in the length.
-    return _PATH.sub("the lineage", _ADDRESS.sub("the store", _shortened(message)))
+    message = _ENCODER.sub("the encoder", _shortened(message))
+    return _PATH.sub("the lineage", _ADDRESS.sub("the store", message))
 
 
 def _shortened(message: str) -> str:
