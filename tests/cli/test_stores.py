@@ -108,8 +108,11 @@ def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
 ) -> None:
     assert evergram("store", "fill", "line", "--store", "object=rows").code == 0
     done = evergram("store", "index", "rows", "--codes", "int8")
-    assert (done.code, done.out.split(":")[0]) == (0, "No version of snapshot")
-    assert "too few rows" in done.out
+    few = (
+        "Version 0 of snapshot:rows has no index, and searches compare all its rows: "
+        f"{ROWS} rows are too few: an index is built of {{}} or more.\n"
+    )
+    assert (done.code, done.out) == (0, few.format(10_000))
     monkeypatch.setattr("evergram.stores.snapshot.snapshot_store.CODED_FROM", 100)
     done = evergram("store", "index", "rows", "--codes", "float16", "--oversample", "3")
     assert (done.code, done.out) == (0, "Version 0 of snapshot:rows has an index of float16.\n")
@@ -119,6 +122,10 @@ def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
         "kind": "int8",
         "oversample": 4,
     }
+    # An index of codes goes where one of whole vectors is asked for, built or not.
+    assert evergram("store", "index", "rows").out == few.format(200_000)
+    assert evergram.json("store", "index", "rows")["versions"] == []
+    assert not list((line.parent / "rows").rglob("*.faiss"))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,21 @@ class TablesStore(TablePerVersionStore):
             yield part, row_checks(part)
         self.after_get(version)
 
+    def _held(self, version: int, ids: pa.Array) -> pa.Array:
+        self.steps.append(("held", version))
+        return ids.filter(pc.is_in(ids, value_set=pa.array(self.tables[version], pa.int64())))
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        part = rows(version, *sorted(self.tables[version]))
+        yield part, row_checks(part)
+
+    def _best(
+        self, version: int, queries: Floats, k: int, among: pa.Array | None, *, exact: bool
+    ) -> list[tuple[pa.Array, Floats]]:
+        self.steps.append(("best", k))
+        ids = sorted(self.tables[version])[:k]
+        return [(pa.array(ids, pa.int64()), -np.array(ids, np.float32)) for _ in queries]
+
     # Not part of these tests.
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
@@ -71,14 +86,6 @@ class TablesStore(TablePerVersionStore):
         raise NotImplementedError
 
     def _set_side(self, side: str) -> None:
-        raise NotImplementedError
-
-    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        raise NotImplementedError
-
-    def _nearest(
-        self, version: int, queries: Floats, k: int, among: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
         raise NotImplementedError
 
 
@@ -147,3 +154,26 @@ def test_a_deleted_id_is_removed_from_every_table(store: TablesStore) -> None:
     store.tables[2].add(7)
     store.delete([7])
     assert store.count() == {1: 1}
+
+
+def test_a_search_looks_further_past_rows_of_which_later_versions_are_held(
+    store: TablesStore,
+) -> None:
+    store.tables = {0: set(range(20)), 1: {0, 1, 2, 9}, 2: {0, 5}}
+    query = {0: np.ones((1, 2), np.float32)}
+    assert store.search(query, 3)[0].ids.to_pylist() == [3, 4, 6]
+    assert [k for step, k in store.steps if step == "best"] == [3, 12]
+    store.steps.clear()
+    # The last version has no later one: nothing is looked up.
+    assert store.search({2: query[0]}, 3)[0].ids.to_pylist() == [0, 5]
+    assert store.steps == [("best", 3)]
+    assert store.search(query, 30)[0].ids.to_pylist() == sorted({*range(20)} - {0, 1, 2, 5, 9})
+
+
+def test_earlier_rows_are_left_out_of_a_scan_and_removed_once(store: TablesStore) -> None:
+    store.tables = {0: {1, 2, 3}, 1: {2, 3}, 2: {3, 4}}
+    living = {(0, 1), (1, 2), (2, 3), (2, 4)}
+    assert {(part.version, key) for part in store.scan() for key in part.ids.to_pylist()} == living
+    assert store.remove_superseded() == 3
+    assert store.tables == {0: {1}, 1: {2}, 2: {3, 4}}
+    assert store.remove_superseded() == 0

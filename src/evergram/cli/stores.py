@@ -126,16 +126,23 @@ def index_store(
     chosen = IndexCodes(codes.value, default if oversample is None else oversample)
     with open_store(address) as store:
         versions = store.build_index(chosen)
+        unindexed = dict(sorted(store.unindexed.items()))
         shown = store.address
     if as_json:
-        dump({"store": shown, "versions": versions, **asdict(chosen)})
+        facts = {"store": shown, "versions": versions, **asdict(chosen)}
+        dump({**facts, "unindexed": unindexed} if unindexed else facts)
         return
     for version in versions:
         sys.stdout.write(f"Version {version} of {shown} has an index of {chosen.kind}.\n")
-    if not versions:
+    for version, why in unindexed.items():
         sys.stdout.write(
-            f"No version of {shown} has an index of {chosen.kind}: there are too few rows, or it "
-            "would not make their search faster. Searches compare all rows.\n"
+            f"Version {version} of {shown} has no index, and searches compare all its rows: "
+            f"{why}.\n"
+        )
+    if not versions and not unindexed:
+        sys.stdout.write(
+            f"No version of {shown} has an index of {chosen.kind}: it has no row, or is of a kind "
+            "without an index. Searches compare all rows.\n"
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -46,14 +47,17 @@ class Store(StoreView):
 
     `upsert`, `add_space`, `take_side` and `delete` are durable when they return. A store that was
     killed meanwhile opens again with every row as it was before or after, and may hold an id in
-    two spaces until the id is written again: both rows are whole, and the later version's is
-    returned.
+    two spaces until the id is written again or `remove_superseded` is called: both rows are whole,
+    `count` counts both, and searches, `fetch` and `scan` return the later version's alone.
 
     Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
         not what was written.
     """
 
     kind: ClassVar[str]
+
+    # Of versions with rows for which the last `build_index` built no index: why, where it is known.
+    unindexed: Mapping[int, str] = MappingProxyType({})
 
     # A kind of store implements these, those of StoreView, and a classmethod `open`.
 
@@ -185,6 +189,11 @@ class Store(StoreView):
         """Remove rows; an id that is not there is no error."""
         self._delete(self.as_ids(ids))
 
+    def remove_superseded(self) -> int:
+        """Remove rows that a killed writer left although a later version has their id, and return
+        their number: 0 where a write is one transaction, which leaves none."""
+        return 0
+
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
         """Yield all rows (of a version), in blocks of at most `size`, in any order."""
         for number in self.spaces() if version is None else [version]:
@@ -197,6 +206,11 @@ class Store(StoreView):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def too_few(count: int, least: int) -> str:
+    """Return why a version has no index, for `Store.unindexed`."""
+    return f"{count} rows are too few: an index is built of {least} or more"
 
 
 def other_side(store: StoreView, side: str) -> IntegrityError:

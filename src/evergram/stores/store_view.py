@@ -128,7 +128,9 @@ class StoreView(ABC):
             )
         among = None if ids is None else pc.unique(self.as_ids(ids))
         hits: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
-        for version, block in queries.items():
+        # Ascending: a row that moves on meanwhile is left out of a space only when it is in a later
+        # one, which is searched after.
+        for version, block in sorted(queries.items()):
             added = None if offsets is None else offsets.get(version)
             block = np.ascontiguousarray(block, dtype=np.float32)
             for i, (keys, scores) in enumerate(nearest(version, block, k, among)):

@@ -9,14 +9,18 @@ from contextlib import AbstractContextManager
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.stores.store import Checks, Rows, Store
+from evergram.stores.store import Checks, Floats, Rows, Store
+
+# A search that found rows of which later versions are held looks at so many times as many.
+WIDER = 4
 
 
 class TablePerVersionStore(Store):
     """A store without a transaction over its tables, which keeps an id in one space by the order of
     its steps: a row is written first and removed from the other spaces after, and readers look a
     second time for ids that they did not find. Killed in between, it has the id in two spaces and
-    loses none; the next write of the id removes the other."""
+    loses none; searches and `scan` leave out the row of the earlier version, which the next write
+    of the id removes, or `remove_superseded`."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[object]:
@@ -35,6 +39,84 @@ class TablePerVersionStore(Store):
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         """Yield the rows of the ids that are in a space, in parts that are not empty."""
 
+    @abstractmethod
+    def _held(self, version: int, ids: pa.Array) -> pa.Array:
+        """Return those of the ids that are in a space, in any order."""
+
+    @abstractmethod
+    def _best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+    ) -> list[tuple[pa.Array, Floats]]:
+        """As `_nearest`, in one table, whatever the others hold.
+
+        Args:
+            exact: whether to compare all rows where the index is a graph.
+        """
+
+    def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
+        for rows in super().scan(version, size):
+            superseded = self._superseded(rows.version, rows.ids)
+            if not len(superseded):
+                yield rows
+                continue
+            living = pc.invert(pc.is_in(rows.ids, value_set=superseded))
+            mask = living.to_numpy(zero_copy_only=False)
+            if mask.any():
+                yield Rows(rows.version, rows.ids.filter(living), rows.vectors[mask])
+
+    def remove_superseded(self) -> int:
+        removed = 0
+        # The last space has no later one.
+        for version in list(self.spaces())[:-1]:
+            for rows, _ in self._scan(version, 65_536):
+                superseded = self._superseded(version, rows.ids)
+                if not len(superseded):
+                    continue
+                with self._writing():
+                    # Another writer may have moved some of them since.
+                    superseded = self._superseded(version, superseded)
+                    self._remove(version, superseded)
+                removed += len(superseded)
+        return removed
+
+    def _superseded(self, version: int, ids: pa.Array) -> pa.Array:
+        """Return those of the ids of a space that a later one has too: a writer put them there
+        and has not yet removed them here, or was killed before."""
+        later = [number for number in self.spaces() if number > version]
+        if not len(ids) or not later:
+            return ids.slice(0, 0)
+        there = pa.concat_arrays([self._held(number, ids) for number in later])
+        return there.unique()
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        return self._living_best(version, queries, k, ids, exact=False)
+
+    def _nearest_without_graph(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        return self._living_best(version, queries, k, ids, exact=True)
+
+    def _living_best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
+    ) -> list[tuple[pa.Array, Floats]]:
+        width = k
+        while True:
+            best = self._best(version, queries, width, ids, exact=exact)
+            hits = pa.concat_arrays([pa.array([], self.id_type), *(keys for keys, _ in best)])
+            superseded = self._superseded(version, hits.unique())
+            if not len(superseded):
+                return [(keys.slice(0, k), scores[:k]) for keys, scores in best]
+            living = [_without(keys, scores, superseded) for keys, scores in best]
+            # A table that gave fewer than it was asked for has no more.
+            if all(
+                len(kept) >= k or len(keys) < width
+                for (kept, _), (keys, _) in zip(living, best, strict=True)
+            ):
+                return [(keys.slice(0, k), scores[:k]) for keys, scores in living]
+            width *= WIDER
+
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing():
             self._put(rows, checks)
@@ -44,6 +126,7 @@ class TablePerVersionStore(Store):
 
     def _delete(self, ids: pa.Array) -> None:
         with self._writing():
+            # Ascending: if it is killed in between, an earlier row of an id is not left alone.
             for version in self.spaces():
                 self._remove(version, ids)
 
@@ -62,3 +145,9 @@ class TablePerVersionStore(Store):
             if not len(missing):
                 break
         return parts
+
+
+def _without(keys: pa.Array, scores: Floats, ids: pa.Array) -> tuple[pa.Array, Floats]:
+    """Return hits without those of some ids."""
+    kept = pc.invert(pc.is_in(keys, value_set=ids))
+    return keys.filter(kept), scores[kept.to_numpy(zero_copy_only=False)]

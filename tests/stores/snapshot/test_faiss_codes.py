@@ -4,6 +4,7 @@ searched without them."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,49 @@ def test_an_index_is_built_anew_for_other_codes_alone(tmp_path: Path) -> None:
         assert stamps == [p.stat().st_mtime_ns for p in sorted((tmp_path / "store").rglob("*.*"))]
         assert files(store) == after
         before = after
+    store.close()
+
+
+def test_codes_are_removed_where_an_index_of_whole_vectors_would_not_be_faster(
+    tmp_path: Path,
+) -> None:
+    # Without clusters the best are in all lists.
+    vectors = np.random.default_rng(0).standard_normal((1_000, DIM)).astype(np.float32)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(IndexCodes("int8", 4))
+    # A kill between the record and the removal leaves a file, which the next write removes.
+    (index,) = (tmp_path / "store" / "segments").glob("*.faiss")
+    kept = index.read_bytes()
+    assert store.build_index() == []
+    assert "an index would not be faster: " in store.unindexed[0]
+    assert "of the ten best, 95% are needed" in store.unindexed[0]
+    assert not [name for name in files(store) if name.endswith(".faiss")]
+    index.write_bytes(kept)
+    store.close()
+    again = SnapshotStore(tmp_path / "store", index_from=2_000)
+    assert again._folder.indexes == {}
+    assert recall(again, 0, vectors, vectors[:50], 10) == 1.0
+    assert again.build_index() == []
+    assert again.unindexed == {0: "1000 rows are too few: an index is built of 2000 or more"}
+    again.delete([3])
+    assert not index.exists()
+    again.close()
+
+
+@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
+def test_codes_of_few_rows_find_the_best_for_queries_that_rows_are_unlike(
+    tmp_path: Path, codes: IndexCodes
+) -> None:
+    """A past version's queries become such: those of one coordinate are far from every cluster."""
+    vectors, _ = planted(ROWS, DIM)
+    store = filled(tmp_path / "store", vectors)
+    store.build_index(codes)
+    queries = np.vstack([np.eye(DIM), -np.eye(DIM)]).astype(np.float32) / 1_000
+    assert recall(store, 0, vectors, queries, 10) >= 0.99
+    # An index that an earlier Evergram built is searched in as many lists.
+    index = index_of(store)
+    index.record = replace(index.record, probes=1)
+    assert recall(store, 0, vectors, queries, 10) >= 0.99
     store.close()
 
 

@@ -109,6 +109,7 @@ class Backfill:
                 make_folder(folder, self._mode)
             target = self.lineage.production
             id_type = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
+            self.store.remove_superseded()
             with open_store(str(self.folder / "source"), create=id_type) as source:
                 fill(self.lineage, source, self.side, target)
                 order = backfill_order(self.lineage, self.store, source, target)
@@ -149,6 +150,10 @@ class Backfill:
                 raise LineageError("This backfill was rolled back; plan another.")
             self.lineage.manifest(plan.target)
             order = read_order(self.folder / "order.sealed")["id"].combine_chunks()
+            if state != "planned":
+                # A kill may have left rows of which later versions are written; `_refresh` does
+                # not see them, and their ids may be of any batch before.
+                self.store.remove_superseded()
             self.store.take_side(self.side)
             space = space_of(self.lineage, plan.target)
             self.store.add_space(self.store.spaces().get(plan.target, space))

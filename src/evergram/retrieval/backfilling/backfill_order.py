@@ -43,19 +43,19 @@ def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -
         source: holds the embeddings of version `target`.
     """
     maps = VersionMaps(lineage)
-    ids = [pa.array([], store.id_type)]
+    ids, held = [pa.array([], store.id_type)], [pa.array([], store.id_type)]
     errors = [np.zeros(0)]
-    without, absent = 0, source.count().get(target, 0)
+    without = 0
     for version in store.count():
         for rows in store.scan(version):
             new_ids = [pa.array([], store.id_type), *(new.ids for new in source.fetch(rows.ids))]
             has_new = pc.is_in(rows.ids, value_set=pa.concat_arrays(new_ids))
             mask = has_new.to_numpy(zero_copy_only=False)
-            absent -= int(mask.sum())
+            held.append(rows.ids.filter(has_new))
             if version == target:
                 continue
             without += int((~mask).sum())
-            ids.append(rows.ids.filter(has_new))
+            ids.append(held[-1])
             if version in lineage.withdrawn:
                 errors.append(np.full(int(mask.sum()), UNREADABLE))
                 continue
@@ -63,6 +63,8 @@ def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -
             vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
             errors.append(predicted_errors(lineage, maps, vectors, version, target))
     all_ids, all_errors = pa.concat_arrays(ids), np.concatenate(errors)
+    # A row that another writer moves meanwhile may be met in both of its versions.
+    absent = source.count().get(target, 0) - len(pa.concat_arrays(held).unique())
     order = np.argsort(-all_errors, kind="stable")
     return BackfillOrder(all_ids.take(pa.array(order)), all_errors[order], without, absent)
 

@@ -29,7 +29,7 @@ from evergram.stores.lance.lance_folder import (
 )
 from evergram.stores.lance.lance_index import build_index, check_codes, codes_of, nearest
 from evergram.stores.lance.lance_rows import best_of, block_of, conditions
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView, too_few
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
 
@@ -117,7 +117,10 @@ class LanceStore(TablePerVersionStore):
         INDEXED_FROM rows. Raises: DataError: LanceDB has no such codes of these rows, or they do
         not find enough of the best."""
         spaces = self.spaces()
-        large = [spaces[v] for v, count in self.count().items() if count >= INDEXED_FROM]
+        counts = self.count()
+        large = [spaces[v] for v, count in counts.items() if count >= INDEXED_FROM]
+        few = {v: count for v, count in counts.items() if count < INDEXED_FROM}
+        self.unindexed = {v: too_few(count, INDEXED_FROM) for v, count in few.items()}
         with errors_as_store_errors(self.address):
             check_codes(codes, large, self.address)
             for space in large:
@@ -217,8 +220,17 @@ class LanceStore(TablePerVersionStore):
                 for start in range(0, batch.num_rows, size):
                     yield block_of(version, pa.table(batch.slice(start, size)))
 
-    def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    def _held(self, version: int, ids: pa.Array) -> pa.Array:
+        held = [pa.array([], self._id_type)]
+        with errors_as_store_errors(self.address):
+            table = self._table(version)
+            for condition in conditions(ids if table.count_rows() else ids.slice(0, 0)):
+                rows = table.search().where(condition).limit(len(ids)).select(["id"]).to_arrow()
+                held.append(rows["id"].combine_chunks())
+        return pa.concat_arrays(held)
+
+    def _best(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
     ) -> list[tuple[pa.Array, Floats]]:
         if ids is not None:
             # Looking the rows up and comparing them is exact and needs no condition on a search.

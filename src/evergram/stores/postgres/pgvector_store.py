@@ -40,7 +40,7 @@ from evergram.stores.postgres.tables import (
     read_types,
     write_side,
 )
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView, too_few
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
@@ -153,6 +153,13 @@ class PgvectorStore(Store):
             for version, space in self.spaces().items()
             if counts.get(version, 0) >= INDEXED_FROM and space.dim <= longest
         ]
+        self.unindexed = {
+            v: too_few(count, INDEXED_FROM)
+            if count < INDEXED_FROM
+            else f"rows have more than {longest} numbers, the most of an index of {codes.kind}"
+            for v, count in counts.items()
+            if v not in {space.version for space in large}
+        }
         for space in large:
             build = partial(build_hnsw, name=self._name, space=space, codes=codes)
             self._connections.run(build)

@@ -273,16 +273,15 @@ class QdrantStore(TablePerVersionStore):
             if offset is None:
                 return
 
-    def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        exact = ids is not None and len(ids) <= LOOKED_UP
-        return self._best(version, queries, k, ids, exact=exact)
-
-    def _nearest_without_graph(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        return self._best(version, queries, k, ids, exact=True)
+    def _held(self, version: int, ids: pa.Array) -> pa.Array:
+        at = self._at(version)
+        keys = ids.to_pylist()
+        by_point = dict(zip(points_of(keys), keys, strict=True))
+        held = []
+        for some in blocks_of(list(by_point), POINTS):
+            points = self._ask("retrieve", at, some, with_payload=False, with_vectors=False)
+            held += [by_point[point.id] for point in points]
+        return pa.array(held, self._id_type)
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
@@ -290,6 +289,7 @@ class QdrantStore(TablePerVersionStore):
         from qdrant_client import models
 
         at, among = self._at(version), None
+        exact = exact or (ids is not None and len(ids) <= LOOKED_UP)
         if ids is not None:
             points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])

@@ -22,6 +22,11 @@ RECALL, NEAREST, SAMPLE = 0.95, 10, 200
 # Rows that centres are found with, for each list; faiss asks for 39 at least.
 TRAINING = 40
 BLOCK = 1 << 16
+# Rows that an index of whole vectors is built from: exact search of fewer is fast. Codes of fewer
+# rows save memory alone, so all their lists are looked through: stored rows, as queries, do not
+# tell in how many lists the best are for queries of another distribution, as those that a past
+# version's become.
+INDEXED_FROM = 200_000
 
 
 class SegmentIndex:
@@ -51,7 +56,8 @@ class SegmentIndex:
         wanted = min(k, part.count)
         looked_at = wanted if codes.whole else wanted * codes.oversample
         # Lists with four times as many rows as are looked at.
-        probes = max(self.record.probes, -(-4 * looked_at * lists // part.count))
+        least = max(self.record.probes, _least_probes(part, lists, codes))
+        probes = max(least, -(-4 * looked_at * lists // part.count))
         if probes > _most_probes(lists, codes):
             return False
         neighbours = search(self._index, part, queries, wanted, probes, codes)
@@ -72,13 +78,13 @@ def is_installed() -> bool:
     return True
 
 
-def build(folder: Path, part: Part, codes: IndexCodes) -> IndexRecord | None:
+def build(folder: Path, part: Part, codes: IndexCodes) -> IndexRecord | str:
     """Index a segment, and write the index beside it.
 
     The recall is that of stored rows as queries; queries of another distribution may have another.
 
-    Returns: None if, with whole vectors, the recall takes half of the lists or more: a look at all
-        rows is then about as fast, and misses none.
+    Returns: a sentence that says what was measured if, with whole vectors, the recall takes half of
+        the lists or more: a look at all rows is then about as fast, and misses none.
 
     Raises: DataError: faiss is not installed or too old; codes do not give the recall, or cannot
         hold a value. StoreError: it cannot write. OSError.
@@ -102,8 +108,8 @@ def build(folder: Path, part: Part, codes: IndexCodes) -> IndexRecord | None:
             _, places = near.search(block, 1)
             index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
     measured = _enough_probes(index, part, lists, codes)
-    if measured is None:
-        return None
+    if isinstance(measured, str):
+        return measured
     # Another name for other codes: readers may have the file that this one replaces.
     added = "" if codes.whole else f".{codes.kind}-{codes.oversample}"
     name = f"{segment.record.number}{added}.faiss"
@@ -126,28 +132,37 @@ def _most_probes(lists: int, codes: IndexCodes) -> int:
     return (lists - 1) // 2 if codes.whole else lists
 
 
+def _least_probes(part: Part, lists: int, codes: IndexCodes) -> int:
+    """Return in how many lists a search looks at least."""
+    return 1 if codes.whole or len(part.segment) >= INDEXED_FROM else lists
+
+
 def _enough_probes(
     index: Any, part: Part, lists: int, codes: IndexCodes
-) -> tuple[int, float, int] | None:
+) -> tuple[int, float, int] | str:
     """Return the number of lists that give the recall, the recall, and the number of sampled rows;
-    None if it takes too many lists. Raises: DataError: codes do not give it."""
+    if it takes too many lists, a sentence that says so. Raises: DataError: codes do not give it."""
     rows = np.random.default_rng(1).permutation(part.rows())[:SAMPLE]
     queries = part.segment.vectors(rows)
     best = Best(len(queries), NEAREST)
     search_all(best, 0, part, queries)
     truth = [set(best.rows(i)[:, 1].tolist()) for i in range(len(queries))]
     wanted, recall = sum(map(len, truth)), 0.0
-    most = _most_probes(lists, codes)
-    probes = 1
+    most, tried = _most_probes(lists, codes), 0
+    probes = _least_probes(part, lists, codes)
     while probes <= most:
         nearest = search(index, part, queries, NEAREST, probes, codes)
         # A query that the codes do not answer counts as missed: it is searched without them.
         recall = sum(map(_shared, truth, nearest)) / wanted
         if recall >= RECALL:
             return probes, recall, len(rows)
+        tried = probes
         probes = 2 * probes if codes.whole or probes == most else min(2 * probes, most)
     if codes.whole:
-        return None
+        return (
+            f"an index would not be faster: {tried} of its {lists} lists have {recall:.0%} of the "
+            f"ten best, {RECALL:.0%} are needed, and half of the lists take as long as all rows"
+        )
     raise DataError(
         f"An index of {codes.kind} with oversample {codes.oversample} finds {recall:.0%} of the "
         f"ten best of version {part.version}, and {RECALL:.0%} are needed; give a larger "

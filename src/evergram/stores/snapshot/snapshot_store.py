@@ -19,7 +19,7 @@ from evergram.errors import DataError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
 from evergram.stores.snapshot.compaction import next_merge
-from evergram.stores.snapshot.faiss_index import build
+from evergram.stores.snapshot.faiss_index import INDEXED_FROM, build
 from evergram.stores.snapshot.generation import Generation, Part, joined
 from evergram.stores.snapshot.segment import Wanted
 from evergram.stores.snapshot.segment_writer import MAX_ROWS, SegmentWriter
@@ -34,6 +34,7 @@ from evergram.stores.store import (
     Store,
     StoreView,
     row_checks,
+    too_few,
 )
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class SnapshotStore(Store):
     # The generation that a view reads; None where each call reads the newest.
     _moment: Generation | None = None
 
-    def __init__(self, path: Path, *, index_from: int = 200_000, wait: float = 10.0) -> None:
+    def __init__(self, path: Path, *, index_from: int = INDEXED_FROM, wait: float = 10.0) -> None:
         self._folder = SnapshotFolder(path, wait)
         self._index_from = index_from
         self._id_type = ID_TYPES[self._folder.current().record.id_type]
@@ -160,24 +161,34 @@ class SnapshotStore(Store):
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Index by faiss each version that has enough rows in no index of such codes, these rows as
         one segment: `index_from`, or CODED_FROM for fewer bytes. Rows written later are searched
-        exactly beside the index.
+        exactly beside the index. An index of other codes is removed where none is built.
 
         Raises: DataError: an index is needed, and faiss is not installed; codes find too few.
         """
-        least = self._index_from if codes.whole else min(self._index_from, CODED_FROM)
+        reasons: dict[int, str] = {}
+        least = max(1, self._index_from if codes.whole else min(self._index_from, CODED_FROM))
         with self._folder.writing():
             for version in self.spaces():
                 plain = [p for p in self._folder.current().of(version) if not p.has_index(codes)]
-                if sum(part.count for part in plain) < max(1, least):
+                count = sum(part.count for part in plain)
+                if count < least:
+                    self._remove_indexes(plain)
+                    if count:
+                        reasons[version] = too_few(count, least)
                     continue
                 if len(plain) > 1 or plain[0].dead is not None:
                     self._merge(plain)
                     plain = [self._folder.current().parts[-1]]
                 index = build(self._folder.segments, plain[0], codes)
-                if index is not None:
+                if isinstance(index, str):
+                    self._remove_indexes(plain)
+                    reasons[version] = index
+                else:
                     before = plain[0].record
                     self._folder.commit([replace(before, index=index)], [before])
-        return sorted({p.version for p in self._current().data() if p.has_index(codes)})
+        indexed = {p.version for p in self._current().data() if p.has_index(codes)}
+        self.unindexed = {v: why for v, why in reasons.items() if v not in indexed}
+        return sorted(indexed)
 
     def _current(self) -> Generation:
         return self._folder.current() if self._moment is None else self._moment
@@ -265,6 +276,12 @@ class SnapshotStore(Store):
         joined = np.concatenate(scores)
         order = np.argsort(-joined, kind="stable")
         return pa.concat_arrays(ids).take(pa.array(order)), joined[order]
+
+    def _remove_indexes(self, parts: list[Part]) -> None:
+        # A commit removes files after `store.json` is without them.
+        removed = [part.record for part in parts if part.record.index is not None]
+        if removed:
+            self._folder.commit([replace(record, index=None) for record in removed], removed)
 
     # Few segments.
 
