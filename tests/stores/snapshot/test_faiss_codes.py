@@ -227,7 +227,8 @@ def test_codes_of_few_rows_find_the_best_for_queries_that_rows_are_unlike(
     vectors, _ = planted(ROWS, DIM)
     store = filled(tmp_path / "store", vectors)
     store.build_index(codes)
-    queries = np.vstack([np.eye(DIM), -np.eye(DIM)]).astype(np.float32) / 1_000
+    queries: Floats = np.vstack([np.eye(DIM), -np.eye(DIM)]).astype(np.float32)
+    queries *= 1e-3
     assert recall(store, 0, vectors, queries, 10) >= 0.99
     # An index that an earlier Evergram built is searched in as many lists.
     index = index_of(store)
