@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -63,10 +64,11 @@ def _half_model() -> Any:
 
 
 def real_sentences(count: int) -> list[str]:
-    """Return sentences of the documents of this repository."""
+    """Return sentences of the documents of this repository, drawn from all of them: those that
+    follow each other are of one subject, and change with it."""
     pages = " ".join(p.read_text() for p in sorted((ROOT / "docs").glob("*.md")))
     prose = re.sub(r"\s+", " ", re.sub(r"```.*?```|\|[^\n]*\||<!--.*?-->", " ", pages, flags=re.S))
     whole = [s.strip() for s in re.split(r"(?<=[.:;])\s", prose)]
     distinct = list(dict.fromkeys(s for s in whole if 30 <= len(s) <= 200))
     assert len(distinct) >= count
-    return distinct[:count]
+    return sorted(distinct, key=lambda s: hashlib.sha256(s.encode()).digest())[:count]
