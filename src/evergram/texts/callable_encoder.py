@@ -24,7 +24,7 @@ class CallableEncoder(TextEncoder):
     Args:
         place: "package.module:function"; a module of the current folder will do.
         prompts: put before each text.
-    Raises: DataError: there is no such function.
+    Raises: DataError: there is no such function, or its module cannot be imported.
     """
 
     plain_prompts: ClassVar[bool] = True
@@ -42,6 +42,11 @@ class CallableEncoder(TextEncoder):
             raise DataError(
                 f"python:{place} cannot be imported: {str(error).rstrip('.')}; name a function of "
                 "a module that is installed, or that lies in this folder."
+            ) from error
+        except Exception as error:  # of whatever the module does when it is imported
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+            raise DataError(
+                f"python:{place} cannot be imported, as the module fails: {why}; correct it."
             ) from error
         if not callable(function):
             raise DataError(f"python:{place} is no function; it is a {type(function).__name__}.")
