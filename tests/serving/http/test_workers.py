@@ -61,3 +61,19 @@ def test_more_than_may_wait_are_refused_and_done_at_once() -> None:
 
     asyncio.run(scene())
     assert done == [2, 1]
+
+
+def test_work_for_closed_workers_is_refused_and_done() -> None:
+    """As when a request comes in while the service shuts down."""
+    done: list[int] = []
+
+    async def scene() -> None:
+        workers = Workers(size=1, waiting=1)
+        workers.close()
+        with pytest.raises(RefusedError) as refusal:
+            await workers.run(lambda: None, lambda: done.append(1))
+        assert refusal.value.status == 503
+        assert workers.busy == 0
+
+    asyncio.run(scene())
+    assert done == [1]

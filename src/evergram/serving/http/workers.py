@@ -40,7 +40,7 @@ class Workers:
 
         Args:
             done: called exactly once: after the work has ended, was cancelled, or was refused.
-        Raises: RefusedError: too many requests wait.
+        Raises: RefusedError: too many requests wait, or the workers are closed.
         """
         with self._lock:
             full = self._busy >= self._most
@@ -49,13 +49,19 @@ class Workers:
             done()
             raise RefusedError(503, "busy", "Too many requests wait already; try again.")
 
-        def ended(_: Future[T]) -> None:
+        def ended(_: Future[T] | None) -> None:
             with self._lock:
                 self._busy -= 1
             done()
 
-        # With the request's context, in which its span is open.
-        future = self._pool.submit(contextvars.copy_context().run, work)
+        try:
+            # With the request's context, in which its span is open.
+            future = self._pool.submit(contextvars.copy_context().run, work)
+        except RuntimeError as error:  # closed, or the system lends no more threads
+            ended(None)
+            raise RefusedError(
+                503, "busy", "The service is ending, or can start no thread; try again."
+            ) from error
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
