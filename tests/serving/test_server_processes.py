@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -202,3 +203,22 @@ def test_a_folder_of_qdrant_is_of_one_process(tmp_path: Path, address: str) -> N
     stores = {"object": address.format(tmp_path)}
     with pytest.raises(ServiceError, match="--processes asks for 2: serve with --processes 1"):
         listen_processes(tmp_path, 2, stores=stores)
+
+
+def test_why_a_replacement_cannot_serve_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lineage_of(tmp_path / "shop", versions=1)
+    with listen_processes(tmp_path / "shop", 1, port=0) as service:
+        keeping = threading.Thread(target=service.run)
+        keeping.start()
+        (tmp_path / "shop" / "lineage.json").write_text("{")
+        service._running[0].process.kill()
+        try:
+            soon(lambda: "ended with code 1: " in caplog.text)
+        finally:
+            service.stop()
+            keeping.join()
+    assert "ended with code -9; another is started" in caplog.text
+    reason = caplog.text.partition("ended with code 1: ")[2].partition("; another is started")[0]
+    assert "lineage.json is damaged" in reason

@@ -11,9 +11,11 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -175,10 +177,11 @@ class ServerProcesses:
             if running.process.is_alive() or self._stopping.is_set():
                 continue
             log.error(
-                "Process %d of the service (pid %s) ended with code %s; another is started.",
+                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
                 number,
                 running.process.pid,
                 running.process.exitcode,
+                _reason(running.pipe),
             )
             running.pipe.close()
             if not self._stopping.wait(PAUSE):
@@ -230,6 +233,17 @@ def _refuse_local_mode(stores: Mapping[str, str], count: int) -> None:
             )
 
 
+def _reason(pipe: Connection) -> str:
+    """Return why a process that has ended could not serve, after a colon; "" if it did serve."""
+    facts: dict[str, Any] = {}
+    # The facts of a process that replaced another are read by nobody before.
+    with suppress(EOFError, OSError):
+        while pipe.poll():
+            facts = pipe.recv()
+    reason = str(facts.get("error", "")).rstrip(".")
+    return reason and f": {reason}"
+
+
 def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     """Serve in a process of its own until it is told to stop, or its parent is gone."""
     number = work.settings.process
@@ -241,8 +255,10 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
         service = Service.open(work.place, work.stores, texts_of(work.settings))
         server = Server(service, work.settings, listening)
     except EvergramError as error:
-        pipe.send({"error": str(error)})
-        return
+        # The first process logs it: a service that cannot start says one sentence.
+        with suppress(OSError):
+            pipe.send({"error": str(error)})
+        sys.exit(1)
     pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     server.run()
