@@ -54,3 +54,23 @@ def test_a_missing_package_is_named(
 
 def test_what_runs_code_or_sends_texts_away_must_be_named_by_hand(tmp_path: Path) -> None:
     assert set(TRUSTED_ONLY) == {"python", "openai"}
+
+
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+@pytest.mark.parametrize(
+    ("address", "module"),
+    [
+        ("sentence-transformers:x", "sentence_transformers"),
+        ("model2vec:x", "model2vec"),
+        ("wordllama:", "wordllama"),
+    ],
+)
+def test_a_package_that_fails_on_import_is_named(
+    address: str, module: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two packages do not fit each other."""
+    (tmp_path / f"{module}.py").write_text(f"raise {error}('no name x in transformers')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ServiceError, match=f"fails: {error}: no name x in transformers; install"):
+        open_text_encoder(address)

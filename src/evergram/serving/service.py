@@ -66,10 +66,8 @@ class Service:
         self._consumers_stamp = self._stamps[1]
         self._tried_stamps: tuple[FileStamp, FileStamp] | None = None
         self._tried_at = 0.0
-        consumers, shared = open_consumers(), SharedReader(open_reader())
+        consumers, shared = open_consumers(), self._opened()
         lineage = shared.reader.lineage
-        if texts is not None:
-            texts.load(lineage)
         self._state = ServedState(shared, consumers, has_tokens(consumers), lineage, texts)
         # Why a change could not be loaded, and which store does not answer.
         self.problem: str | None = None
@@ -192,15 +190,25 @@ class Service:
                     with suppress(LineageError):
                         ahead = SharedReader(self._read_ahead(self._state.reader))
                         self._switch(ahead, self._state.lineage)
-                filled = SharedReader(self._open_reader())
-                if self.texts is not None:
-                    self.texts.load(filled.reader.lineage)
+                filled = self._opened()
                 self._switch(filled, filled.reader.lineage)
-        except (EvergramError, OSError) as error:
-            return self._failed("The lineage has changed and cannot be loaded", error)
+        except Exception as error:  # drivers and packages of encoders have their own
+            trace = None if isinstance(error, EvergramError | OSError) else error
+            return self._failed("The lineage has changed and cannot be loaded", error, trace)
         changed = stamps != self._stamps
         self._stamps, self.problem = stamps, None
         return changed
+
+    def _opened(self) -> SharedReader:
+        """Open the lineage as it is on disk, with its encoders; no error leaves a part open."""
+        shared = SharedReader(self._open_reader())
+        try:
+            if self.texts is not None:
+                self.texts.load(shared.reader.lineage)
+        except BaseException:
+            shared.leave()
+            raise
+        return shared
 
     def _switch(self, shared: SharedReader, lineage: Lineage) -> None:
         """Serve this reader from now on; the one before closes after its last request."""
@@ -263,10 +271,11 @@ class Service:
         if self.texts is not None:
             self.texts.close()
 
-    def _failed(self, what: str, error: Exception) -> bool:
+    def _failed(self, what: str, error: Exception, trace: Exception | None = None) -> bool:
+        """Set `problem`, and log it once, with the traceback of `trace`. Returns: False."""
         problem = f"{what} ({type(error).__name__}); version {self.production} is served on."
         if self.problem != problem:
-            log.error("%s %s", problem, error)
+            log.error("%s %s", problem, error, exc_info=trace)
         self.problem = problem
         return False
 

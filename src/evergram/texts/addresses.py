@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evergram.errors import DataError, ServiceError
+from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.texts.text_encoder import Prompts, TextEncoder
 
 # What to install for a kind; each is imported only when an address names it.
@@ -37,17 +37,27 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     Args:
         prompts: put before texts; None takes those that the model itself has, if it has any.
     Raises: DataError: the address is of another form, or there is no such model. ServiceError: the
-        package of its kind is not installed.
+        package of its kind is not installed, or fails.
     """
     kind, rest = check_encoder_address(address)
     try:
         return _OPENERS[kind](rest, prompts)
+    except EvergramError:
+        raise
     except ModuleNotFoundError as error:
         if kind not in PACKAGES:
             raise
         raise ServiceError(
             f"{kind}: needs {error.name}, which is not installed: pip install {PACKAGES[kind]}, or "
             "'evergram[text]' for those that it lists."
+        ) from error
+    except Exception as error:  # of whatever a package does when it is imported
+        if kind not in PACKAGES:
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+        raise ServiceError(
+            f"{kind}: cannot be used, as the package {PACKAGES[kind]} fails: {why}; install it and "
+            "what it needs in versions that fit each other."
         ) from error
 
 
