@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, publish, read_as
-from tests.support.running_service import Running, running, server
+from tests.support.running_service import Running, read_from_dictionaries, running, server
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
+from evergram.serving.change_watch import ChangeWatch
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.texts.served_texts import ServedTexts
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
 
@@ -61,39 +62,6 @@ def test_a_closed_service_is_entered_no_more(tmp_path: Path) -> None:
     state.leave()
     with pytest.raises(ServiceError, match="service is closed"):
         service.enter()
-
-
-def test_a_version_that_is_asked_for_is_loaded_at_once(tmp_path: Path) -> None:
-    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
-        publish(Lineage.open(served.folder), 3)
-        answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
-        assert answer.json()["evergram"]["version"] == 3
-
-
-def test_many_requests_for_an_unknown_version_wait_for_one_refresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While stores are filled, which is a long look, no queue of others gathers behind it."""
-    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
-        begun, go = threading.Event(), threading.Event()
-        looks = 0
-
-        def look() -> bool:
-            nonlocal looks
-            looks += 1
-            begun.set()
-            assert go.wait(120)
-            return False
-
-        monkeypatch.setattr(served.service, "refresh", look)
-        asked = {"input": 1, "version": "v9"}
-        with ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(served.post, "/v1/embeddings", asked) for _ in range(8)]
-            assert begun.wait(120)
-            assert [a.result().status_code for a in answers] == [404] * 8
-        go.set()
-        until(lambda: served.post("/v1/embeddings", asked).status_code == 404)
-        assert looks <= 3
 
 
 def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
@@ -182,6 +150,41 @@ def test_a_change_that_cannot_be_loaded_is_reported_and_the_old_version_served(
     record.write_bytes(whole)
     until(lambda: served.get("/readyz").json()["problem"] is None)
     assert "evergram_reload_failed 0.0" in served.get("/metrics").text
+
+
+def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("evergram.serving.service.RETRY_AFTER", 0.0)
+    folder = lineage_of(tmp_path / "line").path
+    stores: list[Any] = []
+
+    def open_reader() -> Reader:
+        reader = read_from_dictionaries(folder)
+        stores.append(reader.store())
+        return reader
+
+    texts = ServedTexts([])
+    stamps = ChangeWatch(folder).stamps
+    service = Service(open_reader, lambda: ConsumerRegistry.open(folder), stamps, texts=texts)
+    publish(Lineage.open(folder), 3)
+
+    def broken(lineage: Lineage) -> None:
+        raise ImportError("cannot import name 'x' from 'transformers'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(texts, "load", broken)
+        for _ in range(2):
+            assert not service.refresh()
+    assert service.problems == [
+        "The lineage has changed and cannot be loaded (ImportError); version 2 is served on."
+    ]
+    assert caplog.text.count("Traceback") == 1
+    assert [store.closed for store in stores] == [False, True, True]
+    assert service.refresh()
+    assert (service.problem, service.production) == (None, 3)
+    service.close()
+    assert all(store.closed for store in stores)
 
 
 def test_two_services_on_one_folder_load_a_promotion(tmp_path: Path) -> None:

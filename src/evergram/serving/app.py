@@ -60,7 +60,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watching = [asyncio.create_task(handler.watch())]
+        watching = [asyncio.create_task(handler.refresher.watch())]
         if service.texts is not None:
             watching.append(asyncio.create_task(service.texts.watch()))
         yield
@@ -205,10 +205,10 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         "/metrics",
         summary="For Prometheus",
         response_class=Response,
-        responses={**_TEXT, **errors(400, 401)},
+        responses={**_TEXT, **errors(400, 401, 500, 503, 504)},
     )
     async def metrics(request: Request) -> Response:
-        return handler.metrics_page(request)
+        return await handler.metrics_page(request)
 
 
 def _dashboard(app: FastAPI, handler: RequestHandler) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.support.running_service import CountedStore, Running, running
 
+from evergram.serving.http.request_handler import PAGES
 from evergram.serving.settings import ServiceSettings
 
 SMALL = ServiceSettings(
@@ -131,3 +132,28 @@ def test_a_body_is_held_until_its_worker_is_done(
         go.set()
         while handler.bodies.held:
             time.sleep(0.01)
+
+
+def test_metrics_keep_no_other_request_waiting(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they count may be locked, and no more of them wait than a few."""
+    handler = served.http.app.state.handler  # type: ignore[attr-defined]
+    begun, go = threading.Event(), threading.Event()
+
+    def page() -> bytes:
+        begun.set()
+        assert go.wait(120)
+        return b"page"
+
+    monkeypatch.setattr(handler.metrics, "page", page)
+    with ThreadPoolExecutor(PAGES + 2) as pool:
+        pages = [pool.submit(served.get, "/metrics") for _ in range(PAGES + 2)]
+        try:
+            assert begun.wait(60)
+            assert pool.submit(served.get, "/healthz").result(60).status_code == 200
+        finally:
+            go.set()
+        statuses = [answer.result(60).status_code for answer in pages]
+    assert sorted(set(statuses)) == [200, 503]
+    assert statuses.count(200) == PAGES + 1

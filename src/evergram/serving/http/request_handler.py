@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from pydantic import BaseModel
@@ -18,17 +17,18 @@ from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import DashboardData
 from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
-from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response, log
+from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.http.call import JSON, Answer, Call, EncoderWaitError
 from evergram.serving.http.connections import Connections
 from evergram.serving.http.fast_paths.inline_answers import is_quick
+from evergram.serving.http.refresher import Refresher
 from evergram.serving.http.requests.auth import Access, authenticate
 from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_arrow
 from evergram.serving.http.requests.texts import strings_are_texts
 from evergram.serving.http.vector_routes import embeddings
 from evergram.serving.http.workers import Workers
 from evergram.serving.monitoring.metrics import Metrics
-from evergram.serving.served_state import ServedState, SharedReader
+from evergram.serving.served_state import ServedState
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
@@ -39,14 +39,12 @@ VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 # Refusals that may end once the service has loaded a new version. A forbidden version is among
 # them so that its refusal takes as long whether the version exists or not.
 _MAY_END = ("taking_up", "forbidden_version")
-# Seconds that a request for an unknown version waits for the service to load it.
-PATIENCE = 2.0
-# Seconds between two measurements of drift.
-DRIFT_EVERY = 10.0
+# Pages of metrics that may wait for one that is being made.
+PAGES = 8
 
 
 class RequestHandler:
-    """Answers requests from a service, and reloads it when its lineage changes."""
+    """Answers requests from a service, which its `refresher` reloads when its lineage changes."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self.service: Service = service
@@ -62,10 +60,10 @@ class RequestHandler:
         self.connections: Connections = Connections(
             settings.max_connections, settings.silence, self.metrics.connection_ended
         )
-        self._next_drift = 0.0
-        # Loading a new version may take long; its own thread keeps it apart from requests.
-        self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
-        self._refresh: Future[bool] | None = None
+        self.refresher: Refresher = Refresher(service, settings, self.metrics)
+        # One at a time, as they set the same gauges; apart, as they are read most when all other
+        # threads wait for a store.
+        self._pages = Workers(1, PAGES)
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
         """Return the answer of an operation on vectors, or the refusal of the request."""
@@ -125,7 +123,7 @@ class RequestHandler:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
                     lasting = isinstance(error, RefusedError) and error.code not in _MAY_END
-                    if lasting or reloaded or not await self._reloaded(call.state.shared):
+                    if lasting or reloaded or not await self.refresher.reloaded(call.state.shared):
                         raise
                     reloaded = True
                 state, access = self._enter(request, caller)
@@ -183,47 +181,6 @@ class RequestHandler:
         caller.consumer = access.name
         return state, access
 
-    async def _reloaded(self, before: SharedReader) -> bool:
-        """Refresh the service, and wait a moment. Returns: whether its reader is a new one."""
-        if self.service.least_poll:
-            return False
-        # All requests that wait share one refresh that has not started yet: no queue of them
-        # grows behind a long one, which fills stores.
-        refresh = self._refresh
-        if refresh is None or refresh.running() or refresh.done():
-            refresh = self._refresh = self._refresher.submit(self.service.refresh)
-        end = time.monotonic() + PATIENCE
-        while self.service.shared is before and time.monotonic() < end:
-            if refresh.done() and self.service.problem is None:
-                break
-            await asyncio.sleep(0.01)
-        return self.service.shared is not before
-
-    async def watch(self) -> None:
-        """Refresh the service and measure drift, again and again, until cancelled."""
-        loop = asyncio.get_running_loop()
-        pause = max(self.settings.poll, self.service.least_poll)
-        while True:
-            await asyncio.sleep(pause)
-            looking = loop.run_in_executor(self._refresher, self._look)
-            # It may be filling stores; revoked tokens must not wait for that.
-            while not (await asyncio.wait({looking}, timeout=pause))[0]:
-                await asyncio.to_thread(self.service.refresh_consumers)
-            try:
-                looking.result()
-            except Exception:
-                log.exception("Refreshing the service failed; it is tried again.")
-
-    def _look(self) -> None:
-        if self.service.refresh():
-            self.metrics.reloads.inc()
-        self.service.check_stores()
-        # Less often: it keeps the interpreter from requests for some milliseconds.
-        if time.monotonic() >= self._next_drift:
-            self._next_drift = time.monotonic() + DRIFT_EVERY
-            with self.service.entered() as state:
-                self.metrics.drift.look(state.reader)
-
     async def dashboard(self, request: Request) -> DashboardData:
         """Return the dashboard's data, to the administrator: it names consumers.
 
@@ -234,7 +191,7 @@ class RequestHandler:
             return await self._dashboard_data(state, access)
         except LineageError:
             # A publication since then has removed files of the version before.
-            if not await self._reloaded(state.shared):
+            if not await self.refresher.reloaded(state.shared):
                 raise
         state, access = self._enter(request, _Caller())
         return await self._dashboard_data(state, access)
@@ -249,18 +206,24 @@ class RequestHandler:
 
         return await self.workers.run(collect, state.leave)
 
-    def metrics_page(self, request: Request) -> Response:
+    async def metrics_page(self, request: Request) -> Response:
         """Return the page for Prometheus, to the administrator where tokens are asked for.
 
-        It names consumers.
+        It names consumers. It is made beside the event loop: what it counts may be locked while
+        a file of texts is read.
         """
+        started = time.perf_counter()
         caller = _Caller()
         try:
-            state, access = self._enter(request, caller)
-            state.leave()
-            access.require_admin("The page of metrics")
+            async with asyncio.timeout(self.settings.timeout):
+                state, access = self._enter(request, caller)
+                page = await self._pages.run(lambda: self._metrics_page(access), state.leave)
         except Exception as error:
-            return self._refuse("/metrics", caller, time.perf_counter(), error)
+            return self._refuse("/metrics", caller, started, error)
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    def _metrics_page(self, access: Access) -> bytes:
+        access.require_admin("The page of metrics")
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
         texts = self.service.texts
@@ -271,13 +234,14 @@ class RequestHandler:
         self.metrics.working.set(self.workers.busy + self.text_workers.busy)
         self.metrics.connections.set(len(self.connections.open))
         self.metrics.buffered.set(self.bodies.held)
-        return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
+        return self.metrics.page()
 
     def close(self) -> None:
         """Wait for the requests under way, and close the service."""
         self.workers.close()
         self.text_workers.close()
-        self._refresher.shutdown(wait=True, cancel_futures=True)
+        self._pages.close()
+        self.refresher.close()
         self.service.close()
 
     def _refuse(self, route: str, caller: _Caller, started: float, error: Exception) -> Response:
