@@ -22,7 +22,7 @@ def test_drift_is_of_what_is_served_and_not_of_what_is_searched_by(tmp_path: Pat
     seen: list[int] = []
     patch = pytest.MonkeyPatch.context()
     with TestClient(create_app(service), base_url=ADDRESS) as http, patch as patched:
-        patched.setattr(Drift, "note_vectors", lambda _, side, source, rows: seen.append(len(rows)))
+        patched.setattr(Drift, "note_vectors", lambda *noted: seen.append(len(noted[-1])))
         assert http.post("/v1/search", json={"input": TEXTS, "k": 3}).status_code == 200
         assert seen == []
         assert http.post("/v1/embeddings", json={"input": TEXTS}).status_code == 200

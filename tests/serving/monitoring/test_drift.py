@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.support.running_service import Running
 
@@ -52,3 +58,61 @@ def test_ids_that_are_not_stored_are_not_measured(served: Running) -> None:
     drift.look(state.reader)
     assert drift.measured() == {}
     state.leave()
+
+
+class _Reader:
+    """Rows of version 1 in a lineage that may be restored from a copy.
+
+    Args:
+        vector: of every row.
+        go: what reading rows waits for.
+    """
+
+    def __init__(
+        self, fingerprint: str, vector: list[float], go: threading.Event | None = None
+    ) -> None:
+        self.lineage = SimpleNamespace(
+            manifest=lambda version: SimpleNamespace(fingerprint=fingerprint),
+            moments=lambda version: {},
+        )
+        self.asked = threading.Event()
+        self._vector, self._go = vector, go
+
+    def embed(self, ids: pa.Array, version: int, side: str) -> Any:
+        self.asked.set()
+        assert self._go is None or self._go.wait(60)
+        vectors = np.tile(np.array(self._vector, dtype=np.float32), (len(ids), 1))
+        return SimpleNamespace(vectors=vectors, sources=np.full(len(ids), version))
+
+
+def noted(rows: int) -> Drift:
+    drift = Drift()
+    drift.note("object", pa.array(range(rows)), np.ones(rows, dtype=np.int64))
+    return drift
+
+
+def test_nobody_waits_for_a_store_that_is_measured() -> None:
+    go = threading.Event()
+    drift, reader = noted(3), _Reader("a", [1.0, 2.0], go)
+    with ThreadPoolExecutor(2) as pool:
+        looking = pool.submit(drift.look, reader)
+        assert reader.asked.wait(60)
+        try:
+            assert pool.submit(drift.measured).result(30) == {}
+        finally:
+            go.set()
+        looking.result(60)
+    assert drift.measured() == {"object": (1, None, 3)}
+
+
+def test_another_version_under_the_same_number_is_measured_anew() -> None:
+    drift = noted(3)
+    drift.look(_Reader("a", [1.0, 2.0]))
+    # What was encoded by the version before is in no space of the one after.
+    drift.note_vectors("object", 1, "a", np.ones((5, 2), dtype=np.float32))
+    drift.note("object", pa.array([1]), np.ones(1, dtype=np.int64))
+    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    assert drift.measured() == {"object": (1, None, 1)}
+    drift.note_vectors("object", 1, "b", np.ones((2, 3), dtype=np.float32))
+    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    assert drift.measured() == {"object": (1, None, 3)}

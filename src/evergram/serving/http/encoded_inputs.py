@@ -37,7 +37,8 @@ def encoded(
         encode = _text_vectors(call, source, objects, role)
     with span("encoder", version=source, side=side, rows=len(objects)):
         vectors = encode()
-    call.drift.note_vectors(side, source, vectors)
+    fingerprint = call.lineage.manifest(source).fingerprint
+    call.drift.note_vectors(side, source, fingerprint, vectors)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources
 
@@ -75,9 +76,10 @@ def _text_vectors(
             "encoded; ids are read with 'input_type': 'id', and searched by with 'id'.",
             "input",
         )
+    record = call.lineage.manifest(source).text_encoder
     if call.may_wait:
-        return partial(_refusing, texts, partial(served.encode, source, texts, role))
-    vectors = _refusing(texts, partial(served.cached, source, texts, role))
+        return partial(_refusing, texts, partial(served.encode, source, texts, role, record))
+    vectors = _refusing(texts, partial(served.cached, source, texts, role, record))
     if vectors is None:
         raise EncoderWaitError
     return lambda: vectors

@@ -128,7 +128,7 @@ def _kept(call: Call, version: int) -> KeptVectors:
         version,
         manifest.fingerprint,
         manifest.dim,
-        lambda some: texts.encode(version, some, "document"),
+        lambda some: texts.encode(version, some, "document", manifest.text_encoder),
         manifest.text_encoder,
     )
 

@@ -32,12 +32,14 @@ class _RunningMoments:
     """Moments of the vectors that were served of one side and version.
 
     Args:
+        fingerprint: of the version.
         count: vectors so far.
         mean: [D], running E[z].
         second: [D, D], running E[z zᵀ].
         stored: [D, D], E[z zᵀ] at publication; None where none was written.
     """
 
+    fingerprint: str
     count: int
     mean: Matrix
     second: Matrix
@@ -67,7 +69,7 @@ class Drift:
 
     def __init__(self) -> None:
         self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
-        self._encoded: deque[tuple[str, int, Floats]] = deque(maxlen=256)
+        self._encoded: deque[tuple[str, int, str, Floats]] = deque(maxlen=256)
         self._moments: dict[tuple[str, int], _RunningMoments] = {}
         self._lock = threading.Lock()
         self._draw = np.random.default_rng()
@@ -76,32 +78,48 @@ class Drift:
         """Remember ids that were served, and the version that each row was computed from."""
         self._served_ids.append((side, ids, sources))
 
-    def note_vectors(self, side: str, version: int, vectors: Floats) -> None:
-        """Remember vectors [n, D] that were encoded on the spot, in their own version's space."""
-        self._encoded.append((side, version, vectors[:PER_REQUEST].copy()))
+    def note_vectors(self, side: str, version: int, fingerprint: str, vectors: Floats) -> None:
+        """Remember vectors [n, D] that were encoded on the spot, in their own version's space.
+
+        Args:
+            fingerprint: of that version.
+        """
+        self._encoded.append((side, version, fingerprint, vectors[:PER_REQUEST].copy()))
 
     def look(self, reader: Reader) -> None:
         """Measure what was noted since the last look; rows that cannot be read are left out."""
+        # Nobody who reads or notes waits for a store, or for a file of the lineage.
         with self._lock:
-            sampled: dict[tuple[str, int], list[pa.Array]] = {}
-            while self._served_ids:
-                side, ids, sources = self._served_ids.popleft()
-                version, some = self._sample(ids, sources)
-                if version < 0:
-                    continue
-                parts = sampled.setdefault((side, version), [])
-                if sum(map(len, parts)) < PER_LOOK:
-                    parts.append(some)
-            for (side, version), parts in sampled.items():
-                try:
-                    embedded = reader.embed(pa.concat_arrays(parts), version, side)
-                except (EvergramError, pa.ArrowException):
-                    continue
-                vectors = embedded.vectors[embedded.sources == version]
-                self._add(reader, side, version, vectors)
-            while self._encoded:
-                side, version, vectors = self._encoded.popleft()
-                self._add(reader, side, version, vectors)
+            sampled = self._sampled()
+            encoded = [self._encoded.popleft() for _ in range(len(self._encoded))]
+        for (side, version), parts in sampled.items():
+            try:
+                fingerprint = reader.lineage.manifest(version).fingerprint
+                embedded = reader.embed(pa.concat_arrays(parts), version, side)
+            except (EvergramError, pa.ArrowException):
+                continue
+            vectors = embedded.vectors[embedded.sources == version]
+            self._add(reader, side, version, fingerprint, vectors)
+        for side, version, fingerprint, vectors in encoded:
+            try:
+                is_served = reader.lineage.manifest(version).fingerprint == fingerprint
+            except EvergramError:
+                continue
+            if is_served:
+                self._add(reader, side, version, fingerprint, vectors)
+
+    def _sampled(self) -> dict[tuple[str, int], list[pa.Array]]:
+        """Take the ids that were noted. Returns: a sample of them by side and version."""
+        sampled: dict[tuple[str, int], list[pa.Array]] = {}
+        for _ in range(len(self._served_ids)):
+            side, ids, sources = self._served_ids.popleft()
+            version, some = self._sample(ids, sources)
+            if version < 0:
+                continue
+            parts = sampled.setdefault((side, version), [])
+            if sum(map(len, parts)) < PER_LOOK:
+                parts.append(some)
+        return sampled
 
     def _sample(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
         """Draw a version by its share of the rows, and some ids of its rows."""
@@ -119,16 +137,24 @@ class Drift:
                 for (side, version), moments in sorted(self._moments.items())
             }
 
-    def _add(self, reader: Reader, side: str, version: int, vectors: Floats) -> None:
+    def _add(
+        self, reader: Reader, side: str, version: int, fingerprint: str, vectors: Floats
+    ) -> None:
         if not len(vectors):
             return
         key = side, version
-        if key not in self._moments:
+        with self._lock:
+            moments = self._moments.get(key)
+        # A lineage restored from a copy may have published another version under the number.
+        if moments is None or moments.fingerprint != fingerprint:
             try:
                 published = reader.lineage.moments(version).get(side)
             except EvergramError:
                 published = None
             dim = vectors.shape[1]
             stored = None if published is None else published[2].numpy()
-            self._moments[key] = _RunningMoments(0, np.zeros(dim), np.zeros((dim, dim)), stored)
-        self._moments[key].add(vectors)
+            zeros = np.zeros(dim), np.zeros((dim, dim))
+            moments = _RunningMoments(fingerprint, 0, *zeros, stored)
+        with self._lock:
+            moments.add(vectors)
+            self._moments[key] = moments

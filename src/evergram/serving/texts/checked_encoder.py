@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.serving.texts.batcher import Batcher, CrowdedError
-from evergram.texts.record import TextEncoderRecord
+from evergram.texts.record import TextEncoderRecord, prompts_of
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import (
     NotFiniteError,
@@ -47,6 +47,8 @@ class UnencodableTextError(DataError):
 class CheckedEncoder:
     """The encoder of one version. Several threads may use one.
 
+    Once it is retired it takes no new calls, and `close` may be called when it `is_idle`.
+
     Args:
         version: its number.
         record: of the encoder.
@@ -71,7 +73,10 @@ class CheckedEncoder:
         self._opened, self._failed, self._limit = opened, failed, limit
         self._encoder: RecordedEncoder | None = None
         self._batcher: Batcher | None = None
-        self._checking = threading.Lock()
+        self._checking, self._counting = threading.Lock(), threading.Lock()
+        self._calls, self._retired = 0, False
+        # Stands for the encoder in keys of caches, which must not keep its model in memory.
+        self.key: object = object()
 
     def check(self) -> bool:
         """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
@@ -79,16 +84,21 @@ class CheckedEncoder:
         Returns: whether it is the recorded one. False also where a call keeps it from being
         compared, which is a problem if that call hangs.
         """
-        if not self._checking.acquire(timeout=self._limit):
-            return False
         try:
-            return self._compare()
-        finally:
-            self._checking.release()
+            with self._called():
+                if not self._checking.acquire(timeout=self._limit):
+                    return False
+                try:
+                    return self._compare()
+                finally:
+                    self._checking.release()
+        except TextEncoderError:  # retired
+            return False
 
     def look(self) -> None:
         """Set `problem` if a call of the encoder hangs. Never waits for it."""
-        if self.problem is None and self._encoder and self._encoder.encoder.busy > self._limit:
+        own = self._encoder
+        if self.problem is None and own is not None and own.encoder.busy > self._limit:
             seconds = f"{self._limit:g} seconds"
             self._fail("does not answer", f"One call has lasted for more than {seconds}.")
 
@@ -105,16 +115,51 @@ class CheckedEncoder:
             UnencodableTextError: it works, and cannot encode one of the texts.
         """
         self.require()
-        assert self._batcher is not None
-        try:
-            vectors = self._batcher.encode(texts, role)
-        except CrowdedError as error:
-            raise TextEncoderError(
-                f"The encoder of version {self.version} is at work on other texts; try again."
-            ) from error
+        with self._called():
+            assert self._batcher is not None
+            try:
+                vectors = self._batcher.encode(texts, role)
+            except CrowdedError as error:
+                raise TextEncoderError(
+                    f"The encoder of version {self.version} is at work on other texts; try again."
+                ) from error
         # A check may have failed while the texts were encoded.
         self.require()
         return vectors
+
+    def retire(self) -> None:
+        """Take no new calls; those under way end as they began."""
+        with self._counting:
+            self._retired = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way, or waits for its turn."""
+        return not self._calls
+
+    def may_use(self, encoder: TextEncoder) -> bool:
+        """Return whether it encodes with an open encoder, or might once it is open itself."""
+        own = self._encoder
+        if own is None:
+            return prompts_of(self.record) == encoder.prompts
+        return own.encoder is encoder
+
+    def close(self) -> None:
+        """Let go of the encoder, which others may share. It is retired, and idle."""
+        self._encoder = self._batcher = None
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """Count a call for a `with` block. Raises: TextEncoderError: it is retired."""
+        with self._counting:
+            if self._retired:
+                raise replaced_error(self.version)
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._calls -= 1
 
     def _compare(self) -> bool:
         if self._encoder is not None and not self._encoder.encoder.is_free(self._limit):
@@ -180,3 +225,10 @@ class CheckedEncoder:
         self.problem = problem
         self._failed()
         return TextEncoderError(problem)
+
+
+def replaced_error(version: int) -> TextEncoderError:
+    """Return the error of a call that comes after its encoder was replaced."""
+    return TextEncoderError(
+        f"The encoder of version {version} was replaced in the meantime; try again."
+    )

@@ -38,7 +38,9 @@ class Documents:
     are saved, and all others are dropped when a check fails.
 
     Args:
-        path: the file of ids and texts; it is read again when it changes.
+        path: the file of ids and texts. It is read again when it has changed and an id is asked for
+            that it did not have: a text that was corrected is as it was until then, and its kept
+            vector stays the old text's.
         folder: where vectors are saved, a file for each save; None keeps them in memory alone.
     Raises: DataError: the file cannot be read.
     """
@@ -90,7 +92,7 @@ class Documents:
             encoder: the record of that model, written into the files that are saved.
         """
         with self._lock:
-            # A version that was withdrawn may have left its number to another.
+            # A lineage restored from a copy may have published another version under the number.
             if self._fingerprints.get(version) != fingerprint:
                 kept = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
                 self._load(kept, fingerprint)

@@ -13,7 +13,7 @@ import numpy as np
 
 from evergram.errors import ServiceError
 from evergram.lineage.lineage import Lineage
-from evergram.serving.texts.checked_encoder import CheckedEncoder, TextEncoderError
+from evergram.serving.texts.checked_encoder import CheckedEncoder, TextEncoderError, replaced_error
 from evergram.serving.texts.documents import Documents
 from evergram.serving.texts.vector_cache import VectorCache
 from evergram.texts.addresses import open_text_encoder
@@ -58,6 +58,8 @@ class ServedTexts:
         self._addresses, self._every = tuple(addresses), every
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
+        # Those that were replaced, until their last call has ended.
+        self._retired: list[CheckedEncoder] = []
         # By address and prompts: versions of the same encoder share it.
         self._open: dict[tuple[str, str, str], TextEncoder] = {}
         self._loading, self._opening = threading.Lock(), threading.Lock()
@@ -74,8 +76,8 @@ class ServedTexts:
     def load(self, lineage: Lineage) -> None:
         """Open and check the encoders of production and of later versions.
 
-        Those of the production before stay, for requests under way. A failure is a problem of the
-        version, and is tried again by `check`.
+        Those of the production before stay, for requests under way; others are closed after their
+        last call. A failure is a problem of the version, and is tried again by `check`.
         """
         with self._loading:
             production = lineage.production
@@ -83,40 +85,68 @@ class ServedTexts:
             encoders = {n: e for n, e in self._encoders.items() if n >= kept}
             for manifest in lineage.versions:
                 n, record = manifest.version, manifest.text_encoder
-                if n >= production and record is not None and n not in encoders:
+                # A lineage restored from a copy may have published another version under a number.
+                if n < production or (n in encoders and encoders[n].record == record):
+                    continue
+                encoders.pop(n, None)
+                if record is not None:
                     failed = partial(self._failed, n)
                     encoders[n] = CheckedEncoder(n, record, self._recorded, failed, self.limit)
                     encoders[n].check()
-            self._encoders, self._production = encoders, production
+            before, self._encoders, self._production = self._encoders, encoders, production
+            for n, encoder in before.items():
+                if encoders.get(n) is not encoder:
+                    encoder.retire()
+                    self._retired.append(encoder)
+                    if self.documents is not None:  # no check will come after its vectors
+                        self.documents.distrust(n)
+            self._release()
 
-    def encode(self, version: int, texts: Sequence[str], role: Role) -> Vectors:
+    def encode(
+        self,
+        version: int,
+        texts: Sequence[str],
+        role: Role,
+        record: TextEncoderRecord | None = None,
+    ) -> Vectors:
         """Return the vectors [n, D] of texts, as a version's encoder makes them.
 
+        Args:
+            record: of the encoder in the caller's lineage, where another is refused; None takes
+                the one of the lineage that was loaded last.
         Raises: as `CheckedEncoder.encode`.
         """
-        encoder, rows = self._looked_up(version, texts, role)
+        encoder, rows = self._looked_up(version, texts, role, record)
         absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
         if absent:
             vectors = encoder.encode(absent, role)
             for text, vector in zip(absent, vectors, strict=True):
-                self._cache.put((version, role, text), vector, 4 * len(text))
+                self._cache.put((encoder.key, role, text), vector, 4 * len(text))
             if len(absent) == len(texts):
                 return vectors
             fresh = dict(zip(absent, vectors, strict=True))
             rows = [fresh[t] if row is None else row for t, row in zip(texts, rows, strict=True)]
         return np.stack([row for row in rows if row is not None])
 
-    def cached(self, version: int, texts: Sequence[str], role: Role) -> Vectors | None:
+    def cached(
+        self,
+        version: int,
+        texts: Sequence[str],
+        role: Role,
+        record: TextEncoderRecord | None = None,
+    ) -> Vectors | None:
         """Return the vectors [n, D] of texts if all are kept; None if `encode` would have to wait.
 
+        Args:
+            record: as of `encode`.
         Raises: TextEncoderError: `encode` would raise it at once.
         """
-        _, rows = self._looked_up(version, texts, role)
+        _, rows = self._looked_up(version, texts, role, record)
         known = [row for row in rows if row is not None]
         return np.stack(known) if len(known) == len(rows) else None
 
     def _looked_up(
-        self, version: int, texts: Sequence[str], role: Role
+        self, version: int, texts: Sequence[str], role: Role, record: TextEncoderRecord | None
     ) -> tuple[CheckedEncoder, list[Vectors | None]]:
         """Return a version's encoder and what is kept of texts, None for others.
 
@@ -128,8 +158,10 @@ class ServedTexts:
                 f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
                 "for the embeddings of ids."
             )
+        if record is not None and encoder.record != record:
+            raise replaced_error(version)
         encoder.require()
-        return encoder, [self._cache.get((version, role, text)) for text in texts]
+        return encoder, [self._cache.get((encoder.key, role, text)) for text in texts]
 
     def is_due(self) -> bool:
         """Return whether `check` should be called now: every so often, sooner after a failure."""
@@ -148,9 +180,14 @@ class ServedTexts:
             self.documents.save()
 
     def look(self) -> None:
-        """Note the encoders of which a call hangs. Never waits for them."""
+        """Note the encoders of which a call hangs, and close unused ones. Never waits for them."""
         for encoder in self._encoders.values():
             encoder.look()
+        if self._loading.acquire(blocking=False):
+            try:
+                self._release()
+            finally:
+                self._loading.release()
 
     async def watch(self) -> None:
         """Check the encoders again and again, until cancelled.
@@ -177,6 +214,23 @@ class ServedTexts:
             self.check()
         for encoder in self._open.values():
             encoder.close()
+
+    def _release(self) -> None:
+        """Close the encoders that no version uses any more, but those with a call under way."""
+        # One that is being opened may take long, and is nobody's yet: `look` comes again.
+        if not self._opening.acquire(blocking=False):
+            return
+        try:
+            for retired in [e for e in self._retired if e.is_idle]:
+                retired.close()
+                self._retired.remove(retired)
+            users = [*self._encoders.values(), *self._retired]
+            for key, encoder in list(self._open.items()):
+                if not any(user.may_use(encoder) for user in users):
+                    del self._open[key]
+                    encoder.close()
+        finally:
+            self._opening.release()
 
     def _failed(self, version: int) -> None:
         """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""
