@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import date
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from evergram.errors import FormatError, IntegrityError, LineageError
+from evergram.errors import FormatError, IntegrityError
 from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecord, first_problem
 
 FORMAT_VERSION = 1
@@ -97,14 +96,6 @@ class Consumer(_StrictRecord):
                 f"pinned to {self.pinned}, which is not among the versions it may read"
             )
         return self
-
-    def may_read(self, resolve: Resolve) -> set[int]:
-        """Return the versions that it may read now; a label that is gone adds none."""
-        versions = set()
-        for what in self.allowed:
-            with suppress(LineageError):
-                versions.add(resolve(what))
-        return versions
 
 
 class ConsumersRecord(ChecksummedRecord):

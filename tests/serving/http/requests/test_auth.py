@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.arrow_requests import ARROW, stream
+from tests.support.consumer_versions import LABELS, resolve
 from tests.support.lineages import DIMS, lineage_of, publish
 from tests.support.running_service import Running, running
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.serving.http.requests.auth import Access
 from evergram.serving.settings import ServiceSettings
 
 ADMIN = "the-administrators"
@@ -51,6 +53,27 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     tokens = {c.name: consumers.issue_token(c.name) for c in consumers.list()}
     with running(folder, ServiceSettings(admin_token=ADMIN)) as served:
         yield Guarded(served, tokens)
+
+
+class _Line:
+    """A lineage of three versions and the labels of `consumer_versions`."""
+
+    def __init__(self) -> None:
+        self.readable: list[int] = [0, 1, 2]
+        self.labels: dict[str, int] = LABELS
+
+    def resolve(self, what: int | str | None) -> int:
+        return resolve(str(what))
+
+
+def test_labels_are_followed_and_one_that_is_gone_adds_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ads = Access("ads", "stable", ("stable", "v2", "v0"))
+    assert ads.readable(_Line()) == {0, 1, 2}
+    monkeypatch.delitem(LABELS, "stable")
+    assert ads.readable(_Line()) == {0, 2}
+    assert Access("admin").readable(_Line()) == {0, 1, 2}
 
 
 MAY = {"old": {0}, "prod": {1}, "both": {0, 2}}
