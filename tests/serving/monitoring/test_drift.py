@@ -85,6 +85,10 @@ class _Reader:
         return SimpleNamespace(vectors=vectors, sources=np.full(len(ids), version))
 
 
+def rows_of(fingerprint: str, vector: list[float], go: threading.Event | None = None) -> Any:
+    return _Reader(fingerprint, vector, go)
+
+
 def noted(rows: int) -> Drift:
     drift = Drift()
     drift.note("object", pa.array(range(rows)), np.ones(rows, dtype=np.int64))
@@ -93,7 +97,7 @@ def noted(rows: int) -> Drift:
 
 def test_nobody_waits_for_a_store_that_is_measured() -> None:
     go = threading.Event()
-    drift, reader = noted(3), _Reader("a", [1.0, 2.0], go)
+    drift, reader = noted(3), rows_of("a", [1.0, 2.0], go)
     with ThreadPoolExecutor(2) as pool:
         looking = pool.submit(drift.look, reader)
         assert reader.asked.wait(60)
@@ -107,12 +111,12 @@ def test_nobody_waits_for_a_store_that_is_measured() -> None:
 
 def test_another_version_under_the_same_number_is_measured_anew() -> None:
     drift = noted(3)
-    drift.look(_Reader("a", [1.0, 2.0]))
+    drift.look(rows_of("a", [1.0, 2.0]))
     # What was encoded by the version before is in no space of the one after.
     drift.note_vectors("object", 1, "a", np.ones((5, 2), dtype=np.float32))
     drift.note("object", pa.array([1]), np.ones(1, dtype=np.int64))
-    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    drift.look(rows_of("b", [1.0, 2.0, 3.0]))
     assert drift.measured() == {"object": (1, None, 1)}
     drift.note_vectors("object", 1, "b", np.ones((2, 3), dtype=np.float32))
-    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    drift.look(rows_of("b", [1.0, 2.0, 3.0]))
     assert drift.measured() == {"object": (1, None, 3)}
