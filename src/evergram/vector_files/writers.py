@@ -268,7 +268,7 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _replacing(path: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
-    """Yield paths to write to, as of `replacing_group`. Raises: DataError: one cannot be written."""
+    """Yield paths to write to, as of `replacing_group`. Raises: DataError: they cannot be."""
     try:
         with replacing_group(path, *beside) as parts:
             yield parts

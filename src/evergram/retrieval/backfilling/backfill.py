@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from evergram.atomic_files import make_folder
+from evergram.atomic_files import make_folder, remove_folder
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -104,7 +103,13 @@ class Backfill:
                     f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
                     "undo it by 'rollback', before another is planned."
                 )
-            shutil.rmtree(self.folder, ignore_errors=True)
+            # Old rows of an earlier backfill, left there, would be taken for those of this one.
+            remove_folder(self.folder)
+            if self.folder.exists():
+                raise LineageError(
+                    f"{self.folder}, of an earlier backfill, cannot be removed; remove it, and "
+                    "plan again."
+                )
             for folder in (self.folder, self.folder / "journal"):
                 make_folder(folder, self._mode)
             target = self.lineage.production
