@@ -153,7 +153,9 @@ def test_a_side_that_cannot_be_filled_closes_the_others(
 ) -> None:
     lineage = lineage_with_encoder(tmp_path / "films")
     closed: list[str] = []
-    monkeypatch.setattr(SnapshotStore, "close", lambda store: closed.append(Path(store.address).name))
+    monkeypatch.setattr(
+        SnapshotStore, "close", lambda store: closed.append(Path(store.address).name)
+    )
 
     def full(side: str, *_: int) -> None:
         if side == sides[-1]:

@@ -126,7 +126,7 @@ def refuse_unmeasurable(
 
 
 def refuse_untried(lineage: Lineage) -> None:
-    """Raises: DegradationError: no consumer has a probe with a limit, which a version could pass."""
+    """Raises: DegradationError: no consumer has a probe with a limit, so nothing is compared."""
     consumers = ConsumerRegistry.open(lineage.address).list()
     if not any(consumer.probe is not None and consumer.probe.has_limit for consumer in consumers):
         raise DegradationError(

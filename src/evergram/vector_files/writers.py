@@ -17,8 +17,8 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.file_group import replacing_group
 from evergram.system_errors import reason_and_remedy
-from evergram.vector_files.file_group import replacing_group
 from evergram.vector_files.open_embeddings import (
     ARROW,
     PARQUET,

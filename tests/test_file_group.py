@@ -69,9 +69,9 @@ def test_an_error_at_any_call_leaves_the_old_files_or_the_new(tmp_path: Path, na
     for call in range(1, 100):
         for file, data in old.items():
             (tmp_path / file).write_bytes(data)
-        with failing_at(call, OSError(28, "No space left on device")) as calls:
-            with suppress(DataError):
-                write(path, NEW, "new")
+        full = OSError(28, "No space left on device")
+        with failing_at(call, full) as calls, suppress(DataError):
+            write(path, NEW, "new")
         kept += content(path)[2] == "old"
         now = {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.startswith(".")}
         assert now in (old, new), f"after call {call}, {calls[-1]}"
@@ -99,9 +99,8 @@ def test_a_kill_at_any_call_leaves_no_pair_of_two_versions(
             file.unlink()
         if not first:
             write(path, OLD, "old")
-        with failing_at(call, Killed()) as calls:
-            with suppress(Killed):
-                write(path, NEW, "new")
+        with failing_at(call, Killed()) as calls, suppress(Killed):
+            write(path, NEW, "new")
         if path.exists():
             state = content(path)
             assert state in (old, new), f"after call {call}, {calls[-1]}"
@@ -109,9 +108,8 @@ def test_a_kill_at_any_call_leaves_no_pair_of_two_versions(
         else:
             states.add(None)
         # The next one finishes, whatever this one left, and an error of it mixes nothing either.
-        with failing_at(12, OSError(28, "No space left on device")):
-            with suppress(DataError):
-                write(path, NEW, "new")
+        with failing_at(12, OSError(28, "No space left on device")), suppress(DataError):
+            write(path, NEW, "new")
         assert not path.exists() or content(path) in (old, new)
         write(path, NEW, "new")
         assert content(path) == new
@@ -133,9 +131,8 @@ def test_a_file_alone_is_never_away(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     for call in range(1, 100):
         write_vectors(path, blocks_of([1, 2, 3], OLD[1], 2))
-        with failing_at(call, Killed()) as calls:
-            with suppress(Killed):
-                write_vectors(path, blocks_of([3, 2, 1], NEW[1], 2))
+        with failing_at(call, Killed()) as calls, suppress(Killed):
+            write_vectors(path, blocks_of([3, 2, 1], NEW[1], 2))
         assert content(path)[0] in ([1, 2, 3], [3, 2, 1])
         if len(calls) < call:
             break
