@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
                 part.unlink(missing_ok=True)
 
 
-def _exchange(main: Path, parts: Mapping[Path, Path]) -> None:
+def _exchange(main: Path, parts: dict[Path, Path]) -> None:
     """Put each part, if there is one, in the place of a file; the main file is the first."""
     old = {path: displaced(path) for path in parts}
     moved: list[Path] = []
