@@ -188,8 +188,9 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
     write_bytes(path, f"{text}\n".encode(), mode)
 
 
-def mirror_content(path: Path, content: bytes | None, mode: int | None = OWNER_ALONE) -> None:
-    """Give a file this content, unless it has it already; None removes the file.
+def mirror_content(path: Path, content: bytes | None) -> None:
+    """Give a file this content, unless it has it already; None removes the file. Only its owner may
+    read a new one.
 
     Several processes and threads may do so at once.
     """
@@ -199,7 +200,7 @@ def mirror_content(path: Path, content: bytes | None, mode: int | None = OWNER_A
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, mode, owner=f".{os.getpid()}.{threading.get_ident()}") as file:
+    with replacing(path, OWNER_ALONE, owner=f".{os.getpid()}.{threading.get_ident()}") as file:
         file.write(content)
 
 

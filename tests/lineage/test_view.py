@@ -19,6 +19,8 @@ from evergram.errors import (
 )
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import provenance_of
+from evergram.vector_files.shards import Shards
 
 
 @pytest.fixture
@@ -63,6 +65,27 @@ def test_an_export_is_what_its_suffix_says_and_is_not_written_over(
     with pytest.raises(DataError, match="is there already and is not written over"):
         view.export(path, "query")
     assert view.export(path, "query", overwrite=True) == 3
+
+
+def test_shards_have_the_rows_of_a_view_and_those_that_are_there_are_kept(
+    lineage: Lineage, tmp_path: Path
+) -> None:
+    view, shards = lineage.view(0), Shards(tmp_path / "as_v0", 2)
+    first = view.export_shards(Shards(shards.folder, 2, only=1), "query", batch=1)
+    assert (first.written, first.kept, first.missing) == ([1], [], [0])
+    both = view.export_shards(shards, "query", batch=2)
+    assert (both.rows, both.written, both.kept, both.missing) == (3, [0], [1], [])
+    ids, vectors = view.embeddings("query")
+    files = [open_embeddings(shards.path(number)) for number in (0, 1)]
+    blocks = [block for file in files for block in file.blocks(2)]
+    assert pa.concat_arrays([block[0] for block in blocks]).equals(ids)
+    assert torch.equal(torch.cat([block[1] for block in blocks]), vectors)
+    marks = provenance_of(view.fingerprint, view.computed_from)
+    assert [file.provenance for file in files] == [marks, marks]
+    with pytest.raises(DataError):
+        lineage.view(1).export_shards(shards, "query")
+    anew = lineage.view(1).export_shards(shards, "query", overwrite=True)
+    assert (anew.written, anew.kept) == ([0, 1], [])
 
 
 def test_an_export_that_cannot_be_written(lineage: Lineage, tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
 from evergram.data.synthetic import generate
 from evergram.errors import DataError, LineageError, UnknownVersionError
+from evergram.evaluation.ranking import query_metrics
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.pair_history import PairHistory
 from evergram.releasing.evaluate import Ranking, evaluate
@@ -73,3 +77,20 @@ def test_a_sample_and_an_index_say_so(tmp_path: Path) -> None:
     assert set(by_index) == {"model", "popularity", "index"}
     assert 0.95 <= by_index["index"]["recall"] <= 1
     assert by_index["popularity"] == pytest.approx(whole["popularity"])
+
+
+def test_the_device_ranks_a_sample_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe()
+    devices: list[torch.device | None] = []
+
+    def ranked(*arguments: Any, device: torch.device | None = None, **more: Any) -> Any:
+        devices.append(device)
+        return query_metrics(*arguments, **more)
+
+    monkeypatch.setattr(sys.modules[evaluate.__module__], "query_metrics", ranked)
+    monkeypatch.setattr(
+        sys.modules[evaluate.__module__], "pick_device", lambda name: torch.device(name)
+    )
+    evaluate(recipe, lineage, device="meta", ranking=Ranking(4))
+    # Popularity is of one dim: it is not worth a copy.
+    assert devices == [torch.device("meta"), None]

@@ -242,3 +242,16 @@ def test_an_upgrade_of_another_version_or_lineage_is_refused(
     assert len(sentences) == 1
     assert "Version 0: its certificate bounds the error by" in sentences[0]
     assert "upgrade again" in sentences[0]
+
+
+def test_strict_probes_without_a_limit_are_refused(lineage: Lineage, tmp_path: Path) -> None:
+    """Nothing was compared with anything, and the gate let every version through."""
+    consumers = ConsumerRegistry.open(lineage.path)
+    unlimited = probe(tmp_path, 0).model_copy(update={"min": None})
+    consumers.repin("ads", "prod", lineage.resolve, probe=unlimited)
+    with pytest.raises(DegradationError, match=r"no consumer has a probe with a limit.*--min"):
+        publish(lineage, following(lineage, artefact()), strict_probes=True)
+    assert lineage.newest == 0
+    consumers.add("web", "v0", lineage.resolve, probe=probe(tmp_path, 1))
+    done = publish(lineage, following(lineage, artefact()), strict_probes=True)
+    assert [reading.broken for reading in done.probes] == [False, False]

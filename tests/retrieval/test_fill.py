@@ -26,6 +26,7 @@ from evergram.retrieval.fill import (
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
+from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows, Space
 
 pytestmark = pytest.mark.usefixtures("backfill_in_memory")
@@ -145,3 +146,23 @@ def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -
     lineage.promote()
     assert canary_stores(lineage) == {}
     assert not folder.exists()
+
+
+def test_a_side_that_cannot_be_filled_closes_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = lineage_with_encoder(tmp_path / "films")
+    closed: list[str] = []
+    monkeypatch.setattr(
+        SnapshotStore, "close", lambda store: closed.append(Path(store.address).name)
+    )
+
+    def full(side: str, *_: int) -> None:
+        if side == sides[-1]:
+            raise DataError("the file ends here")
+
+    sides = list(lineage.manifest(lineage.production).embeddings)
+    assert len(sides) == 2
+    with pytest.raises(DataError, match="ends here"):
+        local_stores(lineage, full)
+    assert sorted(closed) == sorted(sides)

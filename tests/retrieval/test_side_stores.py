@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from tests.support.dictionary_store import DictionaryStore
 
-from evergram.errors import DataError, LineageError
+from evergram.errors import DataError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import side_stores
 from evergram.retrieval.fill import fill
@@ -64,3 +65,44 @@ def test_own_stores_are_left_open_and_opened_ones_closed_when_the_block_fails(
     with opened_stores(lineage, {"object": "address"}, None):
         pass
     assert opened.closed == 1
+
+
+def test_canaries_are_closed_when_the_block_fails(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, canary = filled(lineage), filled(lineage)
+    monkeypatch.setattr(side_stores, "open_stores", lambda *_: {"object": opened})
+    monkeypatch.setattr(side_stores, "canary_stores", lambda *_: {"object": canary})
+    with (
+        pytest.raises(DataError, match="wrong"),
+        opened_stores(lineage, {"object": "address"}, None),
+    ):
+        raise DataError("wrong")
+    assert (opened.closed, canary.closed) == (1, 1)
+
+
+def test_a_store_that_does_not_open_again_closes_those_that_did(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ClosingStore] = []
+
+    def opening(address: str) -> ClosingStore:
+        if len(made) == 2:
+            raise StoreError("too many connections")
+        made.append(filled(lineage))
+        return made[-1]
+
+    canary = filled(lineage)
+    stores = SideStores(lineage, {"object": filled(lineage)}, {"object": canary})
+    stores._stores["other"] = stores.of()
+    monkeypatch.setattr(sys.modules["evergram.stores.open_store"], "open_store", opening)
+    with pytest.raises(StoreError, match="too many"), stores.opened_again(lineage):
+        raise AssertionError("all were opened")
+    assert [store.closed for store in made] == [1, 1]
+    assert canary.closed == 0
+    del stores._stores["other"]
+    made.clear()
+    with stores.opened_again(lineage) as (by_side, canaries, settled):
+        assert [*by_side.values(), *canaries.values()] == made[::-1]
+        assert settled == lineage.production
+    assert [store.closed for store in made] == [0, 0]

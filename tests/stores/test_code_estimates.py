@@ -19,7 +19,7 @@ def test_more_rows_are_looked_at_the_second_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "estimates", "k", "told"),
+    ("scores", "estimates", "k", "apart"),
     [
         # Without errors the smallest estimate is the limit.
         ([5.0, 3.0, 1.0], [5.0, 3.0, 1.0], 2, True),
@@ -36,8 +36,8 @@ def test_more_rows_are_looked_at_the_second_time() -> None:
         ([5.0, 3.0, 1.0], [5.0, float("nan"), 1.0], 2, False),
     ],
 )
-def test_examples(scores: list[float], estimates: list[float], k: int, told: bool) -> None:
-    assert tell_apart(floats(*scores), floats(*estimates), k) is told
+def test_examples(scores: list[float], estimates: list[float], k: int, apart: bool) -> None:
+    assert tell_apart(floats(*scores), floats(*estimates), k) is apart
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(8, 40), st.floats(0, 3))
@@ -49,8 +49,11 @@ def test_a_row_that_is_left_out_is_none_of_the_best_or_worse_estimated_than_any(
     estimates = (truth + noise * draw.standard_normal(60)).astype(np.float32)
     order = np.argsort(-estimates, kind="stable")
     looked, left = order[:size], order[size:]
-    if tell_apart(truth[looked], estimates[looked], k):
-        largest = max(0.0, (truth - estimates)[looked].max())
+    largest = (truth - estimates)[looked].max(initial=0.0)
+    kth = np.sort(truth[looked])[-k]
+    # The best row that may be left out: with the smallest estimate, and as much better than it.
+    hides_best = estimates[looked].min() + largest > kth
+    assert tell_apart(truth[looked], estimates[looked], k) == (not hides_best)
+    if not hides_best:
         hidden = left[(truth - estimates)[left] <= largest]
-        kth = np.sort(truth[looked])[-k]
         assert (truth[hidden] <= kth + 1e-5).all()

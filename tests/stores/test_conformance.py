@@ -69,6 +69,8 @@ def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
     assert [len(hits) for hits in pair.store.search(pair.queries(), 5)] == [0, 0, 0]
     assert pair.store.search({}, 5) == []
+    none = {version: np.zeros((0, dim), np.float32) for version, dim in DIMS.items()}
+    assert pair.store.search(none, 5) == []
     pair.store.build_index()
     pair.reopen()
     assert pair.store.spaces() == {OLD.version: OLD, NEW.version: NEW}
@@ -289,6 +291,16 @@ def test_search_in_one_space_and_in_two(pair: Pair, k: int) -> None:
         results = same_hits(pair.store, pair.oracle, {version: queries[version]}, k)
         assert all((hits.versions == version).all() for hits in results)
         assert len(results[0]) == min(k, 20)
+
+
+@pytest.mark.parametrize("among", [None, [1, 2, 99]])
+def test_no_queries_have_no_results(pair: Pair, among: list[int] | None) -> None:
+    pair.fill()
+    none = {version: np.zeros((0, dim), np.float32) for version, dim in DIMS.items()}
+    ids = None if among is None else pair.names(among)
+    for queries in (none, {OLD.version: none[OLD.version]}):
+        assert same_hits(pair.store, pair.oracle, queries, 5, ids=ids) == []
+        assert pair.store.search(queries, 5, exact=True) == []
 
 
 def test_search_after_the_index_is_built(pair: Pair) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from evergram.errors import DataError, ShapeError
-from evergram.stores.rows import Hits, Rows, merge_hits, row_checks
+from evergram.stores.rows import Hits, Rows, joined_ids, merge_hits, places_among, row_checks
 
 
 def rows(ids: pa.Array, version: int = 3, dim: int = 5, seed: int = 0) -> Rows:
@@ -121,3 +121,16 @@ def test_merging_nothing_or_one_version_is_that() -> None:
     one = hits(0, (1, 0.9), (2, 0.1))
     assert merge_hits([hits(1), one], 1).ids.to_pylist() == [1]
     assert len(merge_hits([hits(0), hits(1)], 5)) == 0
+
+
+def test_ids_are_placed_among_others_in_any_order() -> None:
+    mine, places = places_among(pa.array(["c", "x", "a", "c"]), pa.array(["a", "b", "c"]))
+    assert mine.tolist() == [True, False, True, True]
+    assert places.tolist() == [2, 0, 2]
+    mine, places = places_among(pa.array([], pa.int64()), pa.array([1]))
+    assert (mine.tolist(), places.tolist()) == ([], [])
+
+
+def test_ids_of_no_part_are_of_the_type() -> None:
+    assert joined_ids([], pa.string()).equals(pa.array([], pa.string()))
+    assert joined_ids([pa.array([2]), pa.array([1])], pa.int64()).to_pylist() == [2, 1]

@@ -28,6 +28,16 @@ OTHERS = ("exact", "sagram", "softmax_all", "joint", "towers", "lightgcn", "mean
 CASES = [case for case in SHARED if not any(other in case for other in OTHERS)]
 
 
+def whole_state(encoder: ShardedFactorization) -> dict[str, Tensor]:
+    """Return all rows and their optimiser's numbers, by name; all processes call it."""
+    state = {}
+    for name, (table, rows) in encoder._parts().items():
+        full = rows.new_zeros(table.size, *rows.shape[1:])
+        full[table.own] = rows
+        state[name] = encoder.collectives.sum(full, "tables read")
+    return state
+
+
 def state_after(step: Step, objective: Tensor) -> dict[str, Tensor]:
     """Return a step's state, with the rows of all processes if tables are divided."""
     encoder = step.encoder
@@ -36,7 +46,7 @@ def state_after(step: Step, objective: Tensor) -> dict[str, Tensor]:
         modules |= {f"{side}{r}": e for r, e in enumerate(step.estimators[side])}
     state = gather(modules, []) | {"objective": objective}
     if isinstance(encoder, ShardedFactorization):
-        return state | encoder.whole_state()
+        return state | whole_state(encoder)
     for side in SIDES:
         weight = getattr(encoder, side).weight
         state[f"{side}.weight"] = weight

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.training import loop
 from evergram.training.build import prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
@@ -28,6 +29,14 @@ class Denormals(Callback):
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         self.seen.add(half_of_the_tiniest())
+
+
+class Means(Callback):
+    def __init__(self) -> None:
+        self.objectives: list[float] = []
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        self.objectives.append(objective)
 
 
 def test_denormals_are_flushed_in_training_and_nowhere_else(small: Recipe) -> None:
@@ -87,3 +96,18 @@ def test_each_batch_comes_with_the_next_one_and_the_last_with_none() -> None:
     pairs = list(_with_next(iter(batches), None))
     assert [current[0] is batches[i] for i, (current, _) in enumerate(pairs)] == [True] * 3
     assert [following and following[0] for _, following in pairs] == [*batches[1:], None]
+
+
+def test_a_mean_of_many_steps_is_not_one_of_rounded_sums(
+    small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum in float32 that is past 2²⁴ takes no 1 up."""
+    objectives = [2.0**24, *[1.0] * 999]
+    monkeypatch.setattr(
+        loop, "run_epoch", lambda *_: ((None, torch.tensor(value)) for value in objectives)
+    )
+    means = Means()
+    run = run_of(small)
+    run.callbacks.append(means)
+    run.fit(epochs=1)
+    assert means.objectives == [(2**24 + 999) / 1000]

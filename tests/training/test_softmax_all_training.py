@@ -11,8 +11,8 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.candidates_at_hand import CandidatesAtHand
-from evergram.encoders.encoder import ROWS
 from evergram.encoders.features import SIDES
+from evergram.encoders.tables.embedding_tables import ROWS
 from evergram.errors import RecipeError
 from evergram.releasing.upgrade import train
 from evergram.training import memory

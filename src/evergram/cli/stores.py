@@ -20,7 +20,8 @@ from evergram.errors import DataError
 from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfilling.backfill import Backfill, BackfillStatus
+    from evergram.retrieval.backfilling.backfill import Backfill
+    from evergram.retrieval.backfilling.backfill_state import BackfillStatus
 
 _WHERE = (
     "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "

@@ -16,7 +16,7 @@ from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import ShapeError
 
 # Ridges tried, as shares of the mean eigenvalue of C_kk, tr(C_kk) / D_k.
-RIDGES = (0.0, *(10.0 ** (i / 2) for i in range(-16, 5)))
+RIDGES: tuple[float, ...] = (0.0, *(10.0 ** (i / 2) for i in range(-16, 5)))
 # A fitted map: W [D_{k-1}, D_k] and an offset [D_{k-1}].
 Affine = tuple[Tensor, Tensor | None]
 
@@ -189,23 +189,22 @@ def choose_ridge(
     unit: float,
     held: SecondMoments,
     metric: Tensor | None = None,
-    ridges: tuple[float, ...] = RIDGES,
     *,
     tolerance: float = 0.0,
 ) -> float:
-    """Return the ρ whose fit has the least error on held-out pairs, or near the least.
+    """Return the ρ of `RIDGES` whose fit has the least error on held-out pairs, or near the least.
 
     Of ridges whose errors differ by rounding only, return the smallest. No pair is read again.
 
     Args:
         fit: ρ to a map.
-        unit: the factor of the relative `ridges`.
+        unit: the factor of the relative `RIDGES`.
         held: moments of the held-out pairs.
         metric: S, for the error at all past versions; None for that at the last one.
         tolerance: the share of the least error that may be added for a larger ρ; with one, the
             largest such ρ is returned, whose map is the smallest.
     """
-    tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in sorted(ridges)}
+    tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in RIDGES}
     nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
     enough = min(tried.values()) + 1e-12 * held.error(nothing, None, metric)
     if tolerance:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from evergram.encoders.encoder import ROWS, Embeddings
+from evergram.encoders.encoder import Embeddings
+from evergram.encoders.tables.embedding_tables import ROWS
 
 
 class CandidatesAtHand(Embeddings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
@@ -83,7 +84,8 @@ def evaluate(
     relevance, counts = test_relevance(split), split.training.counts("candidate")
     drawn = QueryDraw(ranking.queries, recipe.seed).of(relevance)
     if len(drawn) < len(relevance) or ranking.index is not None:
-        return _of_queries(vectors, counts, drawn, len(relevance), (recipe, ranking))
+        settings = recipe, ranking, pick_device(device)
+        return _of_queries(vectors, counts, drawn, len(relevance), settings)
     return {
         "model": rank_metrics(
             vectors["query"],
@@ -101,13 +103,13 @@ def _of_queries(
     counts: Tensor,
     drawn: Relevance,
     population: int,
-    settings: tuple[Recipe, Ranking],
+    settings: tuple[Recipe, Ranking, torch.device],
 ) -> dict[str, dict[str, Any]]:
-    """Return the metrics of drawn queries, exact or by an index."""
-    (recipe, ranking), query, candidate = settings, vectors["query"], vectors["candidate"]
+    """Return the metrics of drawn queries, exact, on the device, or by an index."""
+    (recipe, ranking, device), query, candidate = settings, vectors["query"], vectors["candidate"]
     index = None if ranking.index is None else CandidateIndex(candidate, ranking.index)
     if index is None:
-        model = query_metrics(query, candidate, drawn, recipe.metrics)
+        model = query_metrics(query, candidate, drawn, recipe.metrics, device=device)
     else:
         model = index_metrics(query, drawn, index, recipe.metrics, seed=recipe.seed)
     one, popular = popularity(counts)

@@ -112,7 +112,7 @@ def refuse_unmeasurable(
     """Refuse, before a long training, limits that can never be checked.
 
     Raises: DegradationError: a limit of degradation is set on a metric that is not measured, or no
-        consumer has a probe.
+        consumer has a probe with a limit.
     """
     if strict_probes:
         refuse_untried(lineage)
@@ -126,11 +126,13 @@ def refuse_unmeasurable(
 
 
 def refuse_untried(lineage: Lineage) -> None:
-    """Raises: DegradationError: no consumer has a probe, so a version can be tried on none."""
-    if all(consumer.probe is None for consumer in ConsumerRegistry.open(lineage.address).list()):
+    """Raises: DegradationError: no consumer has a probe with a limit, so nothing is compared."""
+    consumers = ConsumerRegistry.open(lineage.address).list()
+    if not any(consumer.probe is not None and consumer.probe.has_limit for consumer in consumers):
         raise DegradationError(
-            f"{REFUSED}no consumer has a probe, so there is nothing that --strict-probes could try "
-            "it on; add one by 'evergram consumer add' with --probe, or leave the option out."
+            f"{REFUSED}no consumer has a probe with a limit, so there is nothing that "
+            "--strict-probes could hold it to; add one by 'evergram consumer add' with --probe and "
+            "--min (for rmse --max), or leave the option out."
         )
 
 

@@ -211,35 +211,47 @@ def _snapshots(
     """Return snapshots of the sides, of all by default, filled with a version."""
     from evergram.stores.open_store import open_store
 
-    stores = {}
-    mode = file_mode(lineage.path)
+    stores: dict[str, Store] = {}
     check_tree(lineage.path, parent)
     # Published files that are missing or damaged are refused before a folder is made.
     manifest = lineage.manifest(version)
     wanted = [side for side in manifest.embeddings if sides is None or side in sides]
     kinds = {side: id_type(lineage, side, version) for side in wanted}
     VersionMaps(lineage).norms(np.zeros((0, manifest.dim), dtype=np.float32), version)
-    make_folder(lineage.path / "stores", mode)
-    for side in wanted:
-        folder = parent / side
-        marker = folder.with_name(f"{side}.json")
-        fingerprint = manifest.fingerprint
-        loaded = _loaded(marker)
-        try:
-            store = open_store(str(folder), create=kinds[side])
-        except IntegrityError as error:
-            # It was filled from the published file, but rows may have been added since.
-            raise IntegrityError(
-                f"{error} Rows that were not added by hand can be made again: remove {folder}."
-            ) from error
-        if loaded != fingerprint:
-            log.info("Filling %s with version %d.", folder, version)
-            of_side = None if progress is None else partial(progress, side, version)
-            fill(lineage, store, side, version, of_side)
-            write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}), mode)
-        remove_withdrawn(lineage, store)
-        stores[side] = store
+    make_folder(lineage.path / "stores", file_mode(lineage.path))
+    with ExitStack() as opened:
+        for side in wanted:
+            folder = parent / side
+            try:
+                store = opened.enter_context(open_store(str(folder), create=kinds[side]))
+            except IntegrityError as error:
+                # It was filled from the published file, but rows may have been added since.
+                raise IntegrityError(
+                    f"{error} Rows that were not added by hand can be made again: remove {folder}."
+                ) from error
+            _fill_once(lineage, store, side, version, folder.with_name(f"{side}.json"), progress)
+            stores[side] = store
+        opened.pop_all()
     return stores
+
+
+def _fill_once(
+    lineage: Lineage,
+    store: Store,
+    side: str,
+    version: int,
+    marker: Path,
+    progress: SideProgress | None,
+) -> None:
+    """Fill a snapshot with a version, unless the file `marker` says that it was."""
+    fingerprint = lineage.manifest(version).fingerprint
+    if _loaded(marker) != fingerprint:
+        log.info("Filling %s with version %d.", store.address, version)
+        of_side = None if progress is None else partial(progress, side, version)
+        fill(lineage, store, side, version, of_side)
+        record = json.dumps({"fingerprint": fingerprint, "version": version})
+        write_text(marker, record, file_mode(lineage.path))
+    remove_withdrawn(lineage, store)
 
 
 def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str, Store]:

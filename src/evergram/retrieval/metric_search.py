@@ -15,10 +15,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.errors import DataError
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
+from evergram.stores.rows import places_among
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
@@ -71,9 +71,8 @@ class Field:
         there = np.zeros(len(hits), dtype=bool)
         for rows in self.store.fetch(hits.ids):
             if rows.version == self.version:
-                places = pc.index_in(hits.ids, value_set=rows.ids)
-                mine = places.is_valid().to_numpy(zero_copy_only=False)
-                vectors[mine] = rows.vectors[places.drop_null().to_numpy(), : self.dim]
+                mine, places = places_among(hits.ids, rows.ids)
+                vectors[mine] = rows.vectors[places, : self.dim]
                 there |= mine
         if not there.all():
             ids = hits.ids.filter(pa.array(there))

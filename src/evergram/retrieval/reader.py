@@ -10,7 +10,6 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.filters import Filter
-from evergram.stores.rows import check_k
+from evergram.stores.rows import check_k, places_among
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
@@ -117,7 +116,8 @@ class Reader:
         Versions later than either production are read from the newest version's own rows until
         that is done.
         """
-        return Reader(lineage, *self._stores.opened_again(lineage), encoder=self._texts.addresses)
+        with self._stores.opened_again(lineage) as opened:
+            return Reader(lineage, *opened, encoder=self._texts.addresses)
 
     def __repr__(self) -> str:
         return f"Reader({self.lineage.name!r} version {self.lineage.production}; {self._stores})"
@@ -174,9 +174,8 @@ class Reader:
         sources = np.full(len(asked), -1, dtype=np.int64)
         for rows in fetched:
             read = self._as(rows, target)
-            places = pc.index_in(asked, value_set=rows.ids)
-            mine = places.is_valid().to_numpy(zero_copy_only=False)
-            vectors[mine] = read[places.drop_null().to_numpy()]
+            mine, places = places_among(asked, rows.ids)
+            vectors[mine] = read[places]
             sources[mine] = rows.version
         return Embedded(target, asked, vectors, sources)
 

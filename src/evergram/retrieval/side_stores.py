@@ -92,25 +92,33 @@ class SideStores:
                     vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
         return own, vectors
 
-    def opened_again(self, lineage: Lineage) -> tuple[BySide, BySide, int]:
-        """Return stores, canaries and the settled version for the lineage as it is now.
+    @contextmanager
+    def opened_again(self, lineage: Lineage) -> Iterator[tuple[BySide, BySide, int]]:
+        """Yield stores, canaries and the settled version for the lineage as it is now.
 
-        See `Reader.carried`.
+        If the `with` block fails, the stores are closed again. See `Reader.carried`.
         """
         from evergram.stores.open_store import open_store
 
-        if lineage.newest != lineage.production:
-            canaries = canary_stores(lineage)
-        else:
-            known = {m.version for m in lineage.versions}
-            canaries = {}
-            for side, store in self._canaries.items():
-                # Another process may have removed them, once the stores were refreshed.
-                with suppress(DataError, StoreError):
-                    if store.spaces().keys() <= known:
-                        canaries[side] = open_store(store.address)
-        stores = {side: open_store(store.address) for side, store in self._stores.items()}
-        return stores, canaries, min(self._settled, lineage.production)
+        with ExitStack() as failed:
+            if lineage.newest != lineage.production:
+                canaries = canary_stores(lineage)
+                for store in canaries.values():
+                    failed.callback(store.close)
+            else:
+                known = {m.version for m in lineage.versions}
+                canaries = {}
+                for side, store in self._canaries.items():
+                    # Another process may have removed them, once the stores were refreshed.
+                    with suppress(DataError, StoreError):
+                        if store.spaces().keys() <= known:
+                            canaries[side] = failed.enter_context(open_store(store.address))
+            stores = {
+                side: failed.enter_context(open_store(store.address))
+                for side, store in self._stores.items()
+            }
+            yield stores, canaries, min(self._settled, lineage.production)
+            failed.pop_all()
 
     def close(self) -> None:
         """Close all stores."""
@@ -135,5 +143,8 @@ def opened_stores(
         for side, store in opened.items():
             if stores is None or store is not stores[side]:
                 failed.callback(store.close)
-        yield opened, canary_stores(lineage, progress, None if stores is None else opened)
+        canaries = canary_stores(lineage, progress, None if stores is None else opened)
+        for store in canaries.values():
+            failed.callback(store.close)
+        yield opened, canaries
         failed.pop_all()

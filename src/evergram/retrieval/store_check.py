@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.adopting.adopted_check import check_adopted
 from evergram.stores.adopted_store import AdoptedStore
+from evergram.stores.rows import places_among
 from evergram.stores.store import Store, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -112,7 +112,7 @@ def _same(store: Store, version: int, ids: pa.Array, vectors: object) -> Iterato
         return  # texts, while the store's ids are numbers
     for rows in store.fetch(ids):
         if rows.version == version and len(rows):
-            places = pc.index_in(rows.ids, value_set=ids).to_numpy(zero_copy_only=False)
+            _, places = places_among(rows.ids, ids)
             mine = rows.vectors[:, : expected.shape[1]]
             equal = (mine == expected[places]).all(axis=1)
             yield from rows.ids.filter(pa.array(equal)).to_pylist()

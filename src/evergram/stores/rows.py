@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.errors import DataError, ShapeError
 
@@ -116,6 +117,19 @@ def _multipliers(count: int) -> Checks:
         mixed ^= mixed >> np.uint32(shift)
         mixed *= np.uint32(factor)
     return mixed | np.uint32(1)
+
+
+def places_among(
+    ids: pa.Array, others: pa.Array
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return which of the ids are among others, bool [n], and where there these are, in order."""
+    places = pc.index_in(ids, value_set=others)
+    return places.is_valid().to_numpy(zero_copy_only=False), places.drop_null().to_numpy()
+
+
+def joined_ids(parts: Sequence[pa.Array], id_type: pa.DataType) -> pa.Array:
+    """Return ids one after the other; with no part, none of the type."""
+    return pa.concat_arrays(parts) if parts else pa.array([], id_type)
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:

@@ -12,7 +12,17 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, check_k, merge_hits, row_checks
+from evergram.stores.rows import (
+    Checks,
+    Floats,
+    Hits,
+    Rows,
+    Space,
+    check_k,
+    joined_ids,
+    merge_hits,
+    row_checks,
+)
 
 
 class StoreView(ABC):
@@ -89,7 +99,7 @@ class StoreView(ABC):
         parts = [rows for rows, _ in checked]
         if len(parts) == 1:
             return parts
-        keys = _joined([rows.ids for rows in parts], self.id_type)
+        keys = joined_ids([rows.ids for rows in parts], self.id_type)
         return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
 
     def search(
@@ -175,10 +185,6 @@ class StoreView(ABC):
                 f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
                 "(its checksum differs); write it again, or restore the store."
             )
-
-
-def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    return pa.concat_arrays(parts) if parts else pa.array([], kind)
 
 
 def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:

@@ -16,8 +16,8 @@ import pyarrow.csv
 from numpy.lib import format as npy
 from torch import Tensor
 
-from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
+from evergram.file_group import replacing_group
 from evergram.system_errors import reason_and_remedy
 from evergram.vector_files.open_embeddings import (
     ARROW,
@@ -46,10 +46,10 @@ def write_vectors(
 ) -> int:
     """Write ids and float32 vectors in their order, in the format of the path's suffix.
 
-    The file appears whole or not at all. Parquet and Arrow have columns `id` and `vector`, CSV a
-    column `id` and one for each dim, `vector_0` and so on. The ids of an .npy file are written
-    beside it, to `NAME.ids.txt`, which is put in place first. A safetensors file holds integer ids
-    itself, as tensor `id`; text ids are written beside it.
+    The file appears whole or not at all, and never with another's ids or provenance. Parquet and
+    Arrow have columns `id` and `vector`, CSV a column `id` and one for each dim, `vector_0` and so
+    on. The ids of an .npy file are written beside it, to `NAME.ids.txt`. A safetensors file holds
+    integer ids itself, as tensor `id`; text ids are written beside it.
 
     Args:
         blocks: ids [b] and vectors [b, D].
@@ -114,13 +114,13 @@ def _write_arrow(path: Path, blocks: Iterable[Block], provenance: Mapping[str, s
     opener = pa.ipc.new_stream if path.suffix.lower() == ".arrows" else pa.ipc.new_file
     writer = None
     rows = 0
-    with _beside(path) as part:
+    with _replacing(path) as parts:
         try:
             for ids, vectors in blocks:
                 columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
                 batch = pa.record_batch(columns, metadata=provenance or None)
                 if writer is None:
-                    writer = opener(str(part), batch.schema)
+                    writer = opener(str(parts[path]), batch.schema)
                 writer.write_batch(batch)
                 rows += batch.num_rows
         finally:
@@ -133,7 +133,7 @@ def _write_arrow(path: Path, blocks: Iterable[Block], provenance: Mapping[str, s
 def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
     writer: pyarrow.csv.CSVWriter | None = None
     rows = 0
-    with _beside(provenance_file(path)) as record, _beside(path) as part:
+    with _replacing(path, provenance_file(path)) as parts:
         try:
             for ids, vectors in blocks:
                 # Each number has as many digits as it takes to read the same float32 again.
@@ -141,14 +141,14 @@ def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str
                 names = ["id", *(f"vector_{i}" for i in range(len(columns)))]
                 batch = pa.record_batch([ids, *map(pa.array, columns)], names=names)
                 if writer is None:
-                    writer = pyarrow.csv.CSVWriter(str(part), batch.schema)
+                    writer = pyarrow.csv.CSVWriter(str(parts[path]), batch.schema)
                 writer.write_batch(batch)
                 rows += batch.num_rows
         finally:
             if writer is not None:
                 writer.close()
         _refuse_none(path, rows)
-        _write_provenance(path, record, dict(provenance or {}))
+        _write_provenance(parts[provenance_file(path)], provenance or {})
     return rows
 
 
@@ -156,15 +156,13 @@ def _write_npy(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None, named: bool
 ) -> int:
     names, record = companion(path), provenance_file(path)
-    with _beside(record) as record_part, _beside(path) as part, _beside(names) as text:
-        ids = _write_plain(path, part, text, blocks, NPY_HEADER, _npy_header)
+    with _replacing(path, names, record) as parts:
+        ids = _write_plain(path, parts[path], parts[names], blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
-        _write_provenance(
-            path, record_part, {**(provenance or {}), **({ID_TYPE: kind} if named else {})}
-        )
+        marks = {ID_TYPE: kind} if named else {}
+        _write_provenance(parts[record], {**(provenance or {}), **marks})
         if not named:
-            text.unlink()
-            names.unlink(missing_ok=True)
+            parts[names].unlink()
     return ids.rows
 
 
@@ -172,10 +170,11 @@ def _write_safetensors(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None
 ) -> int:
     finish = partial(_safetensors_header, provenance=provenance)
-    with _beside(path) as part, _beside(companion(path)) as text:
-        ids = _write_plain(path, part, text, blocks, SAFETENSORS_HEADER, finish)
+    names = companion(path)
+    with _replacing(path, names) as parts:
+        ids = _write_plain(path, parts[path], parts[names], blocks, SAFETENSORS_HEADER, finish)
         if ids.integers is not None:
-            text.unlink()  # They are inside, and an existing file beside may be of another.
+            del parts[names]  # They are inside, and an existing file beside may be of another.
     return ids.rows
 
 
@@ -200,10 +199,8 @@ def _write_plain(
     return ids
 
 
-def _write_provenance(path: Path, part: Path, provenance: Mapping[str, str]) -> None:
-    """Write the provenance of a file to `part`, which is put in place after the file."""
-    # An existing file belongs to the vectors that are about to be replaced.
-    provenance_file(path).unlink(missing_ok=True)
+def _write_provenance(part: Path, provenance: Mapping[str, str]) -> None:
+    """Write the provenance of a file; nothing where there is none."""
     if provenance:
         part.write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
 
@@ -270,10 +267,10 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, as of `replacing_path`. Raises: DataError: it cannot be written."""
+def _replacing(path: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
+    """Yield paths to write to, as of `replacing_group`. Raises: DataError: they cannot be."""
     try:
-        with replacing_path(path) as part:
-            yield part
+        with replacing_group(path, *beside) as parts:
+            yield parts
     except OSError as error:
         raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error

@@ -83,3 +83,25 @@ def test_a_holder_that_cannot_be_read_is_said_to_be_unknown() -> None:
     )
     for content in (None, b"", b"[]", b"{}", b"\xff"):
         assert describe_process(content) == "by whom cannot be read"
+
+
+def test_a_lock_that_cannot_be_read_back_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left behind, and refused every later publisher."""
+    files, reads = fsspec.filesystem("memory"), []
+    real = MemoryFileSystem.cat_file
+
+    def dropping(files: Any, path: str, **options: Any) -> Any:
+        reads.append(path)
+        if len(reads) in (2, 3):
+            raise OSError("connection reset")
+        return real(files, path, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", dropping)
+    with (
+        pytest.raises(OSError, match="connection reset"),
+        remote_lock(files, "/bucket/shop", PLACE),
+    ):
+        raise AssertionError("it is not known to be held")
+    assert "publishing.lock" not in bucket_files()
+    with remote_lock(files, "/bucket/shop", PLACE):
+        pass

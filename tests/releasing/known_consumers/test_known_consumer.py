@@ -44,7 +44,7 @@ def test_of_pairs_each_end_has_its_block() -> None:
 def test_of_many_objects_it_reads_some_that_are_evenly_spread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_consumer._spread, "__defaults__", (2,))
+    monkeypatch.setattr(known_consumer, "ROWS", 2)
     fishers = KnownConsumer("ads", one_logit, side="pair").fishers(VECTORS, ROWS, PAIRS)
     ends = torch.cat([VECTORS[s][PAIRS[s][[0, 2]]] for s in ("query", "candidate")], dim=1)
     assert torch.equal(fishers["query"], input_fisher(one_logit, ends)[:DIM, :DIM])

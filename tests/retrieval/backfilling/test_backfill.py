@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -255,3 +256,23 @@ def test_a_row_written_by_hand_after_a_kill_is_put_back(
     assert work.rollback().held == {1: 320}
     for key, vector in vectors_by_id(store).items():
         np.testing.assert_array_equal(vector, before[key])
+
+
+def test_old_rows_of_an_earlier_backfill_that_stay_refuse_the_next(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback took them for its own, and put back rows of a version before."""
+    store = older_store(lineage)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=64)
+    work.apply()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(Path, "rename", lambda *_: None)
+        with pytest.raises(LineageError, match="of an earlier backfill, cannot be removed"):
+            work.plan()
+    # Files that cannot be deleted, but renamed, are in nobody's way.
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        assert work.plan().rows == 0
+    assert not list((work.folder / "journal").iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from evergram.stores.rows import Floats, Rows, row_checks
 from evergram.stores.snapshot import brute_force
-from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
+from evergram.stores.snapshot.brute_force import Best, products, search_all, search_rows
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Segment
 from evergram.stores.snapshot.segment_writer import SegmentWriter
@@ -83,3 +83,27 @@ def test_a_product_past_float32_is_infinite_and_no_warning(tmp_path: Path) -> No
     best = Best(1, 1)
     search_all(best, 0, Part(Segment(tmp_path, writer.finish()), None), rows.vectors[1:])
     assert best.rows(0).tolist() == [[0, 1]]
+
+
+def test_a_sum_whose_parts_pass_float32_is_right(tmp_path: Path) -> None:
+    """Not NaN, which hides all rows that are compared with it, nor infinite, before all others."""
+    huge = np.array([[3e38, -3e38, 3e38, -3e38]], np.float32)
+    vectors = np.concatenate([VECTORS[:100, :4], huge, -huge]).astype(np.float32)
+    writer = SegmentWriter(tmp_path, 0, 0, batch_rows=128)
+    rows = Rows(0, pa.array(range(102)), vectors)
+    writer.add(rows, row_checks(rows))
+    part = Part(Segment(tmp_path, writer.finish()), None)
+    queries = np.concatenate([huge, np.ones((1, 4), np.float32), 1e30 * QUERIES[:, :4]])
+    with np.errstate(over="ignore"):
+        exact = (queries.astype(np.float64) @ vectors.T.astype(np.float64)).astype(np.float32)
+    for asked in (slice(0, 1), slice(1, 2), slice(0, 5)):
+        best = Best(len(queries[asked]), 3)
+        search_all(best, 0, part, queries[asked].astype(np.float32))
+        for i, scores in enumerate(exact[asked]):
+            top = best.rows(i)[:, 1]
+            assert len(top) == 3
+            assert scores[top].min() >= np.sort(scores)[-3]
+    scores = products(queries[:2].astype(np.float32), vectors)
+    assert scores[0, 100] == np.inf
+    assert scores[0, 101] == -np.inf
+    assert scores[1, 100:].tolist() == [0, 0]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from evergram.errors import RecipeError, TrainingError
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.tuning import SearchSpace
 from evergram.training.tuning.proposals import Trial
-from evergram.training.tuning.trial_journal import NAME, TrialJournal, claimed
+from evergram.training.tuning.trial_journal import LOCK, NAME, TrialJournal, claimed
 
 IDENTITY = RunIdentity("{}", "0", "corpus")
 SPACE = SearchSpace.parse(["model.dim=2..8", "task.kind=pointwise,ranking"])
@@ -49,3 +50,19 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="cannot be kept in"), claimed(tmp_path / "file" / "x"):
         raise AssertionError("it was made")
+
+
+def test_a_lock_is_gone_before_another_can_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed after it was released, it was another process's, and a third one took it, too."""
+    release, there = FileLock.release, []
+
+    def releasing(lock: FileLock, force: bool = False) -> None:
+        there.append((tmp_path / LOCK).exists())
+        release(lock, force)
+
+    monkeypatch.setattr(FileLock, "release", releasing)
+    with claimed(tmp_path):
+        pass
+    assert there[0] is False

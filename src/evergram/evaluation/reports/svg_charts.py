@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 # Of the drawing, in the units of its text's 11 pixels; and the margins around the axes.
 WIDTH, HEIGHT = 360, 220
+# Steps between the ends of an axis, at most.
+TICKS = 5
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 24, 36
 STYLES = ("one", "two-dashed")
 AREAS = ("area-one", "area-two")
@@ -81,11 +83,11 @@ def chart(axes: Axes, lines: Sequence[Line]) -> str:
     return f"<figure>{caption}{''.join(parts)}</svg></figure>"
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return at most `most` + 1 round numbers between two, evenly apart."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return at most `TICKS` + 1 round numbers between two, evenly apart."""
     if not high > low:
         return [low]
-    raw = (high - low) / most
+    raw = (high - low) / TICKS
     unit = 10 ** math.floor(math.log10(raw))
     step = next(f * unit for f in (1, 2, 5, 10) if f * unit >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

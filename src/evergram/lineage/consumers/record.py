@@ -52,6 +52,11 @@ class Probe(_StrictRecord):
     max: float | None = None
     baseline: Baseline | None = None
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether there is a value that it must reach; without one it is only measured."""
+        return self.min is not None or self.max is not None
+
     @model_validator(mode="after")
     def _limit_fits(self) -> Self:
         wrong = "min" if self.metric == "rmse" else "max"

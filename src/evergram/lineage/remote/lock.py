@@ -34,11 +34,12 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
     """
     place = f"{path}/{NAME}"
     mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
-    held = False
+    tried = False
     try:
         # A driver without the mode "create" would overwrite the lock of another process.
         holder = _content(files, place)
         if holder is None:
+            tried = True
             try:
                 files.pipe_file(place, mine, mode="create")
                 holder = _content(files, place)
@@ -47,8 +48,7 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
                 holder = _content(files, place)
                 if holder is None:
                     raise
-        held = holder == mine
-        if not held:
+        if holder != mine:
             raise LineageError(
                 f"Another process is publishing to {address}: "
                 f"{describe_process(_content(files, place))}. Wait for it "
@@ -57,7 +57,8 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
             )
         yield
     finally:
-        if held:
+        # It may have been written, though the answer, or what was read back, did not arrive.
+        if tried:
             _release(files, place, mine, address)
 
 

@@ -80,8 +80,8 @@ class KnownConsumer:
         return {side: whole[block, block] for side, block in zip(ends, blocks, strict=True)}
 
 
-def _spread(rows: Tensor, most: int = ROWS) -> Tensor:
-    """Return the rows, or `most` of them, evenly spread; the same for every side of a pair."""
-    if len(rows) <= most:
+def _spread(rows: Tensor) -> Tensor:
+    """Return the rows, or `ROWS` of them, evenly spread; the same for every side of a pair."""
+    if len(rows) <= ROWS:
         return rows
-    return rows[torch.linspace(0, len(rows) - 1, most).long()]
+    return rows[torch.linspace(0, len(rows) - 1, ROWS).long()]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from evergram.atomic_files import make_folder
+from evergram.atomic_files import make_folder, remove_folder
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -28,46 +25,20 @@ from evergram.retrieval.backfilling.backfill_journal import (
     write_table,
 )
 from evergram.retrieval.backfilling.backfill_order import backfill_order
-from evergram.retrieval.backfilling.backfill_state import BackfillPlan, BackfillState
+from evergram.retrieval.backfilling.backfill_state import (
+    BackfillPlan,
+    BackfillState,
+    BackfillStatus,
+)
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
 from evergram.stores.adopted_store import AdoptedStore, read_only
 from evergram.stores.open_store import open_store
+from evergram.stores.rows import joined_ids, places_among
 from evergram.stores.store import ID_TYPES, Rows, Store
 from evergram.system_errors import reason_and_remedy
 
 BATCH = 10_000
-
-
-@dataclass(frozen=True)
-class BackfillStatus:
-    """The progress of a backfill.
-
-    Args:
-        state: "planned", "under way", "applied" or "rolled back".
-        target: the version that rows are refreshed to.
-        rows: how many are to be refreshed.
-        refreshed: how many of these are.
-        without: older rows for which the version has no embedding; they stay as they are.
-        absent: objects of the version that had no row when it was planned; none is added. None: an
-            earlier Evergram planned it.
-        remaining: mean predicted error of rows that wait, over that of all rows to refresh.
-        held: rows of the store by version, now.
-    """
-
-    state: str
-    side: str
-    store: str
-    target: int
-    rows: int
-    refreshed: int
-    without: int
-    absent: int | None
-    remaining: float
-    held: dict[int, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Backfill:
@@ -104,7 +75,13 @@ class Backfill:
                     f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
                     "undo it by 'rollback', before another is planned."
                 )
-            shutil.rmtree(self.folder, ignore_errors=True)
+            # Old rows of an earlier backfill, left there, would be taken for those of this one.
+            remove_folder(self.folder)
+            if self.folder.exists():
+                raise LineageError(
+                    f"{self.folder}, of an earlier backfill, cannot be removed; remove it, and "
+                    "plan again."
+                )
             for folder in (self.folder, self.folder / "journal"):
                 make_folder(folder, self._mode)
             target = self.lineage.production
@@ -227,7 +204,7 @@ class Backfill:
         if fresh:
             after = f".{len(kept):06d}.sealed" if kept else ""
             write_journal(journal.with_name(journal.name + after), fresh, self._mode)
-        waiting = _joined([rows.ids for rows in old], self.store.id_type)
+        waiting = joined_ids([rows.ids for rows in old], self.store.id_type)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(waiting):
             if rows.version == target:
@@ -242,13 +219,10 @@ class Backfill:
         for rows in self.store.fetch(ids):
             if rows.version != target or written is None:
                 continue
-            places = pc.index_in(rows.ids, value_set=written.ids)
-            known = places.is_valid().to_numpy(zero_copy_only=False)
+            known, places = places_among(rows.ids, written.ids)
             width = rows.vectors.shape[1]
             same = np.zeros(len(rows), dtype=bool)
-            same[known] = (
-                rows.vectors[known] == written.vectors[places.drop_null().to_numpy(), :width]
-            ).all(axis=1)
+            same[known] = (rows.vectors[known] == written.vectors[places, :width]).all(axis=1)
             ours = pa.concat_arrays([ours, rows.ids.filter(pa.array(same))])
         return ours
 
@@ -302,7 +276,3 @@ class Backfill:
                 f"{reason_and_remedy(error, 'the backfill is as it was')}; 'apply' goes on from "
                 "there."
             ) from error
-
-
-def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    return pa.concat_arrays(parts) if parts else pa.array([], kind)

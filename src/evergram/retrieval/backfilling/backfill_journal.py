@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.atomic_files import OWNER_ALONE, replacing
 from evergram.errors import IntegrityError
+from evergram.stores.rows import places_among
 from evergram.stores.store import Rows
 
 _HASH = 32
@@ -102,9 +102,7 @@ def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
 def _without(rows: Rows, known: Rows) -> Rows:
     if rows.version != known.version or not len(rows):
         return rows
-    places = pc.index_in(rows.ids, value_set=known.ids)
-    new = places.is_null().to_numpy(zero_copy_only=False).copy()
-    there = ~new
-    same = rows.vectors[there] == known.vectors[places.drop_null().to_numpy()]
-    new[there] = ~same.all(axis=1)
+    there, places = places_among(rows.ids, known.ids)
+    new = ~there
+    new[there] = (rows.vectors[there] != known.vectors[places]).any(axis=1)
     return Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new])

@@ -37,6 +37,37 @@ class BackfillPlan:
     absent: int | None = None
 
 
+@dataclass(frozen=True)
+class BackfillStatus:
+    """The progress of a backfill.
+
+    Args:
+        state: "planned", "under way", "applied" or "rolled back".
+        target: the version that rows are refreshed to.
+        rows: how many are to be refreshed.
+        refreshed: how many of these are.
+        without: older rows for which the version has no embedding; they stay as they are.
+        absent: objects of the version that had no row when it was planned; none is added. None: an
+            earlier Evergram planned it.
+        remaining: mean predicted error of rows that wait, over that of all rows to refresh.
+        held: rows of the store by version, now.
+    """
+
+    state: str
+    side: str
+    store: str
+    target: int
+    rows: int
+    refreshed: int
+    without: int
+    absent: int | None
+    remaining: float
+    held: dict[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 class BackfillState:
     """Reads and writes `plan.json` and `progress.json` of a folder.
 

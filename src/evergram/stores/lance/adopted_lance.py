@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.adopted_address import AdoptedNames, read_names, split_address
 from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
 from evergram.stores.filters import Filter
-from evergram.stores.lance.lance_filter import is_comparable, limits, quoted, sql_of
+from evergram.stores.lance.adopted_columns import check_columns, check_unique, own_condition
+from evergram.stores.lance.lance_filter import limits, quoted, sql_of
 from evergram.stores.lance.lance_folder import check_local, errors_as_store_errors
 from evergram.stores.lance.lance_rows import conditions, vectors_of
 from evergram.stores.lance.lance_store import lancedb_module
@@ -219,13 +219,8 @@ class AdoptedLanceTable(AdoptedStore):
 
     def _own(self, version: int) -> str:
         """Return the condition of the rows of a version that the filter leaves."""
-        parts = [f"{quoted(self._id)} is not null"]
-        parts += [
-            f"{quoted(column)} is {'not null' if one == version else 'null'}"
-            for one, column in self._names.vectors.items()
-            if one >= version
-        ]
-        return " and ".join([*parts, *([] if self._filter is None else [self._filter])])
+        own = own_condition(version, self._id, self._names.vectors)
+        return own if self._filter is None else f"{own} and {self._filter}"
 
     def _among(self, ids: pa.Array | None) -> Iterator[str]:
         """Yield conditions for some ids, or the one of all."""
@@ -246,31 +241,7 @@ class AdoptedLanceTable(AdoptedStore):
         with errors_as_store_errors(self.address):
             schema = self._table().schema
         types = dict(zip(schema.names, schema.types, strict=True))
-        for column in (self._id, *self._names.vectors.values(), *self._names.filters):
-            quoted(column)
-            if column not in types:
-                raise StoreError(
-                    f"{self.address} names the column {column!r}, which the table does not have; "
-                    f"it has {', '.join(sorted(types))}."
-                )
-        if not _is_id(types[self._id]):
-            raise StoreError(
-                f"The column {self._id!r} of {self.address} is of type {types[self._id]}; for ids "
-                "it must be of whole numbers of at most 64 bits with a sign, or string."
-            )
-        for column in self._names.vectors.values():
-            if not _is_vector(types[column]):
-                raise StoreError(
-                    f"The column {column!r} of {self.address} is of type {types[column]}; for "
-                    "vectors it must be a fixed_size_list of float, double or halffloat."
-                )
-        for column in self._names.filters:
-            if not is_comparable(types[column]):
-                raise StoreError(
-                    f"The column {column!r} of {self.address} is of type {types[column]}, which no "
-                    "filter compares; filter= names columns of whole numbers, float, double, bool, "
-                    "string, date32 or timestamp. (SQL in Python names any column without it.)"
-                )
+        check_columns(types, self._id, self._names, self.address)
         return types
 
     def _table(self) -> Any:
@@ -304,21 +275,4 @@ class AdoptedLanceTable(AdoptedStore):
         with errors_as_store_errors(self.address):
             query = self._query(f"{quoted(self._id)} is not null", [])
             keys = query.to_arrow()[self._id].combine_chunks()
-        if len(pc.unique(keys)) == len(keys):
-            return
-        counts = pc.value_counts(keys)
-        twice = counts.field(0).filter(pc.greater(counts.field(1), 1))[0].as_py()
-        raise StoreError(
-            f"{self.address} has the id {twice!r} twice; the column of ids must have each once: "
-            "name another by id=COLUMN."
-        )
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    if pa.types.is_integer(kind):
-        return bool(kind != pa.uint64())
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_vector(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))
+        check_unique(keys, self.address)

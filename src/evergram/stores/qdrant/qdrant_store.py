@@ -306,7 +306,7 @@ class QdrantStore(TablePerVersionStore):
         # Every request repeats the ids.
         step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
         results = []
-        for some in blocks_of(requests, step if ids is not None else len(requests)):
+        for some in blocks_of(requests, max(1, len(requests)) if ids is None else step):
             for answer in self._ask("query_batch_points", at, some):
                 keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
                 scores = np.array([point.score for point in answer.points], dtype=np.float32)

@@ -61,7 +61,7 @@ def search_all(best: Best, number: int, part: Part, queries: Floats) -> None:
     for batch in part.segment.batches:
         size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
         for first, block in _blocks(batch.vectors, size):
-            scores = _products(queries, block)
+            scores = products(queries, block)
             at = start + first
             if part.dead is not None:
                 scores[:, part.dead[at : at + len(block)]] = -np.inf
@@ -74,15 +74,25 @@ def search_rows(best: Best, number: int, part: Part, queries: Floats, rows: Plac
     size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
     for start in range(0, len(rows), size):
         mine = rows[start : start + size]
-        best.offer(_products(queries, part.segment.vectors(mine)), number, mine)
+        best.offer(products(queries, part.segment.vectors(mine)), number, mine)
 
 
-def _products(queries: Floats, block: Floats) -> Floats:
-    """Return inner products [Q, b]; one too large for float32 is infinite, as in every store."""
+def products(queries: Floats, block: Floats) -> Floats:
+    """Return inner products [Q, b], none NaN; one too large for float32 is infinite, as in every
+    store."""
     with np.errstate(over="ignore", invalid="ignore"):
         if len(queries) == 1:
-            return np.asarray((block @ queries[0])[None])
-        return np.asarray(queries @ block.T)
+            scores = np.asarray((block @ queries[0])[None])
+        else:
+            scores = np.asarray(queries @ block.T)
+        # Where a part of a sum is past float32, the sum is NaN or infinite, though it may be small.
+        # A sum of squares sees that in one pass, and is past float32 itself from 1e19 on.
+        if not np.isfinite(np.vdot(scores, scores)):
+            rows = np.flatnonzero(~np.isfinite(scores).all(axis=0))
+            for start in range(0, len(rows), LEAST_ROWS):
+                some = rows[start : start + LEAST_ROWS]
+                scores[:, some] = queries.astype(np.float64) @ block[some].T.astype(np.float64)
+    return scores
 
 
 def _blocks(vectors: Floats, size: int) -> Iterator[tuple[int, Floats]]:

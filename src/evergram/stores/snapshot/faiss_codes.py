@@ -11,6 +11,7 @@ import numpy as np
 from evergram.errors import DataError, IntegrityError
 from evergram.stores.code_estimates import looked_at, tell_apart
 from evergram.stores.index_codes import IndexCodes
+from evergram.stores.snapshot.brute_force import products
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Places
 from evergram.stores.store import Floats
@@ -103,8 +104,7 @@ def _reranked(
     None where a row that was left out may be one of them."""
     for size in looked_at(k, oversample):
         (chosen,) = _search(index, part, query[None], min(size, part.count), probes)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = part.segment.vectors(chosen.rows) @ query
+        scores = products(query[None], part.segment.vectors(chosen.rows))[0]
         # Where the lists have fewer rows, none was left out.
         if len(scores) < size or tell_apart(scores, chosen.scores, k):
             return Neighbours(scores, chosen.rows).best(k)

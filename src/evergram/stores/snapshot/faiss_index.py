@@ -51,7 +51,8 @@ class SegmentIndex:
 
     def offer(self, best: Best, number: int, part: Part, queries: Floats, k: int) -> bool:
         """Offer the nearest living rows and return True; offer nothing and return False if so many
-        are wanted that most rows would be compared anyway, or if codes cannot tell which."""
+        are wanted that most rows would be compared anyway, if codes cannot tell which, or if a sum
+        of faiss is past float32, which may hide that its end is not."""
         codes, lists = self.record.index_codes, self.record.lists
         wanted = min(k, part.count)
         looked_at = wanted if codes.whole else wanted * codes.oversample
@@ -62,7 +63,7 @@ class SegmentIndex:
             return False
         neighbours = search(self._index, part, queries, wanted, probes, codes)
         whole = [one for one in neighbours if one is not None and len(one.rows) == wanted]
-        if len(whole) < len(queries):
+        if len(whole) < len(queries) or not all(np.isfinite(one.scores).all() for one in whole):
             return False
         for i, nearest in enumerate(whole):
             best.add(i, nearest.scores, number, nearest.rows)

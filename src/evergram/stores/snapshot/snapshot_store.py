@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
+from evergram.stores.snapshot.brute_force import Best, products, search_all, search_rows
 from evergram.stores.snapshot.compaction import next_merge
 from evergram.stores.snapshot.faiss_index import INDEXED_FROM, build
 from evergram.stores.snapshot.generation import Generation, Part, joined
@@ -271,8 +271,7 @@ class SnapshotStore(Store):
             rows, checks = parts[number].take(places[places[:, 0] == number, 1])
             self._verify(rows, checks)
             ids.append(rows.ids)
-            with np.errstate(over="ignore", invalid="ignore"):
-                scores.append(rows.vectors @ query)
+            scores.append(products(query[None], rows.vectors)[0])
         joined = np.concatenate(scores)
         order = np.argsort(-joined, kind="stable")
         return pa.concat_arrays(ids).take(pa.array(order)), joined[order]

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import ROWS, Encoder, Scene
+from evergram.encoders.encoder import Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.row_encoder import RowEncoder
+from evergram.encoders.tables.embedding_tables import ROWS
 
 
 def embed_together(

@@ -176,16 +176,6 @@ class ShardedFactorization(Factorization):
         self.collectives.from_first(gather)
         return whole
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """Return all rows and their optimiser's numbers, by name; all processes call it. For
-        tables that one process can hold."""
-        state = {}
-        for name, (table, rows) in self._parts().items():
-            full = rows.new_zeros(table.size, *rows.shape[1:])
-            full[table.own] = rows
-            state[name] = self.collectives.sum(full, "tables read")
-        return state
-
     @property
     def _asks(self) -> bool:
         return self.collectives.others_wait

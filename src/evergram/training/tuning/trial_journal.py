@@ -43,8 +43,9 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        # Removed while it is held: afterwards it may be another process's lock.
         (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
         if made:
             with suppress(OSError):  # it has trials
                 folder.rmdir()
