@@ -7,16 +7,20 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
-from tests.support.text_encoders import ADDRESSES, encoded, text_lineage, word_vectors
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, ScoreMaps
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
+from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.vector_files.open_embeddings import EmbeddingFile
 
 SIDES = "object", "object"
@@ -74,6 +78,32 @@ def test_a_calibrated_score_has_the_rank_of_the_raw_one(
         slack = 1 + len(now) // 2048
         low, high = max(0, rank - 1 - slack), min(len(then) - 1, rank + slack)
         assert then[low] - 1e-6 <= hits.scores[i] <= then[high] + 1e-6
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_the_best_of_rows_of_two_versions_are_those_by_calibrated_score(
+    lineage: Lineage, metric: Metric
+) -> None:
+    """As many hits as there are rows, against the first ten alone."""
+    store, maps = DictionaryStore("string"), VersionMaps(lineage)
+    fill(lineage, store, "object", 2)
+    space = space_of(lineage, 0)
+    store.add_space(space)
+    texts = sentences()
+    ids = pa.array([f"text-{i}" for i in range(0, len(texts), 2)])
+    store.upsert(stored_rows(lineage, maps, space, ids, word_vectors(texts[::2], 0, 10)))
+    queries = word_vectors([f"word{i} word{i + 1} word{i + 2}" for i in range(20)], 0, 10)
+    with closing(Reader.open(lineage.path, {"object": store})) as reader:
+        whole = reader.search(queries, len(texts), 0, metric=metric, scores="calibrated")
+        first = reader.search(queries, 10, 0, metric=metric, scores="calibrated")
+        raw = reader.search(queries, 10, 0, metric=metric)
+    for few, hits in zip(first, whole, strict=True):
+        assert len(hits) == len(texts)
+        assert set(hits.versions.tolist()) == {0, 2}
+        np.testing.assert_allclose(few.scores, hits.scores[:10], rtol=1e-5, atol=1e-5)
+    # By raw scores others are the best.
+    both = zip(first, raw, strict=True)
+    assert any(set(a.ids.to_pylist()) != set(b.ids.to_pylist()) for a, b in both)
 
 
 def test_rows_of_the_version_itself_keep_their_scores(lineage: Lineage) -> None:

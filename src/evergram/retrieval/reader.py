@@ -19,7 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.score_maps import ScoreMaps
-from evergram.retrieval.adopting.view_search import search_view
+from evergram.retrieval.adopting.view_search import search_each_version, search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
@@ -29,7 +29,7 @@ from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
-from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
+from evergram.stores.store import Floats, Hits, Rows, Store, StoreView, merge_hits
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
@@ -190,6 +190,7 @@ class Reader:
         *,
         filter: Filter | None = None,
         scores: Scores = "raw",
+        query_side: str | None = None,
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
@@ -199,8 +200,8 @@ class Reader:
             ids: search only among these.
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
-            scores: "calibrated" as of `calibrated`, for queries of the side "query" if there is
-                one, else of the searched side.
+            scores: "calibrated" as of `calibrated`; the k nearest are then those by these scores.
+            query_side: as of `calibrated`.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
             affine; or the store was never filled. ShapeError, DataError: the queries are no finite
@@ -209,6 +210,8 @@ class Reader:
         """
         if metric not in get_args(Metric):
             raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
+        if scores not in get_args(Scores):
+            raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         check_k(k)
         target = self.lineage.resolve(version)
         store = self._stores.at(side, target)
@@ -222,19 +225,22 @@ class Reader:
             )
         checked = self.queries(queries, target)
 
-        def search(view: StoreView) -> list[Hits]:
+        def search(view: StoreView) -> list[list[Hits]]:
             chosen = view if filter is None else view.where(filter)
-            return search_view(chosen, self._maps, target, checked, k, metric, ids)
+            asked = self._maps, target, checked, k, metric, ids
+            if scores == "raw":
+                return [search_view(chosen, *asked)]
+            # Before they are calibrated, scores of two versions' rows are not comparable.
+            return search_each_version(chosen, *asked)
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
         with span("search", store=store.kind, version=target, rows=len(checked), k=k):
-            hits = store.read_consistently(search)
+            parts = store.read_consistently(search)
         if scores == "raw":
-            return hits
-        if scores != "calibrated":
-            raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
-        return self.calibrated(hits, target, side, metric)
+            return parts[0]
+        apart = [self.calibrated(p, target, side, metric, query_side=query_side) for p in parts]
+        return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def encode(
         self,

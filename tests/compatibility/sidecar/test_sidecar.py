@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -96,3 +97,40 @@ def test_wrong_input_is_refused() -> None:
         Sidecar.fit(torch.eye(2), None, torch.zeros(0, 2), torch.zeros(0, 2), 1)
     with pytest.raises(ShapeError, match="0 to 8"):
         fitted(0, OLD + 1)
+
+
+@pytest.mark.parametrize("error", [0.5, 0.3, 0.1, 0.02])
+def test_the_rank_for_an_error_is_the_least_that_leaves_no_more(error: float) -> None:
+    _, new, old = fitted(2, 0)
+    affine = Aligner("affine").fit(new, old).as_transform().affine()
+    assert affine is not None
+    sidecar = Sidecar.fit_for_error(*affine, new, old, error)
+    assert sidecar.relative_error <= error
+    assert sidecar.rank > 0
+    assert Sidecar.fit(*affine, new, old, sidecar.rank - 1).relative_error > error
+
+
+def test_an_error_below_that_of_rounding_is_refused() -> None:
+    _, new, old = fitted(2, 0)
+    affine = Aligner("affine").fit(new, old).as_transform().affine()
+    assert affine is not None
+    least = min(Sidecar.fit(*affine, new, old, rank).relative_error for rank in range(OLD + 1))
+    with pytest.raises(DataError, match=rf"the least is {least:.2g}, with {OLD} bytes"):
+        Sidecar.fit_for_error(*affine, new, old, 0.9 * least)
+    with pytest.raises(DataError, match="must be a number of 0 or more"):
+        Sidecar.fit_for_error(*affine, new, old, float("nan"))
+
+
+def test_arrays_of_numpy_are_taken_and_returned() -> None:
+    sidecar, new, old = fitted(1, 3)
+    affine = Aligner("affine").fit(new.numpy(), old.numpy()).as_transform().affine()
+    assert affine is not None
+    same = Sidecar.fit(*affine, new.numpy(), old.numpy(), 3)
+    codes = same.encode(new.numpy(), old.numpy())
+    assert isinstance(codes, np.ndarray)
+    read = same.read(new.numpy(), codes)
+    assert isinstance(read, np.ndarray)
+    expected = sidecar.read(new, sidecar.encode(new, old))
+    np.testing.assert_allclose(read, expected.numpy(), atol=1e-9)
+    with pytest.raises(ShapeError, match="Old vectors are"):
+        Sidecar.fit(*affine, new.numpy(), old.numpy()[:5], 3)

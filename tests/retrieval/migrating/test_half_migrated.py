@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.searched_arrays import searched
 
 from evergram.errors import DataError, ShapeError
-from evergram.retrieval.migrating.half_migrated import HalfMigratedSearch, ScoreCalibration
-from evergram.stores.rows import Floats
+from evergram.retrieval.migrating.cascade import Metric
+from evergram.retrieval.migrating.half_migrated import HalfMigratedSearch, ScoreCalibration, Search
+from evergram.stores.adopted_scores import best_by
+from evergram.stores.rows import Floats, Hits, Rows
 
 ROWS, DIM = 80, 6
 IDS = [f"d{i}" for i in range(ROWS)]
@@ -38,6 +44,7 @@ def half(
         searched(list(ids[migrated]), new[migrated], 1),
         old[:30],
         new[:30],
+        "ip",
     )
     return search, (old, queries, new, new_queries)
 
@@ -95,3 +102,57 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         search.search(queries, new_queries[:3], 5)
     with pytest.raises(DataError, match="k is 0"):
         search.search(queries, new_queries, 0)
+    with pytest.raises(DataError, match="no metric 'euclid'"):
+        replace(search, metric="euclid").search(queries, new_queries, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_scores_are_calibrated_by_the_metric_of_the_searches(metric: Metric) -> None:
+    """Rows of many lengths, in a space that is turned and three times as wide: both models rank
+    alike by cosine and by distance, and by neither as by inner product."""
+    draw = np.random.default_rng(1)
+    rows = draw.normal(size=(400, DIM)) * draw.uniform(0.3, 3, (400, 1))
+    old, queries = rows.astype(np.float32), draw.normal(size=(20, DIM)).astype(np.float32)
+    turn = 3 * np.linalg.qr(draw.normal(size=(DIM, DIM)))[0].astype(np.float32)
+    new, new_queries = old @ turn, queries @ turn
+
+    def search(held: npt.NDArray[np.int64], version: int) -> Search:
+        def best(asked: Floats, k: int) -> list[Hits]:
+            blocks = [Rows(version, pa.array(held), (new if version else old)[held])]
+            return best_by(metric, asked, k, blocks, version, pa.int64())
+
+        return best
+
+    moved = draw.random(400) < 0.5
+    half = HalfMigratedSearch(
+        search(np.flatnonzero(~moved), 0),
+        search(np.flatnonzero(moved), 1),
+        old[:100],
+        new[:100],
+        metric,
+    )
+    whole = search(np.arange(400), 0)(queries, 10)
+    for hits, expected in zip(half.search(queries, new_queries, 10), whole, strict=True):
+        assert set(hits.ids.to_pylist()) == set(expected.ids.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (pa.array(["7", "8"]), pa.array(["8", "9"], pa.large_string()), {"7", "8", "9"}),
+        (pa.array([7, 8]), pa.array(["8", "9"]), {"7", "8", "9"}),
+        (pa.array([7, 8]), pa.array([], pa.null()), {7, 8}),
+        (pa.array([], pa.null()), pa.array(["8", "9"]), {"8", "9"}),
+    ],
+)
+def test_ids_of_two_types_are_the_same_as_text(
+    old: pa.Array, new: pa.Array, expected: set[int | str]
+) -> None:
+    vectors = np.random.default_rng(0).normal(size=(30, DIM)).astype(np.float32)
+
+    def answers(ids: pa.Array) -> Search:
+        scores = np.ones(len(ids), np.float32)
+        return lambda asked, _: [Hits(ids, scores, np.zeros(len(ids), np.int64)) for _ in asked]
+
+    half = HalfMigratedSearch(answers(old), answers(new), vectors, vectors, "ip")
+    assert set(half.search(vectors[:1], vectors[:1], 5)[0].ids.to_pylist()) == expected

@@ -44,6 +44,20 @@ def test_sql_of_pythons_own_is_used_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        "(year > 2020) or (year < 1995)",
+        "kind = ')' or kind = 'it''s (' or kind = E'\\')'",
+        """"a)b" = $$($$ or kind = $x$ $$ ) $x$""",
+        "kind = 'a' -- )",
+        "year /* ) */ > 3",
+    ],
+)
+def test_parentheses_within_strings_names_and_comments_need_no_partner(asked: str) -> None:
+    assert text_of(asked)[0] == f"(\n{asked}\n)"
+
+
+@pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({'kind" = 1 or "kind': "a"}, "may name day, key, kind"),
@@ -63,6 +77,9 @@ def test_sql_of_pythons_own_is_used_as_it_is() -> None:
         (3, "boolean expression"),
         (("a", "b", "c"), "boolean expression"),
         (("kind = %s", "a"), "boolean expression"),
+        ("year > 2020) or (year < 1995", "do not pair"),
+        ("(year > 2020", "do not pair"),
+        ("kind = ')' -- )\n)", "do not pair"),
     ],
 )
 def test_other_filters_are_refused(asked: Any, words: str) -> None:

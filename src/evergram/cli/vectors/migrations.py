@@ -49,7 +49,8 @@ def plan_migration(
         ),
     ] = None,
     sidecar_error: Annotated[
-        float | None, typer.Option(min=0, help="Relative error that a sidecar may leave.")
+        float | None,
+        typer.Option(min=0, help="Relative error that a sidecar may leave, rounding included."),
     ] = None,
     similarity: Annotated[
         Similarity, typer.Option(help="How vectors are compared.")

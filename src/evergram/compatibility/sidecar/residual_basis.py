@@ -85,7 +85,8 @@ class ResidualBasis:
         return math.sqrt(float(self.values[rank:].sum()) / self.power)
 
     def rank_for_error(self, relative_error: float) -> int:
-        """Return the fewest coordinates that leave at most this relative error.
+        """Return the fewest coordinates that leave at most this relative error if kept exactly;
+        `Sidecar.fit_for_error` counts their rounding, too.
 
         Raises: DataError: the error is below 0, or not a number.
         """

@@ -12,6 +12,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -26,7 +28,12 @@ KEY = "evergram.sidecar"
 FORMAT_VERSION = 1
 
 
-def write_sidecar(path: Path, sidecar: Sidecar, codes: Tensor, ids: Sequence[int | str]) -> None:
+def write_sidecar(
+    path: Path,
+    sidecar: Sidecar,
+    codes: Tensor | npt.NDArray[np.int8],
+    ids: Sequence[int | str],
+) -> None:
     """Write a sidecar, whole or not at all, over an existing file.
 
     Args:
@@ -42,7 +49,7 @@ def write_sidecar(path: Path, sidecar: Sidecar, codes: Tensor, ids: Sequence[int
     tensors = {"weight": sidecar.weight, "basis": sidecar.basis, "scales": sidecar.scales}
     if sidecar.offset is not None:
         tensors["offset"] = sidecar.offset
-    tensors["codes"] = codes
+    tensors["codes"] = torch.as_tensor(codes)
     record = {
         "format_version": FORMAT_VERSION,
         "left": sidecar.left,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.aligner.aligner import Aligner
-from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
@@ -164,27 +163,22 @@ def _with_sidecar(
     """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
     affine = Aligner("linear").fit(vectors.new, vectors.old).as_transform().affine()
     assert affine is not None
-    whole = Sidecar.fit(*affine, vectors.new, vectors.old, 0)
-    residual = vectors.old.double() - whole.read_coordinates(
-        vectors.new, torch.zeros(len(vectors.new), 0, dtype=torch.float64)
-    )
-    basis = ResidualBasis.of(residual.T @ residual / len(residual), whole.power)
     if settings.sidecar_error is not None:
-        rank = basis.rank_for_error(settings.sidecar_error)
+        sidecar = Sidecar.fit_for_error(*affine, vectors.new, vectors.old, settings.sidecar_error)
     else:
-        tenth = FLOAT * vectors.old.shape[1] / 10
-        budget = tenth if settings.sidecar_bytes is None else settings.sidecar_bytes
-        rank = basis.rank_for_bytes(budget)
-    sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, rank)
+        dim = vectors.old.shape[1]
+        budget = settings.sidecar_bytes
+        rank = int(FLOAT * dim / 10) if budget is None else min(budget, dim)
+        sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, rank)
     read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
-    error = (read - vectors.old).double().square().sum(1).mean().sqrt() / whole.power**0.5
+    error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
     read = unit(read) if settings.similarity == "cosine" else read
     way = _timed(
-        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + rank
+        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + sidecar.rank
     )
     facts = {
-        "sidecar_bytes": float(rank),
-        "share_of_old_bytes": rank / (FLOAT * vectors.old.shape[1]),
+        "sidecar_bytes": float(sidecar.rank),
+        "share_of_old_bytes": sidecar.rank / (FLOAT * vectors.old.shape[1]),
         "predicted_error": sidecar.relative_error,
         "measured_error": float(error),
     }

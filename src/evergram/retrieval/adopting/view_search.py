@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -29,12 +31,14 @@ def search_view(
     k: int,
     metric: str,
     ids: Ids,
+    versions: Sequence[int] | None = None,
 ) -> list[Hits]:
     """Return the k best rows of a view for each query [Q, D_j] of version `target`.
 
     Args:
         metric: "ip", "l2" or "cosine".
         ids: search among these alone.
+        versions: search among rows of these alone, which the view has; None is all.
     Raises: LineageError: a transform on the way is not affine; or the store was never filled.
     """
     filled = view.filled()
@@ -43,6 +47,8 @@ def search_view(
             f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
             "store, side) fills it."
         )
+    if versions is not None:
+        filled = {version: filled[version] for version in versions}
     if not filled:
         nothing = Hits(pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
         return [nothing for _ in queries]
@@ -53,3 +59,19 @@ def search_view(
         for version, space in filled.items()
     ]
     return SEARCHES[metric](fields, queries, k, ids)
+
+
+def search_each_version(
+    view: StoreView,
+    maps: VersionMaps,
+    target: int,
+    queries: Floats,
+    k: int,
+    metric: str,
+    ids: Ids,
+) -> list[list[Hits]]:
+    """Return for each version that has rows the k best of these for each query, as `search_view`
+    does; one list if none has."""
+    asked = maps, target, queries, k, metric, ids
+    each = [search_view(view, *asked, [version]) for version in view.filled()]
+    return each or [search_view(view, *asked)]

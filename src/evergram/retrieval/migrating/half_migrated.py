@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.errors import DataError, ShapeError
+from evergram.retrieval.migrating.cascade import Metric
+from evergram.stores.adopted_scores import scores_by
 from evergram.stores.rows import Floats, Hits, check_k
 
 # Finds the best k rows of each query [Q, D].
@@ -74,12 +78,14 @@ class HalfMigratedSearch:
         old, new: search the rows with old and with new vectors.
         sample_old, sample_new: [n, D_old] and [n, D_new], vectors of the same objects, at least
             `LEAST_SAMPLE` of them, drawn at random.
+        metric: of the scores that both searches return: "ip", "l2" (−‖q − z‖²) or "cosine".
     """
 
     old: Search
     new: Search
     sample_old: Floats
     sample_new: Floats
+    metric: Metric
 
     def search(self, old_queries: Floats, new_queries: Floats, k: int) -> list[Hits]:
         """Return the k best of each query, with scores of the new space.
@@ -87,10 +93,14 @@ class HalfMigratedSearch:
         Args:
             old_queries: [Q, D_old], by the old model, or by the new one through the way back.
             new_queries: [Q, D_new], of the same queries by the new model.
+        Ids of the indexes that are of different types, as integers and the same numbers as text,
+        are compared as text, and returned so.
         Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
-            k is below 1; or as of `ScoreCalibration.of`.
+            k is below 1, or there is no such metric; or as of `ScoreCalibration.of`.
         """
         check_k(k)
+        if self.metric not in get_args(Metric):
+            raise DataError(f"There is no metric {self.metric!r}; there is ip, l2 and cosine.")
         for queries, sample in (
             (old_queries, self.sample_old),
             (new_queries, self.sample_new),
@@ -101,7 +111,8 @@ class HalfMigratedSearch:
                     f"{sample.shape[-1]}] is needed."
                 )
         lines = ScoreCalibration.of(
-            old_queries @ self.sample_old.T, new_queries @ self.sample_new.T
+            scores_by(self.metric, old_queries.astype(np.float64), self.sample_old),
+            scores_by(self.metric, new_queries.astype(np.float64), self.sample_new),
         )
         both = zip(self.old(old_queries, k), self.new(new_queries, k), strict=True)
         return [
@@ -112,11 +123,23 @@ class HalfMigratedSearch:
 
 def _merged(old: Hits, new: Hits, slope: float, shift: float, k: int) -> Hits:
     """Return the best k of both lists; an id in both counts by its new score."""
-    only_old = pa.array(~np.isin(old.ids.to_numpy(False), new.ids.to_numpy(False)), pa.bool_())
+    past, present = _of_one_type(old.ids, new.ids)
+    only_old = pc.invert(pc.is_in(past, value_set=present))
     mask = only_old.to_numpy(zero_copy_only=False)
     moved = (slope * old.scores[mask].astype(np.float64) + shift).astype(np.float32)
     scores = np.concatenate([new.scores, moved])
-    ids = pa.concat_arrays([new.ids, old.ids.filter(only_old)])
+    ids = pa.concat_arrays([present, past.filter(only_old)])
     versions = np.concatenate([new.versions, old.versions[mask]])
     best = np.argsort(-scores, kind="stable")[:k]
     return Hits(ids.take(pa.array(best)), scores[best], versions[best])
+
+
+def _of_one_type(old: pa.Array, new: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return ids of one type; those of an empty list have that of the other."""
+    if old.type == new.type:
+        return old, new
+    if not len(old):
+        return pa.array([], new.type), new
+    if not len(new):
+        return old, pa.array([], old.type)
+    return old.cast(pa.string()), new.cast(pa.string())

@@ -136,20 +136,30 @@ def search(call: Call) -> Answer:
         asked = text_queries(call, version, asked, parsed.request.input_type or "query")
     queries = asked
     where: dict[str, int] = {}
+    query_side = None
+    if isinstance(options, SearchRequest) and options.id is not None:
+        query_side = side if options.id_side is None else options.id_side
     if options.rerank is None:
         results = looked_up(
             lambda: reader.search(
-                queries, options.k, version, side, options.metric, ids, filter=options.filter
+                queries,
+                options.k,
+                version,
+                side,
+                options.metric,
+                ids,
+                filter=options.filter,
+                scores=options.scores,
+                query_side=query_side,
             )
         )
     else:
         ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids))
         results, where = ranking.hits, ranking.counts
-    if options.scores == "calibrated":
-        query_side = None
-        if isinstance(options, SearchRequest) and options.id is not None:
-            query_side = side if options.id_side is None else options.id_side
-        results = reader.calibrated(results, version, side, options.metric, query_side=query_side)
+        if options.scores == "calibrated":
+            results = reader.calibrated(
+                results, version, side, options.metric, query_side=query_side
+            )
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
         distinct = sorted(counts)

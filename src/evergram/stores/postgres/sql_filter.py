@@ -33,6 +33,12 @@ _EXAMPLES = {
     "timestamptz": "2026-01-31 12:00:00+01:00",
     "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
 }
+# Strings, names, comments, and parentheses outside of them.
+_TOKEN = re.compile(
+    r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\1\$"""
+    r"""|--[^\n]*|/\*.*?\*/|[()]""",
+    re.DOTALL,
+)
 SIGNS = {"gt": SQL(" > "), "gte": SQL(" >= "), "lt": SQL(" < "), "lte": SQL(" <= ")}
 
 
@@ -64,9 +70,25 @@ def sql_of(
             "A filter is a dictionary of conditions, or in SQL a boolean expression, such as "
             "\"category = 'news'\", or a pair of one with %s in it and a list of its values."
         )
+    if not _is_closed(text):
+        raise DataError(
+            f"The parentheses of the filter {text!r} do not pair; a filter is one boolean "
+            "expression."
+        )
     # Without parameters of its own, a % is a %; a comment must not swallow the parenthesis.
     text = text if bound else text.replace("%", "%%")
     return SQL("(\n") + SQL(text) + SQL("\n)"), list(bound)
+
+
+def _is_closed(text: str) -> bool:
+    """Return whether each parenthesis outside of strings and comments has its partner: with others,
+    a part of the expression would stand beside the conditions that it is put among."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _condition(
