@@ -20,7 +20,7 @@ def write_pgvector_function(path: Path, way: AffineMap) -> None:
     ms of 384 × 384 numbers, 1 s of 1536 × 1536.
     """
     rows = ",\n".join(
-        f"    {offset} - ('{weights}'::vector <#> embedding)"
+        f"    {offset} - ('{weights}'::vector <#> whole)"
         for _, weights, offset in literal_rows(way)
     )
     # In quotation marks a word that SQL reserves is a name, too.
@@ -29,6 +29,9 @@ def write_pgvector_function(path: Path, way: AffineMap) -> None:
 -- SELECT {name}(embedding) FROM items;
 CREATE OR REPLACE FUNCTION {name}(embedding vector) RETURNS vector
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path FROM CURRENT AS $$
+DECLARE
+  -- A long vector is stored compressed or apart, and would be fetched for each coordinate.
+  whole vector := embedding::real[]::vector;
 BEGIN
   RETURN (ARRAY[
 {rows}
