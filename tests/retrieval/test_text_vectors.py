@@ -84,6 +84,7 @@ def test_options_of_a_search_by_texts_are_those_of_a_search(reader: Reader) -> N
         ("word1", r"give a list, such as \['word1'\]"),
         ([], "no texts to encode"),
         (["word1", ""], "empty text at 1"),
+        (["word1", " \t"], "empty text at 1"),
         (["word1", 7], "text at 1 is a int"),
     ],
 )

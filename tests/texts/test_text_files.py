@@ -78,3 +78,9 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / "t.parquet")
         with pytest.raises(DataError, match=words):
             read_texts(tmp_path / "t.parquet")
+
+
+def test_a_file_without_rows_is_told_so_though_its_columns_have_no_type(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": pa.nulls(0), "text": pa.nulls(0)}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="has no rows"):
+        read_texts(tmp_path / "t.parquet")

@@ -128,3 +128,10 @@ def test_reading_a_parquet_file_holds_a_few_blocks_and_not_the_file(tmp_path: Pa
     assert rows == size * blocks
     # A block, its decoded pages and READ_AHEAD of each column.
     assert held < size * blocks * dim * 4 / 4
+
+
+def test_a_file_without_rows_is_told_so_though_its_columns_have_no_type(tmp_path: Path) -> None:
+    table = pa.table({"id": pa.nulls(0), "vector": pa.nulls(0, pa.list_(pa.null()))})
+    pq.write_table(table, tmp_path / "v.parquet")
+    with pytest.raises(DataError, match="holds no vectors; it has no rows"):
+        open_embeddings(tmp_path / "v.parquet")

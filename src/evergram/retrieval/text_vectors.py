@@ -162,5 +162,5 @@ def _check(texts: Sequence[str], role: str) -> None:
         if not isinstance(text, str):
             kind = type(text).__name__
             raise DataError(f"The text at {number} is a {kind}; give strings alone.")
-        if not text:
+        if not text.strip():
             raise DataError(f"There is an empty text at {number}; leave it out.")

@@ -103,6 +103,8 @@ def _strings(values: list[object]) -> pa.Array:
 
 def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
     kind = ids.type
+    if not len(ids):
+        raise DataError(f"{path} has no rows; it needs at least one.")
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (pa.types.is_integer(kind) or texts):
         raise DataError(f"{path}: {name} is of type {kind}; ids are integers or texts.")
@@ -127,6 +129,4 @@ def _texts(path: Path, column: pa.ChunkedArray, name: str) -> list[str]:
     for row, text in enumerate(texts, 1):
         if not text or not text.strip():
             raise DataError(f"{path} row {row}: {name} has no text; give one or leave the row out.")
-    if not texts:
-        raise DataError(f"{path} has no rows; it needs at least one.")
     return [text for text in texts if text]

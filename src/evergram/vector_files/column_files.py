@@ -41,6 +41,9 @@ class ColumnVectors(EmbeddingFile):
                 )
             if schema.names.count(name) > 1:
                 raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
+        if not rows:
+            # Before the types: of no rows a program may write columns of no type.
+            raise DataError(f"{path} holds no vectors; it has no rows.")
         self._id, self._vector = id_column, vector_column
         self.column: str = vector_column
         kind = schema.field(vector_column).type

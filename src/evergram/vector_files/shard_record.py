@@ -40,10 +40,12 @@ class ShardRecord:
     Args:
         folder: of the shards.
         settings: `shards`, their number, and what else must be the same.
+        place: what whoever has shards of other settings can give another of.
     """
 
     folder: Path
     settings: Settings
+    place: str = "folder"
 
     def begin(self, *, overwrite: bool) -> None:
         """Make the folder and its record, or compare the record that is there.
@@ -155,8 +157,8 @@ class ShardRecord:
         changed = sorted(k for k in {*began, *now} if began.get(k) != now.get(k))
         what = ", ".join(f"{k} was {began.get(k)}, is {now.get(k)}" for k in changed)
         return DataError(
-            f"{self.folder} has shards of other settings ({what}); give another folder, or --force "
-            "(in Python overwrite=True), which removes them and starts again."
+            f"{self.folder} has shards of other settings ({what}); give another {self.place}, or "
+            "--force (in Python overwrite=True), which removes them and starts again."
         )
 
     @contextmanager

@@ -13,7 +13,7 @@ from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import DataError, ShapeError, UnknownVersionError
+from evergram.errors import DataError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.import_file import import_embeddings
@@ -101,3 +101,24 @@ def test_rows_without_ids_are_written_without_them_or_not_at_all(tmp_path: Path)
         transform_file(bare, lineage, 0, tmp_path / "out.parquet")
     assert transform_file(bare, lineage, 0, tmp_path / "out.npy") == 60
     assert not open_embeddings(tmp_path / "out.npy").has_ids
+
+
+def test_an_earlier_version_is_read_as_a_later_one_by_the_forward_maps(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = file_of(tmp_path / "old.parquet", vectors_of(0), IDS), tmp_path / "out.parquet"
+    assert transform_file(file, lineage, 2, out, source=0) == ROWS
+    forward = lineage.forward(0, 2)
+    assert forward is not None
+    weight, offset = (part.float() for part in forward)
+    written = open_embeddings(out)
+    (_, vectors), *_ = written.blocks()
+    torch.testing.assert_close(vectors.float(), vectors_of(0) @ weight.T + offset)
+    assert written.fingerprint == lineage.manifest(2).fingerprint
+    shards = Shards(tmp_path / "out", 1)
+    transform_shards(file, lineage, (0, 2), shards)
+    (_, again), *_ = open_embeddings(shards.path(0)).blocks()
+    assert torch.equal(again, vectors)
+    monkeypatch.setattr(Lineage, "forward", lambda *_: None)
+    with pytest.raises(LineageError, match="no forward map was published between them"):
+        transform_file(file, lineage, 2, tmp_path / "none.parquet", source=0)

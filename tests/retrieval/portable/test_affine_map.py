@@ -29,16 +29,23 @@ def test_the_map_is_the_chain_step_by_step(lineage: Lineage) -> None:
 def test_names_that_sql_would_not_take_as_they_are_are_refused(
     lineage: Lineage, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(DataError, match="cannot be used in SQL"):
+    with pytest.raises(DataError, match="cannot be that of a function in SQL"):
         export_transform(lineage, tmp_path / "way.sql", "pgvector", 0, name=name)
     assert not (tmp_path / "way.sql").exists()
 
 
 def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineage) -> None:
     view = lineage.view(0)
-    assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_as_v0"
+    assert affine_map(view, "line").name == "evergram_line_as_v0"
+    assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_56bd18_as_v0"
     assert len(affine_map(view, "x" * 300).name) == LONGEST_NAME
-    assert affine_map(view, "____").name == "evergram_as_v0"
+    assert affine_map(view, "____").name == "evergram______as_v0"
+    assert affine_map(view, "é").name == "evergram_4a9955_as_v0"
+
+
+def test_default_names_differ_where_lineages_names_do(lineage: Lineage) -> None:
+    names = ["shop-eu", "shop.eu", "shop_eu", "Shop_eu", "x" * 299, "x" * 300, "é", "è"]
+    assert len({affine_map(lineage.view(0), name).name for name in names}) == len(names)
 
 
 def test_a_way_that_is_no_matrix_is_refused(lineage: Lineage, tmp_path: Path) -> None:

@@ -40,3 +40,27 @@ np.save(out, np.array([row[0] for row in read], dtype=np.float32))
     read = np.load(tmp_path / "old.npy")
     assert read.shape == (300, DIMS[target])
     np.testing.assert_allclose(read, read_as(2, target).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_macro_reads_its_own_rows_whatever_database_and_schema_are_current(
+    lineage: Lineage, tmp_path: Path
+) -> None:
+    need("duckdb")
+    import duckdb
+
+    scripts = {}
+    for place, version in (("here.main", 0), ("here.other", 1), ("there.main", 2)):
+        export_transform(lineage, tmp_path / place, "duckdb", version, name="as_old")
+        scripts[place] = (version, (tmp_path / place).read_text())
+    values = vectors_of(2, 1)[0].tolist()
+    with duckdb.connect() as database:
+        database.execute(f"ATTACH '{tmp_path / 'here.db'}' AS here")
+        database.execute(f"ATTACH '{tmp_path / 'there.db'}' AS there; CREATE SCHEMA here.other")
+        for place, (_, script) in scripts.items():
+            database.execute(f"USE {place}; {script}")
+        for current in ("memory.main", *scripts):
+            database.execute(f"USE {current}")
+            for place, (version, _) in scripts.items():
+                read = database.execute(f"SELECT {place}.as_old({values})").fetchone()
+                assert read is not None
+                np.testing.assert_allclose(read[0], read_as(2, version, 1)[0], rtol=1e-5, atol=1e-5)

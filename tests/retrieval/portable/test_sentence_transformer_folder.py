@@ -93,6 +93,31 @@ def test_plain_sentence_transformers_encodes_as_version_0(
     np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [{}, {"query": "ask "}, {"passage": "tell "}, {"query": "ask ", "passage": "tell "}],
+    ids=["none", "query", "document", "both"],
+)
+def test_each_call_of_the_library_encodes_by_the_right_prompt(
+    tmp_path: Path, evergram: Command, addresses: list[str], prompts: dict[str, str]
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    table = np.random.default_rng(1).normal(size=(5, 5)).astype(np.float32)
+    addresses[1] = static_model(tmp_path / "other", table, prompts=prompts)
+    lineage = published(tmp_path, evergram, addresses)
+    export_transform(lineage, tmp_path / "as-v0", "sentence-transformers", 0)
+    model = SentenceTransformer(str(tmp_path / "as-v0"), device="cpu")
+    new = SentenceTransformerEncoder(addresses[1].split(":", 1)[1])
+    documents, queries = (
+        lineage.view(0).transform(new.encode(TEXTS, "query" if asks else "document"))
+        for asks in (False, True)
+    )
+    np.testing.assert_allclose(model.encode(TEXTS), documents, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.encode_document(TEXTS), documents, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.encode_query(TEXTS), queries, rtol=1e-5, atol=1e-6)
+
+
 def test_vectors_are_normalised_where_those_of_the_past_version_were(
     tmp_path: Path, evergram: Command, addresses: list[str]
 ) -> None:

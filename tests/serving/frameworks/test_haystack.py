@@ -54,3 +54,15 @@ def test_a_secret_is_written_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) 
     fixed = EvergramTextEmbedder(0, url=url, token=Secret.from_token("secret"))
     with pytest.raises(ValueError, match="Cannot serialize"):
         fixed.to_dict()
+
+
+def test_what_is_no_text_and_no_list_of_documents_is_a_type_error() -> None:
+    from evergram.serving.frameworks.haystack import EvergramDocumentEmbedder, EvergramTextEmbedder
+
+    url = "http://127.0.0.1:8000"
+    for documents in ("abc", ["abc"], haystack.Document(content="abc")):
+        with pytest.raises(TypeError, match=r"takes a list of Documents; give a text"):
+            EvergramDocumentEmbedder(0, url=url).run(documents=documents)
+    for text in (["a"], haystack.Document(content="a")):
+        with pytest.raises(TypeError, match=r"takes a text, and this is a (list|Document); give"):
+            EvergramTextEmbedder(0, url=url).run(text=text)

@@ -73,3 +73,17 @@ def test_a_lineage_runs_no_code_by_itself_and_no_other_encoder(
 
 def test_a_token_is_not_shown() -> None:
     assert "secret" not in repr(PinnedTexts(0, url="http://x", token="secret"))
+
+
+def test_a_name_differs_where_vectors_may_and_holds_no_secret() -> None:
+    every = [
+        PinnedTexts(0, url="http://me:secret@127.0.0.1:8000/"),
+        PinnedTexts(1, url="http://127.0.0.1:8000"),
+        PinnedTexts(0, url="http://127.0.0.1:9000"),
+        PinnedTexts(0, lineage="lineages/texts"),
+        PinnedTexts(0, lineage="lineages/texts", dimensions=4),
+    ]
+    names = [texts.name for texts in every]
+    assert names[0] == "evergram@v0 of http://127.0.0.1:8000"
+    assert names[4] == "evergram@v0, 4 dimensions of lineages/texts"
+    assert len(set(names)) == len(names)

@@ -283,9 +283,9 @@ CASES = [
         "old.parquet",
     ),
     Case(
-        "a transform of the wrong version's file",
-        "transform old.parquet --lineage l --as 1 --from 0 --out o.parquet",
-        "0",
+        "a transform from a version that there is not",
+        "transform old.parquet --lineage l --as 0 --from 7 --out o.parquet",
+        "no version 7",
     ),
     Case(
         "a transform into a folder that is there not",

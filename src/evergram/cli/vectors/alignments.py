@@ -258,8 +258,9 @@ def transform(
         facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump({**facts, **shard_facts(outcome)})
         return
+    how = " by the forward map, approximately" if source < target else ""
     sys.stdout.write(
-        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): "
+        f"{rows} vectors of version {source}, written as version {target} ({dim} dims){how}: "
         f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
     )
 

@@ -129,7 +129,8 @@ def encode_file(
     settings = _settings(texts, record, known)
     # Parts of the same settings are gone on with, also where a file is to be overwritten.
     whole = {"shards": shards.count, "rows": own, **settings}
-    ShardRecord(folder, whole).begin(overwrite=overwrite)
+    place = f"OUT, remove {folder}"
+    ShardRecord(folder, whole, place).begin(overwrite=overwrite)
     _refuse_other_parts(record, shards, overwrite=overwrite)
     absent = int((known.rows < 0).sum())
     with progress.task(f"{encoder.address} of {absent} texts", absent) as bar:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from evergram.errors import ShapeError
+from torch import Tensor
+
+from evergram.errors import LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
@@ -30,6 +32,8 @@ def transform_file(
 ) -> int:
     """Write `file`, vectors of version `source` (default: the newest), as version `target`.
 
+    An earlier version's vectors are read as a later one's by the forward maps, approximately.
+
     Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
     with the file. Ids and their order stay.
 
@@ -38,13 +42,13 @@ def transform_file(
         overwrite: whether to write over a file that is there.
     Returns: rows written. The file records the fingerprints of `target` and of `source`.
     Raises: ShapeError: the file's dim is not that version's. LineageError: the file has the
-        fingerprint of another version. UnknownVersionError. DataError: a vector cannot be used, or
-        is too large to be read as `target`;
-        `out` is there or cannot be written; or the file has no ids, and `out` would present the
-        numbers of its rows as the version's ids.
+        fingerprint of another version, or no forward map leads to a later one.
+        UnknownVersionError. DataError: a vector cannot be used, or is too large to be read as
+        `target`; `out` is there or cannot be written; or the file has no ids, and `out` would
+        present the numbers of its rows as the version's ids.
     """
     version, wanted = versions_of(file, lineage, source, target)
-    chain = lineage.chain
+    apply = reading_of(lineage, version, wanted)
     named = out.suffix.lower() != ".npy" or file.has_ids
     if named:
         refuse_unnamed_rows(file, lineage, version)
@@ -52,7 +56,6 @@ def transform_file(
     with progress.task(f"as version {wanted}", file.rows) as bar:
 
         def rewritten() -> Iterator[Block]:
-            apply = partial(chain.apply, source=version, target=wanted)
             return file.read_as(apply, wanted, ahead(file.blocks()), 0)
 
         def counted() -> Iterator[Block]:
@@ -81,5 +84,21 @@ def versions_of(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{lineage.chain.dim(version)}. Name the version that these vectors are of with --from."
         )
-    lineage.chain.is_affine(version, wanted)  # Refuses a version that there is not.
     return version, wanted
+
+
+def reading_of(lineage: Lineage, source: int, target: int) -> Callable[[Tensor], Tensor]:
+    """Return what reads vectors [n, D_source] of one version as another's, [n, D_target].
+
+    Raises: LineageError: `target` is later, and no forward map was published between them.
+    """
+    if source >= target:
+        return partial(lineage.chain.apply, source=source, target=target)
+    parts = lineage.forward(source, target)
+    if parts is None:
+        raise LineageError(
+            f"Version {source} cannot be read as the later version {target}: no forward map was "
+            "published between them. Name an earlier version, or encode the objects anew."
+        )
+    weight, offset = parts
+    return lambda vectors: (vectors.double() @ weight.T + offset).to(vectors.dtype)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.past_file import refuse_unnamed_rows
-from evergram.releasing.files.transform_file import QUIET, versions_of
+from evergram.releasing.files.transform_file import QUIET, reading_of, versions_of
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 from evergram.vector_files.prefetch import ahead
@@ -38,7 +37,7 @@ def transform_shards(
     """
     source, target = versions_of(file, lineage, *versions)
     refuse_unnamed_rows(file, lineage, source)
-    chain = lineage.chain
+    apply = reading_of(lineage, source, target)
     fingerprints = provenance_of(*(lineage.manifest(n).fingerprint for n in (target, source)))
     try:
         status = file.path.stat()
@@ -53,7 +52,6 @@ def transform_shards(
     with progress.task(f"as version {target}", own) as bar:
 
         def rewritten(start: int, stop: int) -> Iterator[Block]:
-            apply = partial(chain.apply, source=source, target=target)
             blocks = ahead(between(file.blocks(), start, stop))
             for ids, vectors in file.read_as(apply, target, blocks, start):
                 yield ids, vectors

@@ -101,23 +101,22 @@ class HalfMigratedSearch:
         check_k(k)
         if self.metric not in get_args(Metric):
             raise DataError(f"There is no metric {self.metric!r}; there is ip, l2 and cosine.")
-        for queries, sample in (
-            (old_queries, self.sample_old),
-            (new_queries, self.sample_new),
-        ):
+        both = (old_queries, self.sample_old), (new_queries, self.sample_new)
+        for queries, sample in both:
             if queries.ndim != 2 or queries.shape != (len(old_queries), sample.shape[-1]):
                 raise ShapeError(
                     f"Queries are {list(queries.shape)}; [{len(old_queries)}, "
                     f"{sample.shape[-1]}] is needed."
                 )
-        lines = ScoreCalibration.of(
-            scores_by(self.metric, old_queries.astype(np.float64), self.sample_old),
-            scores_by(self.metric, new_queries.astype(np.float64), self.sample_new),
+        old_scores, new_scores = (
+            scores_by(self.metric, queries.astype(np.float64), sample.astype(np.float64))
+            for queries, sample in both
         )
-        both = zip(self.old(old_queries, k), self.new(new_queries, k), strict=True)
+        lines = ScoreCalibration.of(old_scores, new_scores)
+        hits = zip(self.old(old_queries, k), self.new(new_queries, k), strict=True)
         return [
             _merged(past, present, lines.slope[q], lines.shift[q], k)
-            for q, (past, present) in enumerate(both)
+            for q, (past, present) in enumerate(hits)
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from evergram.lineage.view import View
 
 # PostgreSQL and DuckDB cut or refuse longer names.
 LONGEST_NAME = 50
+# Hexadecimal digits that tell apart lineages whose names look alike in SQL.
+HASH_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ def affine_map(view: View, lineage: str, name: str | None = None) -> AffineMap:
 
     Args:
         lineage: its name, for the file's first line and for the default name.
-        name: None is evergram_LINEAGE_as_vN.
+        name: None is evergram_LINEAGE_as_vN; where a lineage's name cannot stand in SQL as it is,
+            with digits of its hash.
     Raises: DataError: the name cannot be one of SQL. ShapeError: a transform between the two
         versions is not affine, so that no matrix is the way.
     """
@@ -71,15 +75,23 @@ def checked_name(view: View, lineage: str, name: str | None) -> str:
     Raises: DataError: it cannot be one of SQL.
     """
     if name is None:
-        plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
         suffix = f"_as_v{view.version}"
-        name = f"evergram_{plain}"[: LONGEST_NAME - len(suffix)].rstrip("_") + suffix
-    if not re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name):
+        name = f"evergram_{lineage}{suffix}"
+        if not _is_name(name):
+            # Another lineage's name may look the same once it is changed or cut.
+            suffix = f"_{hashlib.sha256(lineage.encode()).hexdigest()[:HASH_DIGITS]}{suffix}"
+            plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
+            name = f"evergram_{plain}"[: LONGEST_NAME - len(suffix)].rstrip("_") + suffix
+    if not _is_name(name):
         raise DataError(
-            f"The name {name!r} cannot be used in SQL; give a letter and then letters, digits and "
-            f"_, in lower case, at most {LONGEST_NAME}."
+            f"The name {name!r} cannot be that of a function in SQL or of a graph; give a letter "
+            f"and then letters, digits and _, in lower case, at most {LONGEST_NAME}."
         )
     return name
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name) is not None
 
 
 def about_view(view: View, lineage: str, source_dim: int) -> str:

@@ -10,26 +10,26 @@ from evergram.retrieval.portable.sql_literals import comment, literal_rows
 
 
 def write_duckdb_macro(path: Path, way: AffineMap) -> None:
-    """Write a script that makes the macro NAME(list or array of numbers) and its table NAME_rows,
-    in one transaction; it replaces those of an earlier script."""
-    rows = ",\n".join(f"  ({n}, {w}, {b})" for n, w, b in literal_rows(way))
+    """Write a script that makes the macro NAME(list or array of numbers), or replaces that of an
+    earlier script.
+
+    The rows of W are in the macro's own text: a table would be looked up in the database and the
+    schema of whoever calls the macro. A row is one string, as DuckDB parses and folds lists of
+    numbers ten times more slowly.
+    """
+    rows = ",\n".join(f"    ({n}, '{w}', {b}::DOUBLE)" for n, w, b in literal_rows(way))
     # In quotation marks a word that SQL reserves is a name, too.
-    name, table = f'"{way.name}"', f'"{way.name}_rows"'
+    name = f'"{way.name}"'
     script = f"""{comment(way)}
 -- SELECT {name}(embedding) FROM items;
-BEGIN;
-CREATE OR REPLACE TABLE {table} (
-  place INTEGER, weights DOUBLE[{way.source_dim}], "offset" DOUBLE
-);
-INSERT INTO {table} VALUES
-{rows};
 CREATE OR REPLACE MACRO {name}(embedding) AS (
   SELECT CASE WHEN embedding IS NULL THEN NULL ELSE
     list("offset" + array_inner_product(weights, embedding::DOUBLE[{way.source_dim}])
       ORDER BY place)::FLOAT[{way.dim}] END
-  FROM {table}
+  FROM (SELECT place, weights::DOUBLE[{way.source_dim}] AS weights, "offset" FROM (VALUES
+{rows}
+  ) AS literals(place, weights, "offset"))
 );
-COMMIT;
 """
     with replacing(path) as file:
         file.write(script.encode())

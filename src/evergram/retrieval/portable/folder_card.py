@@ -42,8 +42,12 @@ tags:
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{place.address}")
-vectors = model.encode(["a text"])  # [1, {way.dim}]
+vectors = model.encode_document(["a text"])  # [1, {way.dim}]
+queries = model.encode_query(["a question"])
 ```
+
+Before version 5 of the library these are `model.encode(texts)` and
+`model.encode(texts, prompt_name="query")`, where the model has a prompt of queries.
 
 It is an encoder of text and behind it one matrix, which reads its vectors in the space of an
 earlier model. After the next upgrade it has to be written again.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from evergram.errors import DataError, IntegrityError
 from evergram.retrieval.portable.affine_map import AffineMap
 from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
 from evergram.texts.sentence_transformer import SentenceTransformerEncoder
-from evergram.texts.text_encoder import Vectors
+from evergram.texts.text_encoder import Role, Vectors
 
 KIND = "sentence-transformers:"
 LISTED = "modules.json"
@@ -106,8 +108,15 @@ def _append(folder: Path, behind: list[torch.nn.Module]) -> None:
 def _set_prompts(folder: Path, record: TextEncoderRecord) -> None:
     path = folder / "config_sentence_transformers.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}
-    settings["prompts"] = {role: text for role, text in record.prompts.items() if text}
-    settings["default_prompt_name"] = None
+    prompts = {role: text for role, text in record.prompts.items() if text}
+    plain = None
+    if "document" in prompts:
+        # `encode` alone reads documents. Queries need a prompt of their own then, if an empty one:
+        # `encode_query` would take the default.
+        plain = "document"
+        prompts.setdefault("query", "")
+    settings["prompts"] = prompts
+    settings["default_prompt_name"] = plain
     path.write_text(json.dumps(settings, indent=2))
 
 
@@ -119,14 +128,22 @@ def _check(
     folder: Path, way: AffineMap, record: TextEncoderRecord, encoder: SentenceTransformerEncoder
 ) -> None:
     """Raises: IntegrityError: the folder does not encode canaries as encoder and map do."""
-    written = SentenceTransformerEncoder(str(folder), encoder.prompts)
-    for role in ("query", "document"):
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), trust_remote_code=False)
+    # As the documentation and the card have it.
+    calls: tuple[tuple[Callable[..., Any], Role], ...] = (
+        *((model.encode, "document"), (model.encode_document, "document")),
+        (model.encode_query, "query"),
+    )
+    for encode, role in calls:
         own = encoder.encode(record.texts, role) @ way.weight.T + way.offset
-        read = written.encode(record.texts, role)
+        read = encode(record.texts, show_progress_bar=False, convert_to_numpy=True)
         products = (own * read).sum(1)
         cosine = products / np.linalg.norm(own, axis=1) / np.linalg.norm(read, axis=1)
         if not cosine.min() >= LEAST_COSINE:  # and not if one is NaN
             raise IntegrityError(
-                f"The folder does not encode the canary texts as the chain does: the lowest cosine "
-                f"is {cosine.min():.7f}, and {LEAST_COSINE} is needed. Nothing was written."
+                f"The folder does not encode the canary texts as the chain does "
+                f"({encode.__name__}): the lowest cosine is {cosine.min():.7f}, and {LEAST_COSINE} "
+                "is needed. Nothing was written."
             )

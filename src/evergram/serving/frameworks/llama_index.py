@@ -24,7 +24,8 @@ class EvergramEmbedding(BaseEmbedding):
     Args:
         version: as of `PinnedTexts`, and so are `url`, `lineage`, `encoder`, `token` and
             `dimensions`.
-        options: of `BaseEmbedding`, such as `embed_batch_size`.
+        options: of `BaseEmbedding`, such as `embed_batch_size`. `model_name`, by which caches tell
+            embeddings apart, has the address, the version and the dimensions by default.
     """
 
     _texts: PinnedTexts = PrivateAttr()
@@ -41,7 +42,7 @@ class EvergramEmbedding(BaseEmbedding):
         **options: Any,
     ) -> None:
         texts = PinnedTexts(version, url, lineage, encoder, token, dimensions)
-        super().__init__(**{"model_name": f"evergram@v{version}", **options})
+        super().__init__(**{"model_name": texts.name, **options})
         self._texts = texts
 
     @classmethod

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -57,6 +58,17 @@ class PinnedTexts:
             raise DataError("A service has its own encoder; leave 'encoder' out.")
         if self.lineage is not None and self.token is not None:
             raise DataError("A lineage asks for no token; leave 'token' out.")
+
+    @property
+    def name(self) -> str:
+        """Return a name for caches, which differs where vectors may: the address of the service,
+        without a password, or of the lineage, the version and the dimensions."""
+        cuts = "" if self.dimensions is None else f", {self.dimensions} dimensions"
+        place = self.lineage
+        if self.url is not None:
+            parts = urlsplit(self.url)
+            place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        return f"evergram@v{self.version}{cuts} of {place}"
 
     def encode(self, texts: Sequence[str], role: Role) -> list[list[float]]:
         """Return the vectors of texts at the version, in their order; none of no texts.

@@ -67,9 +67,12 @@ def text_role(
 
 
 def check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
-    """Refuse texts that are not encoded. Raises: RefusedError: one is empty or too long."""
+    """Refuse texts that are not encoded.
+
+    Raises: RefusedError: one is empty, of white space alone, or too long.
+    """
     for number, text in enumerate(texts):
-        if not text:
+        if not text.strip():
             raise RefusedError(
                 400, "request", f"'input' has an empty text at {number}; leave it out.", "input"
             )
