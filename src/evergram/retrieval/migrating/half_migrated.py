@@ -93,8 +93,8 @@ class HalfMigratedSearch:
         Args:
             old_queries: [Q, D_old], by the old model, or by the new one through the way back.
             new_queries: [Q, D_new], of the same queries by the new model.
-        Ids of the indexes that are of different types, as integers and the same numbers as text,
-        are compared as text, and returned so.
+        Returns: ids as the indexes have them; as text if they are integers in one and text in the
+            other.
         Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
             k is below 1, or there is no such metric; or as of `ScoreCalibration.of`.
         """
