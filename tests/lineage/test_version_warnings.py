@@ -17,6 +17,7 @@ from evergram.lineage.version_warnings import (
     LEAST_QUERIES,
     below_popularity,
     few_test_queries,
+    objects_without_vectors,
     version_warnings,
 )
 
@@ -101,3 +102,10 @@ def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:
     # One metric that is higher leaves it to people.
     metrics["model"]["ndcg@20"] = 0.3
     assert below_popularity(metrics) == below_popularity({"model": {}}) == []
+
+
+def test_objects_that_a_kept_model_does_not_know_are_counted() -> None:
+    assert objects_without_vectors({"queries": 3}) is None
+    sentence = objects_without_vectors({"unknown_to_model": {"query": 1200, "candidate": 7}})
+    assert sentence is not None
+    assert sentence.startswith("It has no vectors of 1,200 queries and 7 candidates of its data")

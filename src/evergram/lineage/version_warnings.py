@@ -20,9 +20,9 @@ _cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictio
 
 def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
-    few objects in common with the version before, that its way back has no certificate or errs by
-    more than the vectors are long, that it ranks worse than popularity, or that nothing was left to
-    test it on."""
+    no vectors of a part of its data, or few objects in common with the version before, that its way
+    back has no certificate or errs by more than the vectors are long, that it ranks worse than
+    popularity, or that nothing was left to test it on."""
     numbers = [m.version for m in lineage.versions]
     known = _cache.get(lineage, {})
     if list(known) != numbers:
@@ -57,6 +57,23 @@ def few_test_queries(data: Mapping[str, Any]) -> str | None:
     )
 
 
+def objects_without_vectors(data: Mapping[str, Any]) -> str | None:
+    """Return a warning that a version has no vectors of some objects of its data, as the model that
+    it kept knows nothing of them; None if it has all.
+
+    Args:
+        data: `data` of the metrics.
+    """
+    unknown = data.get("unknown_to_model")
+    if not unknown:
+        return None
+    return (
+        f"It has no vectors of {unknown['query']:,} queries and {unknown['candidate']:,} "
+        "candidates of its data: its model was kept as it was (upgrade.start = 'frozen') and knows "
+        "nothing of them."
+    )
+
+
 def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
     if "untested" in metrics:
         return [metrics["untested"]]
@@ -84,7 +101,8 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
-    sentences = _of_the_test(metrics)
+    without = objects_without_vectors(metrics.get("data", {}))
+    sentences = [*([without] if without else []), *_of_the_test(metrics)]
     if version == 0:
         return sentences
     overlap = metrics.get("overlap", {})
