@@ -15,6 +15,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import (
     LEAST_QUERIES,
+    _by_closed_form,
     below_popularity,
     few_test_queries,
     objects_without_vectors,
@@ -86,6 +87,22 @@ def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None
     )
     (sentence,) = version_warnings(lineage)[1]
     assert sentence.startswith("Its transform errs by 141 % of the length of the past vectors")
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "named"),
+    [
+        ({"fit": "posthoc", "solver": "gradient", "transform": "linear"}, True),
+        ({"fit": "posthoc", "solver": "gradient", "transform": "residual_mlp"}, False),
+        ({"fit": "posthoc", "solver": "closed", "transform": "linear"}, False),
+        ({"fit": "joint", "solver": "gradient", "transform": "linear"}, False),
+        ({}, False),
+    ],
+)
+def test_a_fit_by_gradient_that_fails_names_the_closed_form(
+    upgrade: dict[str, str], named: bool
+) -> None:
+    assert ("upgrade.solver = 'closed'" in _by_closed_form({"upgrade": upgrade})) == named
 
 
 def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:

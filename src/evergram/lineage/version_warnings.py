@@ -8,6 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.kinds import kinds_where
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 
 # A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
@@ -99,6 +101,18 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
 
 
+def _by_closed_form(recipe: Mapping[str, Any]) -> str:
+    """Return, as the end of a sentence, that a transform which was fitted by gradient after its
+    model has a closed form; "" where it is not so."""
+    upgrade = recipe.get("upgrade", {})
+    by_gradient = upgrade.get("fit") == "posthoc" and upgrade.get("solver") == "gradient"
+    if not by_gradient or upgrade.get("transform") not in kinds_where(
+        TRANSFORMS, "has_closed_form"
+    ):
+        return ""
+    return "; upgrade.solver = 'closed' gives the least error that a transform of its kind can have"
+
+
 def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
     without = objects_without_vectors(metrics.get("data", {}))
@@ -127,6 +141,6 @@ def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) 
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
         sentences.append(
             f"Its transform errs by {share:.0f} % of the length of the past vectors: vectors of "
-            "zeros would be nearer to them."
+            f"zeros would be nearer to them{_by_closed_form(lineage.manifest(version).recipe)}."
         )
     return sentences
