@@ -27,14 +27,15 @@ def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l", "small")
     lineage.publish(train(small))
     diagnosis = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
-    assert diagnosis.tracking.steps == [4, 8, 12]
+    tracking = diagnosis.tracking
+    assert tracking is not None
+    assert tracking.steps == [4, 8, 12]
     report = diagnosis.as_json()
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
     assert 0.5 < report["scores"]["separation"] <= 1
     for side in SIDES:
         assert 1 <= report["sides"][side]["effective_rank"] <= report["sides"][side]["dim"]
     assert set(report["mean_gramian_error"]) == {*rivals([32]), OWN}
-    tracking = diagnosis.tracking
     picture = write_diagnosis(
         tmp_path / "d.png",
         diagnosis.histograms,

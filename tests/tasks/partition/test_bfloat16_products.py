@@ -37,7 +37,7 @@ def test_products_that_stay_float32_are_a_warning_once(
 
 
 def test_a_processor_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bfloat16_products.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(bfloat16_products, "machine", lambda: "x86_64")
     for name, can in (("_is_avx512_bf16_supported", True), ("_is_amx_tile_supported", False)):
         monkeypatch.setattr(torch.cpu, name, lambda can=can: can, raising=False)
     assert bfloat16_products.multiplies_bfloat16("cpu")

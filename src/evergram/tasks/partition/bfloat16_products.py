@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import platform
 from functools import lru_cache
+from platform import machine
 
 import torch
 
@@ -15,8 +15,8 @@ def multiplies_bfloat16(device: str) -> bool:
     """Return whether float32 matrices may be multiplied in bfloat16 on a kind of device, "cpu" or
     "cuda"; on a processor that has no such instructions they stay float32."""
     if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if machine().lower() in ("x86_64", "amd64"):
         checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
         return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
