@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.text import Text
 from tests.support.command import Command, every_command, run_process
 from tests.support.lineages import lineage_of
 
@@ -115,3 +116,14 @@ def test_help_does_not_load_torch() -> None:
     after = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
     result = run_process("--help", before=after)
     assert result.out.endswith("False\n")
+
+
+def test_every_bracket_of_help_is_shown(evergram: Command) -> None:
+    """A bracket that is not escaped is markup of rich, which leaves it out."""
+    for words, command in every_command().items():
+        texts = [command.help, command.epilog, *(getattr(p, "help", None) for p in command.params)]
+        for text in filter(None, texts):
+            shown = Text.from_markup(text).plain
+            assert shown == text.replace("\\[", "["), f"{words}: {text}"
+    page = " ".join(evergram("train", "--help").out.replace("│", " ").split())
+    assert "pip install 'evergram[tensorboard]'" in page

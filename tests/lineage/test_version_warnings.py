@@ -15,8 +15,10 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import (
     LEAST_QUERIES,
+    _by_closed_form,
     below_popularity,
     few_test_queries,
+    objects_without_vectors,
     version_warnings,
 )
 
@@ -87,6 +89,22 @@ def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None
     assert sentence.startswith("Its transform errs by 141 % of the length of the past vectors")
 
 
+@pytest.mark.parametrize(
+    ("upgrade", "named"),
+    [
+        ({"fit": "posthoc", "solver": "gradient", "transform": "linear"}, True),
+        ({"fit": "posthoc", "solver": "gradient", "transform": "residual_mlp"}, False),
+        ({"fit": "posthoc", "solver": "closed", "transform": "linear"}, False),
+        ({"fit": "joint", "solver": "gradient", "transform": "linear"}, False),
+        ({}, False),
+    ],
+)
+def test_a_fit_by_gradient_that_fails_names_the_closed_form(
+    upgrade: dict[str, str], named: bool
+) -> None:
+    assert ("upgrade.solver = 'closed'" in _by_closed_form({"upgrade": upgrade})) == named
+
+
 def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:
     metrics = {
         "model": {"recall@20": 0.25, "ndcg@20": 0.1},
@@ -101,3 +119,10 @@ def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:
     # One metric that is higher leaves it to people.
     metrics["model"]["ndcg@20"] = 0.3
     assert below_popularity(metrics) == below_popularity({"model": {}}) == []
+
+
+def test_objects_that_a_kept_model_does_not_know_are_counted() -> None:
+    assert objects_without_vectors({"queries": 3}) is None
+    sentence = objects_without_vectors({"unknown_to_model": {"query": 1200, "candidate": 7}})
+    assert sentence is not None
+    assert sentence.startswith("It has no vectors of 1,200 queries and 7 candidates of its data")

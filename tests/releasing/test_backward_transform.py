@@ -15,6 +15,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import LEAST_COMMON, BackwardTransformFit, Overlap
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,19 @@ def test_joint_settings_are_those_of_the_recipe(lineage: Lineage, corpus: Corpus
     assert joint is not None
     settings = joint.settings
     assert (settings.rows, settings.rate) == (7, 0.5)
+
+
+def test_without_a_fit_the_transform_is_the_first_coordinates(
+    lineage: Lineage, corpus: Corpus
+) -> None:
+    """Also where a whole recipe names the default that is learned: nothing would learn it."""
+    whole = Recipe.of(tiny_recipe().model_dump(), ["upgrade.fit=none"])
+    assert (whole.upgrade.transform, tiny_recipe("upgrade.fit=none").upgrade.transform) == (
+        "linear",
+        "truncate",
+    )
+    rows = torch.arange(10.0).reshape(2, 5)
+    for upgrade in (whole.upgrade, tiny_recipe("upgrade.fit=none").upgrade):
+        before = load_encoder(lineage, 0)
+        back = BackwardTransformFit(upgrade, 1, lineage.active_chain, before, corpus, 5)
+        assert torch.equal(back.transform(rows), rows[:, :4])

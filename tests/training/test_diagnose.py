@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from evergram.encoders.features import SIDES
-from evergram.errors import RecipeError
+from evergram.errors import DataError
 from evergram.evaluation.reports.diagnosis_report import write_diagnosis
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
-from evergram.training.diagnose import _side, diagnose, rivals
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.diagnose import WITHOUT_GRAMIAN, _side, diagnose, rivals
 from evergram.training.monitors.gramian_tracking import OWN
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
@@ -26,14 +27,15 @@ def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l", "small")
     lineage.publish(train(small))
     diagnosis = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
-    assert diagnosis.tracking.steps == [4, 8, 12]
+    tracking = diagnosis.tracking
+    assert tracking is not None
+    assert tracking.steps == [4, 8, 12]
     report = diagnosis.as_json()
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
     assert 0.5 < report["scores"]["separation"] <= 1
     for side in SIDES:
         assert 1 <= report["sides"][side]["effective_rank"] <= report["sides"][side]["dim"]
     assert set(report["mean_gramian_error"]) == {*rivals([32]), OWN}
-    tracking = diagnosis.tracking
     picture = write_diagnosis(
         tmp_path / "d.png",
         diagnosis.histograms,
@@ -44,12 +46,50 @@ def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_gramian_there_is_no_error_to_look_at(small: Recipe, tmp_path: Path) -> None:
-    recipe = Recipe.of(small.model_dump(), ["task.kind=bpr", "task.penalty=0"])
+def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_not(
+    small: Recipe, tmp_path: Path
+) -> None:
+    recipe = Recipe.of(
+        small.model_dump(), ["task.kind=bpr", "task.penalty=0", "training.refit=true"]
+    )
     lineage = Lineage.create(tmp_path / "l", "small")
     lineage.publish(train(recipe))
-    with pytest.raises(RecipeError, match=r"task\.penalty is 0"):
-        diagnose(recipe, lineage, steps=2)
+    diagnosis = diagnose(recipe, lineage, steps=2)
+    assert diagnosis.tracking is None
+    assert diagnosis.left_out == WITHOUT_GRAMIAN
+    assert diagnosis.gramian_error == diagnosis.gradient_error == {}
+    report = diagnosis.as_json()
+    assert report["left_out"] == WITHOUT_GRAMIAN
+    assert (report["this_run"], report["steps"], report["sampled"]) == (None, [], {})
+    assert report["gramian_errors"] == report["mean_gradient_interval"] == {}
+    assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
+    picture = write_diagnosis(tmp_path / "d.png", diagnosis.histograms, [], {}, {})
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_published_rows_are_measured_also_those_that_selected_the_epoch(
+    tmp_path: Path,
+) -> None:
+    values = {"task": {"penalty": 5.0, "l2": 0.1}, "split": {"kind": "random"}}
+    data = {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 900}
+    recipe = Recipe.of({**values, "data": data, "training": {"epochs": 1, "refit": True}})
+    lineage = Lineage.create(tmp_path / "l", "small")
+    lineage.publish(train(recipe))
+    split = split_for(recipe, load_corpus(recipe), 0)
+    diagnosis = diagnose(recipe, lineage, steps=2, every=1, batch_sizes=[8])
+    entities = {side: len(lineage.embeddings(side)[0]) for side in SIDES}
+    assert {side: facts["entities"] for side, facts in diagnosis.sides.items()} == entities
+    assert len(split.training.queries) < entities["query"]
+    assert diagnosis.as_json()["left_out"] is None
+
+
+def test_data_that_lacks_published_objects_is_refused(small: Recipe, tmp_path: Path) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=1"])
+    lineage = Lineage.create(tmp_path / "l", "small")
+    lineage.publish(train(recipe))
+    fewer = Recipe.of(small.model_dump(), ["data.candidates=150"])
+    with pytest.raises(DataError, match=r"lacks \d+ of the \d+ objects of side"):
+        diagnose(fewer, lineage, steps=2)
 
 
 def test_the_spectrum_of_a_side_counts_its_directions() -> None:

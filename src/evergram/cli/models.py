@@ -181,12 +181,12 @@ def diagnose(
         device=device,
         progress=new_progress(),
     )
-    tracking = diagnosis.tracking
+    facts = diagnosis.as_json()
     if out is not None:
-        errors = tracking.gramian_errors, tracking.gradient_errors
-        write_diagnosis(out, diagnosis.histograms, tracking.steps, *errors)
+        errors = facts["steps"], facts["gramian_errors"], facts["gradient_errors"]
+        write_diagnosis(out, diagnosis.histograms, *errors)
     if as_json:
-        dump({"lineage": str(lineage), **diagnosis.as_json()})
+        dump({"lineage": str(lineage), **facts})
         return
     print_diagnosis(diagnosis, steps)
     if out is not None:

@@ -85,7 +85,8 @@ Board = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Write TensorBoard's files to this folder (pip install 'evergram[tensorboard]').",
+        # A bracket that is not escaped is taken for markup, and not shown.
+        help="Write TensorBoard's files to this folder (pip install 'evergram\\[tensorboard]').",
     ),
 ]
 Report = Annotated[

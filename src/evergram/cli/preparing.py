@@ -18,7 +18,7 @@ Sources = Annotated[
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
 Kind = Annotated[
-    str, typer.Option(help="What the source is: table, or another kind of [data] in a recipe.")
+    str, typer.Option(help="What the source is: table, or another kind of \\[data] in a recipe.")
 ]
 Column = Annotated[
     list[str] | None,

@@ -237,6 +237,9 @@ def print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
         f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
     )
+    if tracking is None:
+        sys.stdout.write(diagnosis.left_out + "\n")
+        return
     gramian, gradient = diagnosis.gramian_error, diagnosis.gradient_error
     own = {OWN: diagnosis.own}
     table(

@@ -8,6 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.kinds import kinds_where
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 
 # A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
@@ -20,9 +22,9 @@ _cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictio
 
 def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
-    few objects in common with the version before, that its way back has no certificate or errs by
-    more than the vectors are long, that it ranks worse than popularity, or that nothing was left to
-    test it on."""
+    no vectors of a part of its data, or few objects in common with the version before, that its way
+    back has no certificate or errs by more than the vectors are long, that it ranks worse than
+    popularity, or that nothing was left to test it on."""
     numbers = [m.version for m in lineage.versions]
     known = _cache.get(lineage, {})
     if list(known) != numbers:
@@ -57,6 +59,23 @@ def few_test_queries(data: Mapping[str, Any]) -> str | None:
     )
 
 
+def objects_without_vectors(data: Mapping[str, Any]) -> str | None:
+    """Return a warning that a version has no vectors of some objects of its data, as the model that
+    it kept knows nothing of them; None if it has all.
+
+    Args:
+        data: `data` of the metrics.
+    """
+    unknown = data.get("unknown_to_model")
+    if not unknown:
+        return None
+    return (
+        f"It has no vectors of {unknown['query']:,} queries and {unknown['candidate']:,} "
+        "candidates of its data: its model was kept as it was (upgrade.start = 'frozen') and knows "
+        "nothing of them."
+    )
+
+
 def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
     if "untested" in metrics:
         return [metrics["untested"]]
@@ -82,9 +101,22 @@ def below_popularity(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
 
 
+def _by_closed_form(recipe: Mapping[str, Any]) -> str:
+    """Return, as the end of a sentence, that a transform which was fitted by gradient after its
+    model has a closed form; "" where it is not so."""
+    upgrade = recipe.get("upgrade", {})
+    by_gradient = upgrade.get("fit") == "posthoc" and upgrade.get("solver") == "gradient"
+    if not by_gradient or upgrade.get("transform") not in kinds_where(
+        TRANSFORMS, "has_closed_form"
+    ):
+        return ""
+    return "; upgrade.solver = 'closed' gives the least error that a transform of its kind can have"
+
+
 def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
-    sentences = _of_the_test(metrics)
+    without = objects_without_vectors(metrics.get("data", {}))
+    sentences = [*([without] if without else []), *_of_the_test(metrics)]
     if version == 0:
         return sentences
     overlap = metrics.get("overlap", {})
@@ -109,6 +141,6 @@ def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) 
         share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
         sentences.append(
             f"Its transform errs by {share:.0f} % of the length of the past vectors: vectors of "
-            "zeros would be nearer to them."
+            f"zeros would be nearer to them{_by_closed_form(lineage.manifest(version).recipe)}."
         )
     return sentences

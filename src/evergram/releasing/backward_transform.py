@@ -125,8 +125,9 @@ class BackwardTransformFit:
         self.loss: AlignmentLoss = AlignmentLoss(chain, settings.steps, settings.unit)
         self.candidate_loss: AlignmentLoss | None = None
         generator = torch.Generator().manual_seed(seed)
+        kind, transform_options = settings.built
         self.transform: Transform = build_transform(
-            settings.transform, before.dim, new_dim, settings.chosen.options(), generator
+            kind, before.dim, new_dim, transform_options, generator
         )
         if settings.transform_start == "uniform":
             for weight in self.transform.parameters():

@@ -26,6 +26,7 @@ from evergram.evaluation.ranking import (
 )
 from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.frozen.known_objects import split_of_known, stored_in
 from evergram.training.build import pick_device
 from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.recipe import Recipe
@@ -72,6 +73,9 @@ def evaluate(
     if split.untested is not None:
         raise LineageError(split.untested)
     split = final_split(split, refits=recipe.refits)
+    if "unknown_to_model" in lineage.metrics(lineage.newest).get("data", {}):
+        ids = {side: lineage.embeddings(side)[0] for side in SIDES}
+        split = split_of_known(split, stored_in(ids, split.training))
     view = lineage.view(version)
     vectors: dict[str, Tensor] = {}
     for side, entities in zip(

@@ -179,6 +179,7 @@ def upgrade(
     readings: bool = True,
     allow_small_overlap: bool = False,
     consumers: Sequence[KnownConsumer] = (),
+    keep_unknown: bool = False,
 ) -> Artefact:
     """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
 
@@ -211,6 +212,9 @@ def upgrade(
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
         consumers: of past versions, which weigh the alignment error by upgrade.consumer_weight, as
             those of the lineage do that have a probe.
+        keep_unknown: let a frozen model embed, and be tested on, also the objects of the data that
+            it knows nothing of, as a comparison of methods on all of them does. Without it the
+            version has no vectors of these.
     Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
         training the next one. DataError: too few objects are in common with the version before; it
         was trained on a corpus that was passed, and none is; or the data cannot be used.
@@ -219,7 +223,13 @@ def upgrade(
     """
     past, small = past_encoders or {}, allow_small_overlap
     options = UpgradeOptions(
-        encoder, past, trained, readings=readings, allow_small_overlap=small, consumers=consumers
+        encoder,
+        past,
+        trained,
+        readings=readings,
+        allow_small_overlap=small,
+        consumers=consumers,
+        keep_unknown=keep_unknown,
     )
     chosen, shown = pick_device(device), Progress.of_choice(progress)
     context = RunContext(chosen, shown, _path(folder), callbacks, checkpoints=checkpoints)

@@ -19,6 +19,13 @@ from evergram.errors import RecipeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.frozen.kept_model import refuse_other_model
+from evergram.releasing.frozen.known_objects import (
+    known_to,
+    split_of_known,
+    unknown_counts,
+    with_known_queries,
+)
 from evergram.releasing.known_consumers.consumer_weighing import (
     ConsumerWeighing,
     PastObjects,
@@ -46,6 +53,8 @@ class UpgradeOptions:
         allow_small_overlap: whether to go on where so few objects are in common with the version
             before that the transform's error cannot be measured.
         consumers: of past versions, beside those of the lineage; they weigh the alignment error.
+        keep_unknown: whether a frozen model is measured and published with the objects that it
+            knows nothing of.
     """
 
     encoder: EncoderModules | None = None
@@ -56,6 +65,7 @@ class UpgradeOptions:
     readings: bool = True
     allow_small_overlap: bool = False
     consumers: Sequence[KnownConsumer] = ()
+    keep_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,9 @@ class UpgradePlan:
         past_version: the newest one, which it is aligned to.
         split: chooses for how long to train.
         final: its model is trained and judged on it; the same as `split` without a refit.
+        published: of the objects that the version has vectors of; the same as `final`, but for a
+            frozen model, which has none of the others.
+        unknown: how many objects of each side that leaves out; empty where none can be.
         salt: of the split.
         before: the model of `past_version`.
         trained: a model of this version that is not trained again.
@@ -84,6 +97,8 @@ class UpgradePlan:
     past_version: int
     split: Split
     final: Split
+    published: Split
+    unknown: Mapping[str, int]
     salt: str
     before: PastModel
     trained: Encoder | None
@@ -188,14 +203,12 @@ def trained_encoder(
     return trained
 
 
-def _popularity_of(recipe: Recipe, lineage: Lineage, past_version: int) -> Recipe:
-    """Return the recipe with a number in the place of `model.popularity = "auto"`, where the model
+def _with_past_popularity(recipe: Recipe, lineage: Lineage, past_version: int) -> Recipe:
+    """Return the recipe with a number in the place of `model.popularity = "auto"`, for a model that
     is aligned while it is trained: it must know its factors then, and has the past version's power.
 
     Raises: RecipeError: the past version has none.
     """
-    if recipe.model.popularity != "auto" or recipe.upgrade.fit != "joint":
-        return recipe
     manifest = lineage.manifest(past_version)
     # A version whose own "auto" was the 0 of the one before it has no factor.
     zero = 0.0 if manifest.recipe.get("model", {}).get("popularity") == "auto" else None
@@ -228,32 +241,46 @@ def plan_upgrade(
     split = split_for(recipe, corpus, version, history)
     final = final_split(split, refits=recipe.refits)
     normalize = recipe.model.normalize
-    keeps_popularity = recipe.model.popularity == "auto" and recipe.upgrade.fit == "joint"
-    recipe = _popularity_of(recipe, lineage, past_version)
     settings = recipe.upgrade
+    aligned = settings.fit == "joint" and settings.start != "frozen"
+    keeps_popularity = recipe.model.popularity == "auto" and aligned
+    if keeps_popularity:
+        recipe = _with_past_popularity(recipe, lineage, past_version)
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
             "trained= needs upgrade.fit = 'posthoc' or 'none', and upgrade.start = 'fresh'; they "
             f"are {settings.fit!r} and {settings.start!r}."
         )
     before = _before(lineage, past_version, settings.start, options)
+    if settings.start == "frozen":
+        modules = options.encoder or options.past_encoders.get(past_version)
+        kept = recipe if modules is None else with_modules(recipe, modules)
+        refuse_other_model(kept, lineage.recipe(past_version), past_version)
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     trained = trained_encoder(options.trained, final.training, recipe.model)
+    published, unknown = final, {}
     if settings.start == "frozen":
         new_dim = before.dim
+        assert isinstance(before, Encoder)
+        if not options.keep_unknown:
+            known = known_to(before, final.training)
+            published, unknown = split_of_known(final, known), unknown_counts(known)
+            tested = with_known_queries(final, known)  # by the model that is trained alone, too
+            split, final = tested if final is split else split, tested
     elif trained is not None:
         new_dim = trained.dim
     elif (own := own_encoder(options.encoder, final.training, normalize=normalize)) is not None:
         new_dim = own.dim
     else:
         new_dim = recipe.model.dim_of(version)
+    corpus = published.training
     backward = BackwardTransformFit(
-        settings, recipe.seed + version, lineage.active_chain, before, final.training, new_dim
+        settings, recipe.seed + version, lineage.active_chain, before, corpus, new_dim
     )
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
-    objects = PastObjects(final.training, backward.past, backward.used)
+    objects = PastObjects(corpus, backward.past, backward.used)
     weighing = weigh_consumers(settings, lineage, objects, options.consumers)
     backward.weigh(weighing.metrics)
     return UpgradePlan(
@@ -265,6 +292,8 @@ def plan_upgrade(
         past_version=past_version,
         split=split,
         final=final,
+        published=published,
+        unknown=unknown,
         salt=salt_of(recipe.split, recipe.name, history),
         before=before,
         trained=trained,

@@ -85,12 +85,12 @@ def fit_upgrade(
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
-        trained = judge(model, plan.final, plan.recipe, together=context.collectives)
+        trained = judge(model, plan.published, plan.recipe, together=context.collectives)
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     pairs = None
     if plan.backward.fits_over_pairs:
-        pairs = PairFit.of(plan.recipe, plan.final.training, plan.version)
+        pairs = PairFit.of(plan.recipe, plan.published.training, plan.version)
     plan.backward.finish(new, pairs, context.collectives)
     trained.seconds += time.perf_counter() - started
     error = plan.backward.error(new)
@@ -125,6 +125,8 @@ def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
         assert isinstance(plan.before, Encoder)
         start = plan.before
     backward, corpus = plan.backward, plan.final.training
+    if plan.published is not plan.final:  # of which the transform is
+        backward = plan.backward_for(corpus)
     joint = backward.joint(plan.factors(corpus))
     last = Companions(joint, backward.past, start, plan.own(corpus))
     if plan.final is plan.split:
@@ -146,7 +148,7 @@ def measure_upgrade(
     Source: [BC] §4; the certificate, docs/method.md.
     """
     lineage, new = plan.lineage, fitted.embeddings
-    report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
+    report = version_report(plan.number, plan.published, fitted.trained, plan.recipe.training)
     if fitted.unaligned is not None:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
         report |= _sampled_beside(fitted.trained, fitted.unaligned)
@@ -154,6 +156,8 @@ def measure_upgrade(
             report["training"]["alone"] = training_report(fitted.unaligned)
     if plan.weighing.consumers:
         report["consumers"] = plan.weighing.as_json()
+    if any(plan.unknown.values()):
+        report["data"]["unknown_to_model"] = dict(plan.unknown)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.number: fitted.error}
@@ -166,7 +170,7 @@ def measure_upgrade(
             continue
         reading = PastReading(longer, j, model, together)
         readings[str(j)] = reading_report(
-            reading, new, plan.final, plan.backward.held_out, plan.recipe.metrics, draw
+            reading, new, plan.published, plan.backward.held_out, plan.recipe.metrics, draw
         )
     if unread:
         log.warning(
@@ -226,7 +230,7 @@ def package_upgrade(
             form = query_form(plan.recipe, plan.final.training, trained)
     return make_artefact(
         trained,
-        plan.final,
+        plan.published,
         report,
         Provenance(plan.recorded.model_dump(mode="json"), options, trained_on, form),
         BackwardStep(

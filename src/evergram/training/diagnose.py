@@ -12,14 +12,14 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.errors import RecipeError
+from evergram.errors import DataError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.evaluation.sampled_gramian_error import Interval
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, pick_device, prepare
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import corpus_for, split_for
+from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.monitors.progress_report import ProgressReport
@@ -32,6 +32,10 @@ from evergram.training.recipe.fit_settings import FitSettings
 SAMPLE = 100_000
 # Rows that are widened to float64 at once.
 ROWS = 65_536
+WITHOUT_GRAMIAN = (
+    "This version is trained without a Gramian (task.penalty is 0), so there is no error of one; "
+    "--set task.penalty=VALUE to look at what it would be."
+)
 
 
 @dataclass
@@ -43,27 +47,32 @@ class Diagnosis:
         sides: of each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
             `largest_share` (of the eigenvalues' sum), `norm_mean` and `norm_deviation`.
         histograms: of the published embeddings' scores: of observed pairs and of random ones.
-        tracking: every estimator along the first steps of the version's own training.
+        tracking: every estimator along the first steps of the version's own training; None where
+            it is trained without a Gramian.
         own: the row of `tracking`, "this run", in words: its kind, and the entities of a step that
             it learns from.
+        left_out: the reason why there is no `tracking`, one sentence; "" if there is.
     """
 
     version: int
     sides: dict[str, dict[str, float]]
     histograms: Histograms
-    tracking: Tracking
+    tracking: Tracking | None
     own: str = OWN
+    left_out: str = ""
 
     @property
     def gramian_error(self) -> dict[str, Interval]:
         """‖Ĝ − G‖ / ‖G‖ by estimator, the mean over the second half of the steps: `value`, and the
-        ends `low` and `high` of its 95 % interval."""
-        return self.tracking.mean(self.tracking.gramian)
+        ends `low` and `high` of its 95 % interval; empty without `tracking`."""
+        tracking = self.tracking
+        return {} if tracking is None else tracking.mean(tracking.gramian)
 
     @property
     def gradient_error(self) -> dict[str, Interval]:
         """‖∇ĝ − ∇g‖ / ‖∇g‖ by estimator, likewise."""
-        return self.tracking.mean(self.tracking.gradient)
+        tracking = self.tracking
+        return {} if tracking is None else tracking.mean(tracking.gradient)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `evergram diagnose --json` prints (docs/commands.md)."""
@@ -80,15 +89,16 @@ class Diagnosis:
                 "random_mean": histograms.means[1],
                 "separation": histograms.separation,
             },
-            "this_run": self.own,
-            "steps": tracking.steps,
-            "gramian_errors": tracking.gramian_errors,
-            "gradient_errors": tracking.gradient_errors,
+            "this_run": self.own if tracking else None,
+            "steps": tracking.steps if tracking else [],
+            "gramian_errors": tracking.gramian_errors if tracking else {},
+            "gradient_errors": tracking.gradient_errors if tracking else {},
             "mean_gramian_error": {n: i.value for n, i in gramian.items()},
             "mean_gradient_error": {n: i.value for n, i in gradient.items()},
-            "sampled": tracking.drawn,
+            "sampled": tracking.drawn if tracking else {},
             "mean_gramian_interval": {n: [i.low, i.high] for n, i in gramian.items()},
             "mean_gradient_interval": {n: [i.low, i.high] for n, i in gradient.items()},
+            "left_out": self.left_out or None,
         }
 
 
@@ -137,7 +147,7 @@ def diagnose(
     progress: Progress | bool = True,
 ) -> Diagnosis:
     """Measure the newest version as published, and its estimators along the first steps of its
-    training, run again.
+    training, run again, if it is trained with a Gramian.
 
     Args:
         recipe: the one it was trained by.
@@ -149,22 +159,15 @@ def diagnose(
             against is computed; of a larger side so many are drawn, and errors have intervals.
             None: all.
     Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
-        not now, or no penalty is trained with. LineageError, ShapeError: the modules are missing,
-        or are others.
+        not now. LineageError, ShapeError: the modules are missing, or are others.
     """
     version = lineage.newest
     corpus = corpus_for(recipe, corpus, lineage)
-    training = split_for(recipe, corpus, version, lineage.pair_history).training
-    model = load_encoder(lineage, version, encoder)
-    vectors = model.embed_all(training)
-    pairs = (training.column("query"), training.column("candidate"))
-    sides = {
-        side: _side(
-            vectors[side], build_measures(recipe.task.measures_of(side), training, side)[:, 0]
-        )
-        for side in SIDES
-    }
-    histograms = score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
+    split = split_for(recipe, corpus, version, lineage.pair_history)
+    training = split.training
+    load_encoder(lineage, version, encoder)  # modules that are missing, or others, are refused
+    published = final_split(split, refits=recipe.refits).training
+    sides, histograms = _of_published(recipe, lineage, published)
     past = None
     if recipe.prior.kind == "version" and version:
         before = max(m.version for m in lineage.versions if m.version < version)
@@ -174,10 +177,7 @@ def diagnose(
     companions = Companions(past=past, own=own)
     step, sampler, draws = prepare(settings, training, pick_device(device), companions)
     if not step.objective.wants_moments:
-        raise RecipeError(
-            "This version is trained without a Gramian (task.penalty is 0), so there is no error "
-            "of one; --set task.penalty=VALUE to look at what it would be."
-        )
+        return Diagnosis(version, sides, histograms, None, left_out=WITHOUT_GRAMIAN)
     tracking = Tracking(
         rivals(batch_sizes or [128, 1024], recipe.gramian),
         {side: training.counts(side) for side in SIDES},
@@ -193,6 +193,35 @@ def diagnose(
     if not recipe.gramian.chosen.learns_from_batches:
         own_row = f"{recipe.gramian.kind} ({OWN})"
     return Diagnosis(version, sides, histograms, tracking, own_row)
+
+
+def _of_published(
+    recipe: Recipe, lineage: Lineage, corpus: Corpus
+) -> tuple[dict[str, dict[str, float]], Histograms]:
+    """Measure the stored embeddings of the newest version: each side's, and the scores of pairs.
+
+    Args:
+        corpus: that it was last trained on.
+    Raises: DataError: it lacks entities that the version has vectors of.
+    """
+    vectors, sides, places = {}, {}, {}
+    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        ids, vectors[side] = lineage.embeddings(side)
+        rows = entities.vocabulary.rows(ids)
+        if bool((rows < 0).any()):
+            raise DataError(
+                f"The data lacks {int((rows < 0).sum()):,} of the {len(ids):,} objects of side "
+                f"{side} that version {lineage.newest} has vectors of; give the data that it was "
+                "trained on."
+            )
+        share = build_measures(recipe.task.measures_of(side), corpus, side)[:, 0][rows]
+        sides[side] = _side(vectors[side], share)
+        places[side] = torch.full((len(entities),), -1)
+        places[side][rows] = torch.arange(len(rows))
+    query, candidate = (places[side][corpus.column(side)] for side in SIDES)
+    stored = (query >= 0) & (candidate >= 0)
+    pairs = query[stored], candidate[stored]
+    return sides, score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
 
 
 def spectrum(vectors: Tensor, share: Tensor) -> Tensor:

@@ -52,6 +52,10 @@ TINY: dict[str, Any] = {
             "task.kind=softmax_all gramian.rate=0.1",
             "task.penalty = 'auto' is 0 here; leave gramian.rate out, or give task.penalty a numb",
         ),
+        (
+            "upgrade.fit=none upgrade.transform=affine",
+            "upgrade.transform is used with upgrade.fit = 'joint' or 'posthoc' .*fit is 'none'",
+        ),
         ("task.penalty=0 prior.kind=svd", "prior.kind is used with a task.penalty above 0"),
         (
             "training.optimizer=als training.precondition=0.5",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from evergram.training.tuning import SearchSpace
-from evergram.training.tuning.proposals import Pruning, Trial, overrides_of, propose
+from evergram.training.tuning.proposals import Pruning, Trial, comparable, overrides_of, propose
 
 SPACE = SearchSpace.parse(
     ["model.dim=2..8", "task.penalty=log:.01..10", "training.batch_size=64,128"]
@@ -44,3 +48,38 @@ def test_a_run_below_the_median_of_finished_trials_is_pruned() -> None:
 
 def test_values_are_overrides() -> None:
     assert overrides_of({"a.b": 0.1, "a.c": 2, "a.d": "x"}) == ["a.b=0.1", "a.c=2", "a.d=x"]
+
+
+@pytest.mark.parametrize(
+    ("over", "value", "expected"),
+    [
+        ("model.popularity=0.2,auto", "auto", False),
+        ("model.popularity=0.2,auto", "0.2", True),
+        ("model.popularity='auto',0.2", "'auto'", False),
+        ("model.popularity=auto", "auto", True),
+        ("model.popularity=0.0..0.2", 0.1, True),
+    ],
+)
+def test_a_run_at_no_power_of_counts_is_not_laid_beside_those_that_have_one(
+    over: str, value: str | float, expected: bool
+) -> None:
+    space = SearchSpace.parse([over])
+    assert comparable({"model.popularity": value}, space) == expected
+    assert comparable({"model.dim": 3}, SearchSpace.parse(["model.dim=2..4"]))
+
+
+def test_the_median_is_of_runs_that_can_be_compared() -> None:
+    space = SearchSpace.parse(["model.popularity=0.2,auto"])
+    own = {"model.popularity": "0.2"}
+    finished = [
+        replace(trial(n, 0.5, [(1, 0.5)]), values={"model.popularity": choice})
+        for n, choice in enumerate(["auto"] * 4 + ["0.2"] * 3, 1)
+    ]
+
+    def ended(runs: list[Trial]) -> bool:
+        pruning = Pruning(propose(space, runs, 0), "recall@20")
+        pruning.on_evaluation(None, {"recall@20": 0.1, "epoch": 1})  # type: ignore[arg-type]
+        return pruning.behind
+
+    assert not ended(finished)
+    assert ended([*finished, replace(trial(8, 0.5, [(1, 0.5)]), values=own)])

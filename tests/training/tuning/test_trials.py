@@ -11,6 +11,7 @@ import pytest
 
 from evergram.data.split import Split
 from evergram.errors import RecipeError, TrainingError
+from evergram.releasing.upgrade import train
 from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.tuning import trials
@@ -173,3 +174,21 @@ def test_choices_are_values_in_json(tmp_path: Path) -> None:
     over = ["model.dim=4", "task.kind=pointwise", "model.normalize=true"]
     best = search(tmp_path, count=1, over=over).as_json()["best"]
     assert best["values"] == {"model.dim": 4, "task.kind": "pointwise", "model.normalize": True}
+
+
+def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of(
+        model={"normalize": True, "popularity": "auto"},
+        task={"kind": "softmax_all", "temperature": 0.5},
+        training={"refit": False, "metric": "ndcg@10", "epochs": 1, "table_rate": 1e-4},
+    )
+    chosen, fixed = (
+        search(tmp_path / value, recipe, 1, over=[f"model.popularity={value}"]).best
+        for value in ("auto", "0.0")
+    )
+    popularity = train(recipe, progress=False).metrics["training"]["popularity"]
+    values = {tried["exponent"]: tried["ndcg@10"] for tried in popularity["tried"]}
+    assert chosen.value == values[popularity["exponent"]] > values[0.0]
+    assert fixed.value == values[0.0] == max(value for _, value in chosen.history)

@@ -31,19 +31,20 @@ def write_diagnosis(
     """Write a PNG of the score histograms and of both errors of each estimator by step.
 
     Args:
-        steps: at which the errors were measured.
+        steps: at which the errors were measured; of none, the histograms are drawn alone.
         gramian_errors, gradient_errors: by estimator, one for each of `steps`.
     Returns: path.
     """
-    figure, axes = _figure(3)
+    figure, axes = _figure(3 if steps else 1)
     _histograms(axes[0], histograms)
     for place, (title, errors) in enumerate(
-        (("Gramian error", gramian_errors), ("gradient error", gradient_errors)), 1
+        (("Gramian error", gramian_errors), ("gradient error", gradient_errors)) if steps else (), 1
     ):
         for name, values in errors.items():
             axes[place].plot(steps, values, label=name, linewidth=1)
         axes[place].set(title=title, xlabel="step", yscale="log")
-    axes[2].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    if steps:
+        axes[2].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

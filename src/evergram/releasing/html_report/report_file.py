@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.evaluation.reports.version_facts import NotMeasured, VersionFacts
 from evergram.evaluation.reports.version_report import write_version_report
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.frozen.known_objects import split_of_known, stored_in
 from evergram.releasing.html_report.model_facts import MeasuredModel, attempt
 from evergram.releasing.html_report.past_facts import kept_of_past
 from evergram.training.corpora import final_split, split_for
@@ -66,6 +68,9 @@ class ReportedVersion:
         history = self.lineage.pair_history if self.lineage.versions else None
         split = split_for(self.recipe, self.corpus, self.version, history)
         split = final_split(split, refits=self.recipe.refits)
+        if "unknown_to_model" in artefact.metrics.get("data", {}):
+            ids = {side: artefact.block(side)[0] for side in SIDES}
+            split = split_of_known(split, stored_in(ids, split.training))
         model = attempt(MeasuredModel.of, self.recipe, split, artefact)
         measured: dict[str, Any] = (
             dict.fromkeys(_OF_MODEL, model) if isinstance(model, NotMeasured) else model.facts()

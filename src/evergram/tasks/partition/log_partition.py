@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
 from evergram.tasks.partition.limited_shares import limit_shares
 
 # Scores [T, N] that are in memory at once.
@@ -48,6 +49,8 @@ def log_partition_sum(
             can; all else is float32.
         tile_scores: of which a tile is made.
     """
+    if lower_products:
+        warn_without_bfloat16(query.device.type)
     rows = max(1, tile_scores // max(1, len(candidates)))
     of_rows = None if excluded is None else _by_query(excluded)
     value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]

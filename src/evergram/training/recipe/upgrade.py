@@ -79,6 +79,8 @@ class UpgradeRecipe(KindTable):
                     f"{did_you_mean(name, METHODS)}"
                 )
             values = {**METHODS[name], **values}
+        if values.get("fit") == "none":
+            values = {"transform": "truncate", **values}  # a learned one would stay as it was drawn
         chosen = {key: cls.model_fields[key].default for key in ("fit", "transform")} | values
         closed = chosen["transform"] in kinds_where(TRANSFORMS, "has_closed_form")
         return {"solver": "closed", **values} if closed and chosen["fit"] == "joint" else values
@@ -112,6 +114,13 @@ class UpgradeRecipe(KindTable):
                 "upgrade.consumer_weight = 0"
             )
         return self
+
+    @property
+    def built(self) -> tuple[str, dict[str, Any]]:
+        """The transform that is made: its kind, and its options as of `build_transform`."""
+        if self.fit == "none" and self.chosen.is_learned:
+            return "truncate", {}
+        return self.transform, self.chosen.options()
 
     @property
     def weighs_consumers(self) -> bool:

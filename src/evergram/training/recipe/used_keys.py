@@ -258,6 +258,12 @@ RULES = (
     ),
     Only("upgrade.transform_start", "upgrade.transform", ("linear",)),
     Only(
+        "upgrade.transform",
+        "upgrade.fit",
+        test=lambda r: r.upgrade.fit != "none" or not r.upgrade.chosen.is_learned,
+        needs="upgrade.fit = 'joint' or 'posthoc' (but for 'truncate', which nothing fits)",
+    ),
+    Only(
         "upgrade.consumer_weight upgrade.consumers",
         "upgrade.fit",
         test=lambda r: r.upgrade.weighs_consumers,

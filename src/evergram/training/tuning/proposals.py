@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Value = float | int | str
 # Trials without a pruned one, at first: a median of fewer says little.
 UNPRUNED = 4
+POPULARITY = "model.popularity"
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class Trial:
         number: from 1.
         values: of each key.
         state: "finished", "pruned" (behind the median of earlier trials) or "failed".
-        value: the best of its selection metric; None if it failed.
+        value: the best of its selection metric, where "auto" chooses γ with the γ that it chose;
+            None if it failed.
         epochs: that were trained.
         best_epoch: the one with that value.
         seconds: of training, evaluations not counted.
-        history: epoch and metric of each evaluation.
+        history: epoch and metric of each evaluation; where "auto" chooses γ, at γ = 0.
         error: why it failed, one sentence.
     """
 
@@ -61,6 +63,20 @@ def overrides_of(values: Mapping[str, Value]) -> list[str]:
     return [f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in values.items()]
 
 
+def comparable(values: Mapping[str, Value], space: SearchSpace) -> bool:
+    """Return whether a trial's evaluations while it runs can be laid beside those of others.
+
+    With `model.popularity` = "auto" they are at γ = 0, and a γ is chosen in the end: beside trials
+    that have their γ from the start, such a trial would be ended too early.
+    """
+    numbers = any(one.key == POPULARITY and not _all_auto(one.ends()) for one in space.ranges)
+    return not (numbers and _all_auto([values.get(POPULARITY)]))
+
+
+def _all_auto(choices: Iterable[object]) -> bool:
+    return all(isinstance(c, str) and c.strip("\"'") == "auto" for c in choices)
+
+
 def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal:
     """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
 
@@ -71,8 +87,12 @@ def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
     """
     ranges = {one.key: _distribution(one) for one in space.ranges}
-    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32))
-    study.add_trials([_frozen(trial, ranges) for trial in earlier])
+    # Of trials that are not all shown, enough for a median must be.
+    least = UNPRUNED if any(not comparable(t.values, space) for t in earlier) else 1
+    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32), least)
+    study.add_trials(
+        [_frozen(trial, ranges, shown=comparable(trial.values, space)) for trial in earlier]
+    )
     return study.ask(ranges)
 
 
@@ -97,7 +117,8 @@ class Pruning(Callback):
         return "pruned" if self.behind else ""
 
 
-def _study(seed: int) -> Study:
+def _study(seed: int, least: int) -> Study:
+    """Return an empty study; a median is of `least` trials at least."""
     try:
         import optuna
     except ImportError:
@@ -108,7 +129,7 @@ def _study(seed: int) -> Study:
     return optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_min_trials=least),
     )
 
 
@@ -126,7 +147,8 @@ def _distribution(one: KeyRange) -> BaseDistribution:
     return FloatDistribution(float(one.low), float(one.high), log=one.log)
 
 
-def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+def _frozen(trial: Trial, ranges: dict[str, BaseDistribution], *, shown: bool) -> FrozenTrial:
+    """Return an earlier trial as Optuna has it; `shown`: with its evaluations, for the median."""
     from optuna.trial import TrialState, create_trial
 
     states = {
@@ -140,5 +162,5 @@ def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
         value=trial.value if trial.state == "finished" else None,
         params=values,
         distributions=ranges,
-        intermediate_values=dict(trial.history),
+        intermediate_values=dict(trial.history) if shown else {},
     )

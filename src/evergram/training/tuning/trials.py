@@ -21,7 +21,14 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
 from evergram.training.tuning.default_space import default_space
-from evergram.training.tuning.proposals import Pruning, Trial, Value, overrides_of, propose
+from evergram.training.tuning.proposals import (
+    Pruning,
+    Trial,
+    Value,
+    comparable,
+    overrides_of,
+    propose,
+)
 from evergram.training.tuning.search_space import SearchSpace
 from evergram.training.tuning.trial_journal import TrialJournal, claimed
 
@@ -189,7 +196,9 @@ class _Search:
         number, metric = len(earlier) + 1, self.recipe.training.metric
         proposal = propose(self.space, earlier, self.recipe.seed)
         values: dict[str, Value] = dict(proposal.params)
-        callbacks = [Pruning(proposal, metric), Deadline(self.deadline)]
+        callbacks: list[Callback] = [Deadline(self.deadline)]
+        if comparable(values, self.space):
+            callbacks.append(Pruning(proposal, metric))
         context = RunContext(
             self.context.device,
             self.context.progress,
@@ -214,8 +223,12 @@ def _space(recipe: Recipe, space: SearchSpace | Sequence[str] | None) -> SearchS
 
 
 def _measured(number: int, values: dict[str, Value], trained: Trained, metric: str) -> Trial:
+    """Return a trial that ended, whose value is that of the model which `train` would publish."""
     history = [(int(record["epoch"]), float(record[metric])) for record in trained.history]
     best = next((value for epoch, value in history if epoch == trained.best_epoch), math.nan)
+    if trained.popularity is not None and trained.popularity.tried:
+        # Evaluations are at γ = 0 where γ is chosen in the end.
+        best = max(tried[metric] for tried in trained.popularity.tried)
     if not math.isfinite(best):
         return Trial(number, values, "failed", error=f"{metric} was never measured.")
     return Trial(
