@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
+from evergram.data.corpus import Corpus
 from evergram.data.synthetic import generate
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.ranking import query_metrics
@@ -63,6 +67,32 @@ def test_a_corpus_that_was_passed_is_needed_again_and_never_taken_from_the_recip
     assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(published)
     lineage.publish(upgrade(recipe, lineage, corpus, progress=False))
     assert lineage.recipe(1)["data"]["kind"] == "python"
+
+
+def test_objects_without_a_stored_vector_are_counted_and_change_no_metric(tmp_path: Path) -> None:
+    recipe, lineage = tiny_recipe(), Lineage.create(tmp_path / "l", "tiny")
+    pairs = generate(queries=50, candidates=30, interactions=700, seed=9).corpus.interactions
+    query, candidate = (pairs[side].to_numpy() for side in ("query", "candidate"))
+
+    def corpus_of(queries: Sequence[int] = (), candidates: Sequence[int] = ()) -> Corpus:
+        both = np.append(query, queries), np.append(candidate, candidates)
+        named = zip(("query", "candidate"), both, strict=True)
+        return Corpus.of(pa.table({side: ids.astype(np.int64) for side, ids in named}))
+
+    lineage.publish(train(recipe, corpus_of(), progress=False))
+    whole = evaluate(recipe, lineage, corpus=corpus_of())
+    assert set(whole) == {"model", "popularity"}
+    known = lineage.embeddings("candidate")[0].to_pylist()
+    part = evaluate(recipe, lineage, corpus=corpus_of([500] * len(known), known))
+    assert part["unknown"] == {"query": 1, "candidate": 0}
+    assert part["model"] == pytest.approx(whole["model"])
+    part = evaluate(recipe, lineage, corpus=corpus_of([*range(50)], [900] * 50))
+    assert part["unknown"] == {"query": 0, "candidate": 1}
+    # Some of its pairs are held out, and are misses.
+    assert part["model"]["recall@20"] < whole["model"]["recall@20"]
+    query = query + 1000
+    with pytest.raises(LineageError, match="No query of the test pairs has a stored vector"):
+        evaluate(recipe, lineage, corpus=corpus_of())
 
 
 def test_a_sample_and_an_index_say_so(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ def evaluate(
         return
     title = f"Version {opened.newest} read as version {read_as}"
     metrics_table(title, metrics, beside.get("sampled"))
+    if unknown := beside.get("unknown"):
+        sys.stdout.write(
+            f"{unknown['query']:,} queries and {unknown['candidate']:,} candidates of the data "
+            "have no stored vector: such queries are left out, and such candidates are misses.\n"
+        )
     if by := beside.get("index"):
         sys.stdout.write(
             f"Ranked by an index ({by['kind']}), which finds {by['recall']:.1%} of the "

@@ -26,7 +26,11 @@ from evergram.evaluation.ranking import (
 )
 from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.frozen.known_objects import split_of_known, stored_in
+from evergram.releasing.frozen.known_objects import (
+    split_of_known,
+    stored_in,
+    unknown_counts,
+)
 from evergram.training.build import pick_device
 from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.recipe import Recipe
@@ -62,9 +66,11 @@ def evaluate(
 
     With a sample of queries there is "sampled": the sample's size and standard errors; with an
     index "index": its kind and its recall, measured against exact ranking. Popularity is ranked
-    exactly.
+    exactly. Where the data has objects that have no stored vector there is "unknown": how many of
+    each side. Test pairs of such a query are left out, and such a candidate is a miss.
 
-    Raises: LineageError: no pair is known to be held out from every version of the lineage.
+    Raises: LineageError: no pair is known to be held out from every version of the lineage, or no
+        query of one has a stored vector.
         DataError: the newest version's corpus was passed in Python, and none is passed; the index
         has too low a recall, or faiss is not installed.
     """
@@ -73,33 +79,33 @@ def evaluate(
     if split.untested is not None:
         raise LineageError(split.untested)
     split = final_split(split, refits=recipe.refits)
-    if "unknown_to_model" in lineage.metrics(lineage.newest).get("data", {}):
-        ids = {side: lineage.embeddings(side)[0] for side in SIDES}
-        split = split_of_known(split, stored_in(ids, split.training))
     view = lineage.view(version)
+    stored = {side: view.embeddings(side) for side in SIDES}
+    known = stored_in({side: ids for side, (ids, _) in stored.items()}, split.training)
+    split, unknown = split_of_known(split, known), unknown_counts(known)
+    if split.untested is not None:
+        raise LineageError(
+            "No query of the test pairs has a stored vector: the data may be that of another "
+            "version; set data.path to the file that the newest version was trained on."
+        )
     vectors: dict[str, Tensor] = {}
-    for side, entities in zip(
-        SIDES, (split.training.queries, split.training.candidates), strict=True
-    ):
-        ids, stored = view.embeddings(side)
-        rows = Vocabulary(ids).rows(entities.vocabulary.keys)
-        # An object without a stored vector cannot be told from the others: it scores zero.
-        vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
+    sides = (split.training.queries, split.training.candidates)
+    for entities, (side, (ids, rows)) in zip(sides, stored.items(), strict=True):
+        vectors[side] = rows[Vocabulary(ids).rows(entities.vocabulary.keys)]
     relevance, counts = test_relevance(split), split.training.counts("candidate")
     drawn = QueryDraw(ranking.queries, recipe.seed).of(relevance)
+    report: dict[str, dict[str, Any]]
     if len(drawn) < len(relevance) or ranking.index is not None:
         settings = recipe, ranking, pick_device(device)
-        return _of_queries(vectors, counts, drawn, len(relevance), settings)
-    return {
-        "model": rank_metrics(
-            vectors["query"],
-            vectors["candidate"],
-            relevance,
-            recipe.metrics,
-            device=pick_device(device),
-        ),
-        "popularity": popularity_metrics(counts, relevance, recipe.metrics),
-    }
+        report = _of_queries(vectors, counts, drawn, len(relevance), settings)
+    else:
+        both = vectors["query"], vectors["candidate"]
+        chosen = pick_device(device)
+        report = {
+            "model": rank_metrics(*both, relevance, recipe.metrics, device=chosen),
+            "popularity": popularity_metrics(counts, relevance, recipe.metrics),
+        }
+    return {**report, "unknown": unknown} if any(unknown.values()) else report
 
 
 def _of_queries(
