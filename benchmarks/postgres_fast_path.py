@@ -41,7 +41,7 @@ def measure(rows: int = ROWS, rounds: int = ROUNDS) -> SecondsByAction:
             return obj.data
 
     values, ids = planted(rows, DIM, 0), np.arange(rows)
-    with _server() as uri, psycopg.connect(uri, autocommit=True) as connection:
+    with postgres_server() as uri, psycopg.connect(uri, autocommit=True) as connection:
         connection.adapters.register_dumper(Raw, RawDumper)
         connection.execute("create extension if not exists vector")
         connection.execute("create table fast_path (id bigint primary key, vector vector)")
@@ -101,7 +101,8 @@ def _in_turns(
 
 
 @contextmanager
-def _server() -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
+    """Yield the URI of a server of PostgreSQL in a folder of its own, ended afterwards."""
     with warnings.catch_warnings():
         # Of platformdirs, where there is no XDG_RUNTIME_DIR.
         warnings.simplefilter("ignore")

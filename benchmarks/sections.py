@@ -50,6 +50,7 @@ from benchmarks import (
     sharded_tables,
     share_limits,
     snapshot_engine,
+    sql_functions,
     staged_dumps,
     steps,
     streaming,
@@ -197,6 +198,7 @@ SECTIONS = {
     "partition-cost": Section(
         partition_cost.partition_cost, partition_cost.tiny, partition_cost.table
     ),
+    "sql-functions": Section(sql_functions.measure, sql_functions.tiny, sql_functions.table),
     "share-limits": Section(
         share_limits.share_limits, share_limits.tiny, share_limits.table, needs_data=True
     ),

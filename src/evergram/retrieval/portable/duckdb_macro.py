@@ -14,8 +14,8 @@ def write_duckdb_macro(path: Path, way: AffineMap) -> None:
     earlier script.
 
     The rows of W are in the macro's own text: a table would be looked up in the database and the
-    schema of whoever calls the macro. A row is one string, as DuckDB parses and folds lists of
-    numbers ten times more slowly.
+    schema of whoever calls the macro. A row is one string, as DuckDB is slow to parse and to fold
+    long lists of numbers.
     """
     rows = ",\n".join(f"    ({n}, '{w}', {b}::DOUBLE)" for n, w, b in literal_rows(way))
     # In quotation marks a word that SQL reserves is a name, too.
