@@ -89,7 +89,7 @@ def _postgres(dim: int, rows: int, rounds: int) -> Reading:
                 return np.stack([np.frombuffer(c, ">f4", offset=4) for (c,) in cells]).astype("<f4")
 
             of = f"from items_{dim}"
-            one = f"select vector_send({NAME}(vector)) {of} limit 1"
+            one = f"select vector_send({NAME}(vector)) from (select vector {of} limit 1) as first"
             every = f"select vector_send({NAME}(vector)) {of} order by place"
             plain = f"select vector_send(vector) {of} order by place"
             return _reading(
@@ -113,7 +113,7 @@ def _duckdb(dim: int, rows: int, rounds: int) -> Reading:
             column = session.sql(query).to_arrow_table().column(0).combine_chunks()
             return np.asarray(column.flatten(), np.float32).reshape(-1, dim)
 
-        one = f"select {NAME}(vector) from items limit 1"
+        one = f"select {NAME}(vector) from (select vector from items limit 1)"
         every = f"select {NAME}(vector) from items order by place"
         plain = "select vector from items order by place"
         return _reading("DuckDB", way, (size, install), rounds, (ask, one, every, plain), rows)
