@@ -19,7 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.score_maps import ScoreMaps
-from evergram.retrieval.adopting.view_search import search_each_version, search_view
+from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
@@ -231,7 +231,8 @@ class Reader:
             if scores == "raw":
                 return [search_view(chosen, *asked)]
             # Before they are calibrated, scores of two versions' rows are not comparable.
-            return search_each_version(chosen, *asked)
+            each = [search_view(chosen, *asked, [filled]) for filled in chosen.filled()]
+            return each or [search_view(chosen, *asked)]
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.

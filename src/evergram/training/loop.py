@@ -24,7 +24,7 @@ from evergram.training.distributed.shared_state import whole_look_ahead
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.step import Step
 
-# An epoch's objective is summed in float64: of float32, a million steps of .1 are 1 % off.
+# An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
 SUM = torch.float64
 
 

@@ -38,7 +38,7 @@ def search_view(
     Args:
         metric: "ip", "l2" or "cosine".
         ids: search among these alone.
-        versions: search among rows of these alone, which the view has; None is all.
+        versions: search among rows of these alone; None is all.
     Raises: LineageError: a transform on the way is not affine; or the store was never filled.
     """
     filled = view.filled()
@@ -48,7 +48,7 @@ def search_view(
             "store, side) fills it."
         )
     if versions is not None:
-        filled = {version: filled[version] for version in versions}
+        filled = {version: filled[version] for version in versions if version in filled}
     if not filled:
         nothing = Hits(pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
         return [nothing for _ in queries]
@@ -59,19 +59,3 @@ def search_view(
         for version, space in filled.items()
     ]
     return SEARCHES[metric](fields, queries, k, ids)
-
-
-def search_each_version(
-    view: StoreView,
-    maps: VersionMaps,
-    target: int,
-    queries: Floats,
-    k: int,
-    metric: str,
-    ids: Ids,
-) -> list[list[Hits]]:
-    """Return for each version that has rows the k best of these for each query, as `search_view`
-    does; one list if none has."""
-    asked = maps, target, queries, k, metric, ids
-    each = [search_view(view, *asked, [version]) for version in view.filled()]
-    return each or [search_view(view, *asked)]
