@@ -11,6 +11,7 @@ Two texts of Cranfield have no content, and a vector of zeros where an encoder h
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +27,8 @@ from benchmarks import ROOT, e5_encoder, judged_corpora
 from benchmarks.judged_corpora import Texts
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
+from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
+from evergram.compatibility.sidecar.normal_levels import normal_levels, rounding_errors
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
@@ -102,15 +105,15 @@ def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
     proposed = best_candidates(old_queries, pair.old, depth)
     scores = torch.einsum("qd,qkd->qk", new_queries, pair.new[proposed])
     shallow = proposed.gather(1, scores.argsort(dim=1, descending=True))
-    rank = _rank_that_keeps(pair, lambda read: ndcg(best_candidates(old_queries, read, 10)), stay)
+    size = _size_that_keeps(pair, lambda read: ndcg(best_candidates(old_queries, read, 10)), stay)
     return {
         "plans": plans,
         "least_squares": ndcg(best_candidates(squares, pair.old, 10)),
         "cascade_share": plans[1.0]["ways"]["cascade"]["ndcg@10"]["mean"] / reindex,
         "shallow": {"depth": depth, "encoded": encoded, "share": ndcg(shallow) / reindex},
         "sidecar_share": plans[1.0]["ways"]["sidecar"]["ndcg@10"]["mean"] / stay,
-        "bytes_that_keep": rank / (4 * pair.old.shape[1]),
-        "predicted": predicted_rank(pair),
+        "bytes_that_keep": size / (4 * pair.old.shape[1]),
+        "predicted": predicted_bytes(pair),
     }
 
 
@@ -122,23 +125,26 @@ def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float
     return depth, touched[depth - 1]
 
 
-def _rank_that_keeps(pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float) -> int:
-    """Return the least multiple of eight bytes with which old readers keep `KEEPS`."""
+def _size_that_keeps(pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float) -> int:
+    """Return the least multiple of a hundredth of an old vector's bytes with which old readers keep
+    `KEEPS`; all that a sidecar can have, if none does."""
     affine = Aligner("linear").fit(pair.new, pair.old).as_transform().affine()
     assert affine is not None
     dim = pair.old.shape[1]
-    for rank in range(0, dim + 1, 8):
-        sidecar = Sidecar.fit(*affine, pair.new, pair.old, rank)
+    for hundredths in range(26):
+        size = round(4 * dim * hundredths / 100)
+        sidecar = Sidecar.fit(*affine, pair.new, pair.old, size)
         if ndcg(unit(sidecar.read(pair.new, sidecar.encode(pair.new, pair.old)))) >= KEEPS * stay:
-            return rank
+            return size
     return dim
 
 
-def predicted_rank(pair: MigrationVectors) -> dict[str, float]:
-    """Return the rank that halves the error of the way back, as predicted and as needed.
+def predicted_bytes(pair: MigrationVectors) -> dict[str, int]:
+    """Return the bytes that leave a quarter of the error of the way back, as predicted and as
+    needed.
 
     Half of the texts fit the map and the basis, a quarter says what is left along its directions,
-    and on the last quarter it is counted how many of them are needed.
+    and the last quarter is encoded and read, with ever more bytes until they are enough.
     """
     order = torch.randperm(len(pair.texts), generator=torch.Generator().manual_seed(0))
     half, quarter = len(order) // 2, 3 * len(order) // 4
@@ -154,16 +160,29 @@ def predicted_rank(pair: MigrationVectors) -> dict[str, float]:
         return part.T @ part / len(rows), float(pair.old[rows].double().square().sum(1).mean())
 
     basis = ResidualBasis.of(*moments(fitted))
-    predicting = basis.on(*moments(known))
-    error = predicting.relative_error(0) / 2
-    # Counted without the class: the fewest directions that leave so little of each text's error.
-    fresh_part, power = residual(fresh), moments(fresh)[1]
-    needed = 0
-    while float(fresh_part.square().sum(1).mean()) > error**2 * power:
-        direction = basis.vectors[:, needed]
-        fresh_part = fresh_part - (fresh_part @ direction)[:, None] * direction
-        needed += 1
-    return {"predicted": predicting.rank_for_error(error), "needed": needed, "error": error}
+    basis = basis.on(*moments(known))
+    allowed = float(basis.values.sum()) / 16
+    own = residual(fresh) @ basis.vectors
+    order_of_bits = bit_order(basis.values)
+
+    def predicted(size: int) -> float:
+        return float((basis.values * rounding_errors()[allocated(order_of_bits, 8 * size)]).sum())
+
+    def measured(size: int) -> float:
+        # Rounded without the class, to the nearest of the levels that a coordinate has.
+        bits, scales = allocated(order_of_bits, 8 * size).tolist(), basis.values.sqrt().tolist()
+        columns = zip(own.T, bits, scales, strict=True)
+        return sum(float((c - _nearest_level(c, b, s)).square().mean()) for c, b, s in columns)
+
+    def fewest(left: Callable[[int], float]) -> int:
+        return bisect_left(range(len(basis) + 1), True, key=lambda size: left(size) <= allowed)
+
+    return {"predicted": fewest(predicted), "needed": fewest(measured)}
+
+
+def _nearest_level(values: Tensor, bits: int, scale: float) -> Tensor:
+    levels = scale * normal_levels(bits)[0]
+    return levels[(values[:, None] - levels).abs().argmin(1)]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -191,7 +210,8 @@ def table(results: dict[str, Any]) -> str:
             "| bridge_cascade, a tenth as pairs | cascade over reindexing | texts that it encoded "
             "| cascade that encodes at most a tenth: depth, over reindexing "
             "| sidecar of a tenth of the bytes, over stay "
-            "| bytes that keep .99 of stay | r that halves the error: predicted, needed |",
+            "| bytes that keep .99 of stay "
+            "| bytes that leave a quarter of the error: predicted, needed |",
             "|---" * 10 + "|",
         ]
         lines += [_bars(name, row, plan["texts"]) for name, row in rows.items()]
@@ -206,7 +226,7 @@ def _summary(corpora: dict[str, Any]) -> list[str]:
         "| of these: a cascade within 1 % of reindexing "
         "| of these: within 1 %, and encodes at most a tenth of the texts "
         "| pairs whose sidecar of a tenth of the bytes keeps .99 of stay "
-        "| r predicted within 20 % of the needed |",
+        "| bytes predicted within 20 % of the needed |",
         "|---" * 6 + "|",
     ]
     by_name = {name: list(rows.values()) for name, rows in corpora.items()}
@@ -233,7 +253,7 @@ def _is_shallow(row: dict[str, Any]) -> bool:
     return bool(row["shallow"]["share"] >= 0.99 and row["shallow"]["encoded"] <= 0.1)
 
 
-def _is_predicted(predicted: int, needed: int, error: float) -> bool:
+def _is_predicted(predicted: int, needed: int) -> bool:
     return abs(predicted - needed) <= 0.2 * needed
 
 

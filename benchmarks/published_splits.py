@@ -40,9 +40,14 @@ SOURCES = ("ours", "peers")
 # Of the training pairs one percent chooses the epoch; the softmax, which chooses none, holds out a
 # tenth of that.
 SQUARED = ["split.share=0.01", "training.refit=false", "training.budget=300"]
-# With more dims a step takes longer; so many epochs fit ten minutes, and rates fall as far in them.
+# With more dims a step takes longer; so many epochs fit ten minutes of two cores, and rates fall as
+# far in them.
+FEWER = {
+    256: ["training.epochs=24", "training.decay=0.88"],
+    512: ["training.epochs=14", "training.decay=0.8"],
+}
 # All test queries are ranked whatever that takes; with 64 dims they are without being told.
-LARGER = ["training.epochs=24", "training.decay=0.88", 'training.final_metrics="full"']
+WHOLE = 'training.final_metrics="full"'
 # Recall@20 and NDCG@20 by their authors, on exactly these splits with 64 dims: docs/data-sets.md.
 # BSL's logs are github.com/junkangwu/BSL, logs/{gowalla,yelp2018}/*_mf_frame_t1_0.08_t2_1.22_* and
 # *_mf_frame_t1_0.11_t2_1.10_*; they judge each epoch by the test part ("valid"), and the lines of
@@ -148,9 +153,9 @@ def tiny() -> list[Row]:
 
 def _methods(name: str, dim: int) -> dict[str, Recipe]:
     folder, dims = gowalla.ROOT / "recipes", f"model.dim={dim}"
-    shorter = LARGER if dim > DIMS[0] else []
-    whole = LARGER[-1:] if dim > DIMS[0] else []
-    softmax = Recipe.load(folder / f"{name}-softmax.toml", [dims, *shorter])
+    whole = [WHOLE] if dim > DIMS[0] else []
+    fewer = FEWER.get(dim, [])
+    softmax = Recipe.load(folder / f"{name}-softmax.toml", [dims, *fewer, *whole])
     data = [f"data.{key}={getattr(softmax.data, key)}" for key in ("path", "test")]
     squared = Recipe.load(folder / "gowalla.toml", [*SQUARED, *whole, *data, dims])
     return {

@@ -10,15 +10,13 @@ from tests.support.two_models import by_two_models
 from benchmarks import migrations
 
 
-def test_a_predicted_rank_is_the_number_of_directions_that_the_new_model_lacks() -> None:
+def test_predicted_bytes_are_those_of_the_directions_that_the_new_model_lacks() -> None:
     pair, _ = by_two_models(0.0, 0.0, old_dim=12, new_dim=20)
-    # The new model has all but what the last six old coordinates have alone.
-    own = torch.randn(len(pair.old), 6, generator=torch.Generator().manual_seed(3))
-    object.__setattr__(pair, "old", torch.cat([pair.new[:, :6], own], dim=1))
-    predicted = migrations.predicted_rank(pair)
-    # Three quarters of what is missing is in five or all of six equal directions.
-    assert 4 <= predicted["needed"] <= 6
-    assert abs(predicted["predicted"] - predicted["needed"]) <= 1
+    # The new model has all but what the last five old coordinates have alone.
+    own = torch.randn(len(pair.old), 5, generator=torch.Generator().manual_seed(3))
+    object.__setattr__(pair, "old", torch.cat([pair.new[:, :7], own], dim=1))
+    # Of five equal directions, four with 3 bits and one with 2 leave a sixteenth of the square.
+    assert migrations.predicted_bytes(pair) == {"predicted": 2, "needed": 2}
 
 
 def test_the_depth_is_the_largest_that_touches_no_more_than_the_share() -> None:
@@ -43,7 +41,7 @@ def test_the_summary_counts_the_pairs_that_meet_the_bars() -> None:
             "cascade_share": 0.995,
             "shallow": {"share": shallow[0], "encoded": shallow[1]},
             "sidecar_share": stay,
-            "predicted": {"predicted": 12, "needed": needed, "error": 0.1},
+            "predicted": {"predicted": 12, "needed": needed},
         }
 
     rows = [

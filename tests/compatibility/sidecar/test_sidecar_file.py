@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -57,18 +58,29 @@ def test_ids_that_run_together_are_other_ids(tmp_path: Path) -> None:
 def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     sidecar, codes, _ = written(path)
-    record = {"format_version": 1, "left": 0.1, "power": 1.0, "ids": "x"}
+    record = {"format_version": 2, "missing": 0.1, "power": 1.0, "ids": "x"}
     tensors = load_file(path)
     for changed, message in (
-        (record | {"format_version": 2}, "format version 2"),
-        ({"format_version": 1}, "cannot be read as a sidecar"),
+        (record | {"format_version": 3}, "format version 3"),
+        ({"format_version": 2}, "cannot be read as a sidecar"),
+        # Another format's record on these tensors.
+        (record | {"format_version": 1, "left": 0.1}, "cannot be read as a sidecar"),
     ):
         save_file(tensors, path, {KEY: json.dumps(changed)})
         with pytest.raises(DataError, match=message):
             read_sidecar(path, IDS)
-    save_file(tensors | {"scales": torch.ones(7)}, path, {KEY: json.dumps(record)})
-    with pytest.raises(DataError, match="do not fit together"):
-        read_sidecar(path, IDS)
+    for wrong in (
+        {"scales": torch.ones(7, dtype=torch.float64)},
+        {"bits": tensors["bits"] + 8},
+        {"bits": tensors["bits"] * 0},
+        {"levels": tensors["levels"][:-1]},
+        {"levels": tensors["levels"] * torch.nan},
+        {"codes": tensors["codes"][:, :1].contiguous()},
+        {"codes": tensors["codes"].to(torch.int8)},
+    ):
+        save_file(tensors | wrong, path, {KEY: json.dumps(record)})
+        with pytest.raises(DataError, match="do not fit together"):
+            read_sidecar(path, IDS)
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read as a sidecar"):
         read_sidecar(path, IDS)
@@ -76,3 +88,28 @@ def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
         write_sidecar(path, sidecar, codes, IDS[:-1])
     with pytest.raises(DataError, match="cannot be written"):
         write_sidecar(tmp_path / "none" / "s", sidecar, codes, IDS)
+
+
+def test_a_file_of_format_1_reads_as_it_did(tmp_path: Path) -> None:
+    # Its codes were int8, a coordinate each, with steps of `scales`.
+    path = tmp_path / "s.safetensors"
+    draw = torch.Generator().manual_seed(1)
+    weight = torch.randn(3, 5, generator=draw, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(3, 2, generator=draw, dtype=torch.float64))[0]
+    scales = torch.tensor([0.02, 0.0], dtype=torch.float64)
+    codes = torch.tensor([[-127, 0], [0, 0], [127, 0]], dtype=torch.int8)
+    tensors = {"weight": weight, "basis": basis.contiguous(), "scales": scales, "codes": codes}
+    ids = hashlib.sha256(b"".join(len(i).to_bytes(8, "big") + i for i in (b"a", b"b", b"c")))
+    record = {"format_version": 1, "left": 0.25, "power": 1.0, "ids": ids.hexdigest()}
+    save_file(tensors, path, {KEY: json.dumps(record)})
+    sidecar, read = read_sidecar(path, ["a", "b", "c"])
+    new = torch.randn(3, 5, generator=draw, dtype=torch.float64)
+    expected = new @ weight.T + (codes * scales) @ basis.T
+    torch.testing.assert_close(sidecar.read(new, read), expected, rtol=0, atol=1e-12)
+    assert sidecar.relative_error == pytest.approx((0.25 + 0.02**2 / 12) ** 0.5)
+    # Objects are encoded by the steps that it has.
+    old = new @ weight.T + 0.1 * basis[:, 0]
+    assert sidecar.encode(new, old)[:, 0].tolist() == [133, 133, 133]
+    write_sidecar(path, sidecar, read, ["a", "b", "c"])
+    again, same = read_sidecar(path, ["a", "b", "c"])
+    assert torch.equal(again.read(new, same), sidecar.read(new, read))

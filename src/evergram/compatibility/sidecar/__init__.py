@@ -1,5 +1,6 @@
-"""Keep what the way back leaves: a few numbers beside each new vector give the old one back.
+"""Keep what the way back leaves: a few bytes beside each new vector give the old one back.
 
-Read in this order: `residual_basis` (how many numbers which error takes), `sidecar` (the numbers,
-in int8, and the reader), `sidecar_file` (both on disk).
+Read in this order: `residual_basis` (directions, by how much is left along them), `normal_levels`
+(a coordinate in b bits), `bit_allocation` (which coordinate gets how many), `packed_bits` (codes in
+bytes), `sidecar` (all of it, and the reader), `sidecar_file` (on disk).
 """

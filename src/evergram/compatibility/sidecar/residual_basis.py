@@ -15,8 +15,8 @@ from evergram.errors import DataError, ShapeError
 class ResidualBasis:
     """The eigenvectors of Σ = E[δ δᵀ], where δ = z_{k-1} − W z_k − b, largest eigenvalue first.
 
-    With the first r coordinates of δ kept exactly, the mean square of what is still missing is
-    Σ_{j > r} λ_j, and no other r numbers that are linear in δ leave less.
+    Along them coordinates are uncorrelated, so that none repeats what another says, and the first r
+    hold more of δ than any other r numbers that are linear in it: all but Σ_{j > r} λ_j.
 
     Args:
         values: λ, float64 [D_{k-1}], none below 0.
@@ -50,7 +50,7 @@ class ResidualBasis:
         """Return the same directions, in their order, with what other objects have along them.
 
         Eigenvalues are too large first and too small last on the objects that they were taken from,
-        and predict too few coordinates; what is measured on other objects does not.
+        and predict too few bits; what is measured on other objects does not.
 
         Args:
             sigma, power: as of `of`, of objects that the basis was not made of.
@@ -74,32 +74,3 @@ class ResidualBasis:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def relative_error(self, rank: int) -> float:
-        """Return √(E‖what is missing‖² / E‖z_{k-1}‖²) with `rank` coordinates kept exactly.
-
-        Raises: ShapeError: the rank is not between 0 and D_{k-1}.
-        """
-        if not 0 <= rank <= len(self):
-            raise ShapeError(f"The rank is {rank}; it must be 0 to {len(self)}.")
-        return math.sqrt(float(self.values[rank:].sum()) / self.power)
-
-    def rank_for_error(self, relative_error: float) -> int:
-        """Return the fewest coordinates that leave at most this relative error if kept exactly;
-        `Sidecar.fit_for_error` counts their rounding, too.
-
-        Raises: DataError: the error is below 0, or not a number.
-        """
-        if not relative_error >= 0:
-            raise DataError(f"The error is {relative_error:g}; it must be a number of 0 or more.")
-        tails = self.values.flip(0).cumsum(0).flip(0)
-        return int((tails > relative_error**2 * self.power).sum())
-
-    def rank_for_bytes(self, bytes_a_vector: float) -> int:
-        """Return how many coordinates fit into so many bytes beside each vector, one byte each.
-
-        Raises: DataError: the budget is below 0, or not a number.
-        """
-        if not bytes_a_vector >= 0:
-            raise DataError(f"The budget is {bytes_a_vector:g} bytes; it must be 0 or more.")
-        return int(min(bytes_a_vector, len(self)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,39 +11,43 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
+from evergram.compatibility.sidecar.normal_levels import MOST_BITS, all_levels
+from evergram.compatibility.sidecar.packed_bits import pack, packed_size, unpack
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.errors import DataError, ShapeError
 
-# The largest code of int8; −128 is not used, so that the codes are symmetric.
-MOST = 127
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The way back, and the first r coordinates of what it leaves, in int8.
+    """The way back, and what it leaves along r directions, each in as many bits as it is worth.
 
     Only the new vectors and the codes are stored. A new reader takes the new vectors as they are;
-    an old one reads W z_k + b + U (codes · scales). Vectors are tensors or NumPy arrays, and what
-    is returned is of the same kind.
+    an old one reads W z_k + b + U (levels of the codes · scales). Vectors are tensors or NumPy
+    arrays, and what is returned is of the same kind.
 
     Args:
         weight: W [D_{k-1}, D_k]; offset: b [D_{k-1}], or None.
         basis: U [D_{k-1}, r], orthonormal columns.
-        scales: [r], what one step of a code is worth; 0 for a coordinate that is always 0.
-        left: the mean square that the other coordinates hold, Σ_{j > r} λ_j.
+        scales: [r], √λ of each coordinate; what its levels are worth.
+        bits: int64 [r], of each coordinate's code, 1 to 8.
+        levels: float64 [510], what codes of 1, 2, … 8 bits stand for; b bits begin at 2^b − 2.
+        missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
+    Source: docs/migrate.md, "In Python".
 
     >>> import torch
     >>> from evergram.compatibility.sidecar.sidecar import Sidecar
     >>> new = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
     >>> old = torch.tanh(new @ torch.ones(6, 4) + new[:, :4])
-    >>> sidecar = Sidecar.fit(torch.eye(4, 6), None, new, old, rank=2)
+    >>> sidecar = Sidecar.fit(torch.eye(4, 6), None, new, old, size=2)
     >>> codes = sidecar.encode(new, old)
-    >>> codes.shape, codes.dtype
-    (torch.Size([500, 2]), torch.int8)
+    >>> codes.shape, codes.dtype, sidecar.bits.tolist()
+    (torch.Size([500, 2]), torch.uint8, [4, 4, 4, 4])
     >>> error = (sidecar.read(new, codes) - old).square().sum(1).mean() / old.square().sum(1).mean()
-    >>> abs(float(error.sqrt()) - sidecar.relative_error) < 0.01
+    >>> abs(float(error.sqrt()) - sidecar.relative_error) < 0.001
     True
     """
 
@@ -51,116 +55,161 @@ class Sidecar:
     offset: Tensor | None
     basis: Tensor
     scales: Tensor
-    left: float
+    bits: Tensor
+    levels: Tensor
+    missing: float
     power: float
 
     @classmethod
     def fit(
-        cls, weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors, rank: int
+        cls, weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors, size: int
     ) -> Sidecar:
-        """Choose basis and scales by objects whose old and new vectors are there.
+        """Choose directions, scales and bits by objects whose old and new vectors are there.
 
         Args:
             weight, offset: the way back, as `Aligner.as_transform().affine()` has it.
             new: z_k [N, D_k]; old: z_{k-1} [N, D_{k-1}], of the same objects.
-            rank: r, 0 to D_{k-1}; `fit_for_error` chooses it.
-        Raises: ShapeError: shapes or rank do not fit. DataError: there are no objects, or the old
+            size: bytes beside each vector, 0 to D_{k-1}; `fit_for_error` chooses it.
+        Raises: ShapeError: shapes or size do not fit. DataError: there are no objects, or the old
             vectors are all zero, or a number is not finite.
         """
-        basis, scales = _basis_and_scales(weight, offset, new, old)
-        left = basis.relative_error(rank) ** 2 * basis.power
-        shift = None if offset is None else offset.detach().double()
-        back = weight.detach().double()
-        return cls(back, shift, basis.vectors[:, :rank], scales[:rank], left, basis.power)
+        residual = _residual(weight, offset, new, old)
+        return _fitted(weight, offset, _basis_of(residual, old), residual, size)
 
     @classmethod
     def fit_for_error(
         cls, weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors, error: float
     ) -> Sidecar:
-        """As `fit`, with the fewest coordinates for which `relative_error` is at most `error`.
+        """As `fit`, with the fewest bytes for which `relative_error` is at most `error`.
 
-        Raises: DataError: no number of coordinates leaves so little, as each is rounded; or as of
+        Raises: DataError: no number of bytes leaves so little, as coordinates are rounded; or as of
             `fit`.
         """
         if not error >= 0:
             raise DataError(f"The error is {error:g}; it must be a number of 0 or more.")
-        basis, scales = _basis_and_scales(weight, offset, new, old)
-        zero = scales.new_zeros(1)
-        rounding = torch.cat([zero, scales.square().cumsum(0) / 12])
-        missing = torch.cat([basis.values.flip(0).cumsum(0).flip(0), zero])
-        errors = ((missing + rounding) / basis.power).sqrt()
+        residual = _residual(weight, offset, new, old)
+        basis = _basis_of(residual, old)
+        errors = (_missing_by_size(basis, residual).clamp(min=0) / basis.power).sqrt()
         enough = (errors <= error).nonzero()
         if not len(enough):
             best = int(errors.argmin())
             raise DataError(
-                f"No sidecar of int8 leaves a relative error of {error:g}; the least is "
+                f"No sidecar leaves a relative error of {error:g}; the least is "
                 f"{float(errors[best]):.2g}, with {best} bytes a vector. Allow so much, or keep "
                 "the old vectors."
             )
-        return cls.fit(weight, offset, new, old, int(enough[0]))
+        return _fitted(weight, offset, basis, residual, int(enough[0]))
 
     @property
     def rank(self) -> int:
-        """r, which is also the bytes beside each vector."""
+        """r."""
         return self.basis.shape[1]
 
     @property
+    def size(self) -> int:
+        """The bytes beside each vector."""
+        return packed_size(self.bits.numpy())
+
+    @property
     def relative_error(self) -> float:
-        """√(E‖error‖² / E‖z_{k-1}‖²) of reading, as predicted: of the coordinates that are left
-        out, and of rounding to steps of s, whose mean square is s² / 12."""
-        rounding = float(self.scales.square().sum()) / 12
-        return math.sqrt((self.left + rounding) / self.power)
+        """√(E‖error‖² / E‖z_{k-1}‖²) of reading, as it was for the objects of `fit`."""
+        return math.sqrt(self.missing / self.power)
 
     def coordinates(self, new: Vectors, old: Vectors) -> Vectors:
         """Return the coordinates before rounding, float64 [N, r]. Raises: as of `encode`."""
-        return _like(new, self._coordinates(new, old))
+        return _like(new, _residual(self.weight, self.offset, new, old) @ self.basis)
 
     def encode(self, new: Vectors, old: Vectors) -> Vectors:
-        """Return the codes of objects, int8 [N, r]; a coordinate beyond the largest of `fit` is
-        stored as the largest.
+        """Return the codes of objects, uint8 [N, size]; a coordinate beyond the last level is
+        stored as that.
 
         Raises: ShapeError: shapes do not fit. DataError: a number is not finite.
         """
-        steps = torch.where(self.scales > 0, self.scales, 1.0)
-        codes = (self._coordinates(new, old) / steps).round().clamp(-MOST, MOST)
-        return _like(new, torch.where(self.scales > 0, codes, 0.0).to(torch.int8))
+        coordinates = _residual(self.weight, self.offset, new, old) @ self.basis
+        codes = _nearest(coordinates, self.scales, self.bits, self.levels)
+        return _like(new, torch.from_numpy(pack(codes.numpy(), self.bits.numpy())))
 
-    def read(self, new: Vectors, codes: Tensor | npt.NDArray[np.int8]) -> Vectors:
+    def read(self, new: Vectors, codes: Tensor | npt.NDArray[np.uint8]) -> Vectors:
         """Return the old vectors of objects, [N, D_{k-1}], of the type of `new`.
 
         Args:
-            codes: [N, r] of `encode`.
+            codes: [N, size] of `encode`.
         Raises: ShapeError: they are of other objects, or of another sidecar.
         """
-        steps = torch.as_tensor(codes)
-        if steps.shape != (len(new), self.rank) or steps.dtype != torch.int8:
+        packed = torch.as_tensor(codes)
+        if packed.shape != (len(new), self.size) or packed.dtype != torch.uint8:
             raise ShapeError(
-                f"The codes are {list(steps.shape)} of {steps.dtype}; int8 "
-                f"[{len(new)}, {self.rank}] is needed, one row for each vector."
+                f"The codes are {list(packed.shape)} of {packed.dtype}; uint8 "
+                f"[{len(new)}, {self.size}] is needed, one row for each vector."
             )
-        read = self.read_coordinates(torch.as_tensor(new), steps * self.scales)
+        steps = torch.from_numpy(unpack(packed.numpy(), self.bits.numpy()))
+        read = self.read_coordinates(torch.as_tensor(new), self._worth(steps))
         return _like(new, read.to(torch.as_tensor(new).dtype))
 
     def read_coordinates(self, new: Tensor, coordinates: Tensor) -> Tensor:
         """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
         return _mapped(self.weight, self.offset, new) + coordinates.double() @ self.basis.T
 
-    def _coordinates(self, new: Vectors, old: Vectors) -> Tensor:
-        return _residual(self.weight, self.offset, new, old) @ self.basis
+    def _worth(self, codes: Tensor) -> Tensor:
+        """Return what codes [N, r] stand for, float64."""
+        return self.levels[codes.long() + _first_level(self.bits)] * self.scales
 
 
-def _basis_and_scales(
-    weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors
-) -> tuple[ResidualBasis, Tensor]:
-    """Return the basis of what the way back leaves, and what a step of each coordinate is worth."""
-    residual = _residual(weight, offset, new, old)
+def _fitted(
+    weight: Tensor, offset: Tensor | None, basis: ResidualBasis, residual: Tensor, size: int
+) -> Sidecar:
+    if not 0 <= size <= len(basis):
+        raise ShapeError(
+            f"The size is {size} bytes; it must be 0 to {len(basis)}, a byte for each coordinate "
+            "of an old vector."
+        )
+    bits = allocated(bit_order(basis.values), 8 * size)
+    # Bits fall with the eigenvalues, so that the first coordinates are the kept ones.
+    rank = int((bits > 0).sum())
+    shift = None if offset is None else offset.detach().double()
+    own = basis.vectors[:, :rank], basis.values[:rank].sqrt(), bits[:rank]
+    fitted = Sidecar(weight.detach().double(), shift, *own, all_levels(), 0.0, basis.power)
+    coordinates = residual @ fitted.basis
+    rounded = fitted._worth(_nearest(coordinates, fitted.scales, fitted.bits, fitted.levels))
+    missing = basis.values[rank:].sum() + (coordinates - rounded).square().mean(0).sum()
+    return replace(fitted, missing=float(missing))
+
+
+def _missing_by_size(basis: ResidualBasis, residual: Tensor) -> Tensor:
+    """Return the mean square that 0, 1, … D bytes leave of the residuals, float64 [D + 1]."""
+    coordinates, scales, levels = residual @ basis.vectors, basis.values.sqrt(), all_levels()
+    left = [basis.values]
+    for count in range(1, MOST_BITS + 1):
+        bits = torch.full((len(basis),), count)
+        codes = _nearest(coordinates, scales, bits, levels).long()
+        rounded = levels[codes + _first_level(bits)] * scales
+        left.append((coordinates - rounded).square().mean(0))
+    taken = -torch.stack(left, dim=1).diff(dim=1).flatten()[bit_order(basis.values)]
+    after = basis.values.sum() - taken.cumsum(0)
+    return torch.cat([basis.values.sum()[None], after[MOST_BITS - 1 :: MOST_BITS]])
+
+
+def _nearest(coordinates: Tensor, scales: Tensor, bits: Tensor, levels: Tensor) -> Tensor:
+    """Return the number of the level that is nearest to each coordinate, uint8 [N, r]."""
+    standard = coordinates / torch.where(scales > 0, scales, 1.0)
+    codes = torch.empty(standard.shape, dtype=torch.uint8)
+    for count in bits.unique().tolist():
+        own = levels[2**count - 2 : 2 ** (count + 1) - 2]
+        columns = bits == count
+        part = standard[:, columns].contiguous()
+        codes[:, columns] = torch.bucketize(part, (own[1:] + own[:-1]) / 2).to(torch.uint8)
+    return codes
+
+
+def _first_level(bits: Tensor) -> Tensor:
+    return 2**bits - 2
+
+
+def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis:
     if not len(residual):
         raise DataError("There are no vectors to choose a sidecar by; give some.")
     power = float(torch.as_tensor(old).double().square().sum(1).mean())
-    basis = ResidualBasis.of(residual.T @ residual / len(residual), power)
-    # A column that is zero up to rounding has the scale 0 and is stored as zeros.
-    largest = (residual @ basis.vectors).abs().amax(0)
-    return basis, torch.where(largest > math.sqrt(power) * 1e-12, largest / MOST, 0.0)
+    return ResidualBasis.of(residual.T @ residual / len(residual), power)
 
 
 def _like(vectors: Vectors, value: Tensor) -> Vectors:

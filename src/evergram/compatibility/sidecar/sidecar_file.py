@@ -1,8 +1,9 @@
 """Write and read a sidecar and its codes: one safetensors file beside the file of new vectors.
 
-Tensors: `weight`, `offset` (if there is one), `basis`, `scales` (float64), `codes` (int8). The
-only key of the metadata, `KEY`, is JSON: `format_version`, `left`, `power`, and `ids`: the SHA-256
-of the ids in the order of the codes, since codes beside other vectors would read as nonsense.
+Tensors: `weight`, `offset` (if there is one), `basis`, `scales`, `levels` (float64); `bits`,
+`codes` (uint8). The only key of the metadata, `KEY`, is JSON: `format_version`, `missing`, `power`,
+and `ids`: the SHA-256 of the ids in the order of the codes, since codes beside other vectors would
+read as nonsense. Files of format 1, whose codes are int8 with steps of one size, are read, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,39 +22,42 @@ from safetensors.torch import save
 from torch import Tensor
 
 from evergram.atomic_files import replacing
+from evergram.compatibility.sidecar.normal_levels import MOST_BITS
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError
 from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.sidecar"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def write_sidecar(
     path: Path,
     sidecar: Sidecar,
-    codes: Tensor | npt.NDArray[np.int8],
+    codes: Tensor | npt.NDArray[np.uint8],
     ids: Sequence[int | str],
 ) -> None:
     """Write a sidecar, whole or not at all, over an existing file.
 
     Args:
-        codes: int8 [N, r] of `Sidecar.encode`.
+        codes: uint8 [N, size] of `Sidecar.encode`.
         ids: of the N objects, in the order of the codes.
-    Raises: DataError: there are not N ids of r codes, or the file cannot be written.
+    Raises: DataError: there are not N ids of so many bytes, or the file cannot be written.
     """
-    if codes.shape != (len(ids), sidecar.rank):
+    if codes.shape != (len(ids), sidecar.size):
         raise DataError(
-            f"The codes are {list(codes.shape)}, and there are {len(ids)} ids and a rank of "
-            f"{sidecar.rank}; give one id for each row of codes."
+            f"The codes are {list(codes.shape)}, and there are {len(ids)} ids of {sidecar.size} "
+            "bytes; give one id for each row of codes."
         )
     tensors = {"weight": sidecar.weight, "basis": sidecar.basis, "scales": sidecar.scales}
     if sidecar.offset is not None:
         tensors["offset"] = sidecar.offset
+    tensors["levels"] = sidecar.levels
+    tensors["bits"] = sidecar.bits.to(torch.uint8)
     tensors["codes"] = torch.as_tensor(codes)
     record = {
         "format_version": FORMAT_VERSION,
-        "left": sidecar.left,
+        "missing": sidecar.missing,
         "power": sidecar.power,
         "ids": _digest(ids),
     }
@@ -65,7 +70,7 @@ def write_sidecar(
 
 
 def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]:
-    """Return the sidecar and the codes, int8 [N, r], of a file.
+    """Return the sidecar and the codes, uint8 [N, size], of a file.
 
     Args:
         ids: of the file of new vectors that it is read with, in its order.
@@ -77,10 +82,13 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata[KEY])
+        if record["format_version"] == 1:
+            record, tensors = _of_format_1(record, tensors)
         if record["format_version"] != FORMAT_VERSION:
             raise DataError(
                 f"{path} has the format version {record['format_version']}, and this Evergram "
-                f"reads {FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
+                f"reads 1 and {FORMAT_VERSION}; read it with the Evergram that wrote it, or a "
+                "later one."
             )
         digest, codes = record["ids"], tensors.pop("codes")
         sidecar = Sidecar(
@@ -88,14 +96,18 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             tensors.get("offset"),
             tensors["basis"],
             tensors["scales"],
-            float(record["left"]),
+            tensors["bits"].long(),
+            tensors["levels"],
+            float(record["missing"]),
             float(record["power"]),
         )
         fits = (
-            codes.dtype == torch.int8
+            codes.dtype == torch.uint8
             and codes.dim() == sidecar.basis.dim() == sidecar.weight.dim() == 2
-            and codes.shape[1] == sidecar.rank
-            and sidecar.scales.shape == (sidecar.rank,)
+            and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
+            and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
+            and codes.shape[1] == sidecar.size
+            and sidecar.levels.shape == (2 ** (MOST_BITS + 1) - 2,)
             and len(sidecar.basis) == len(sidecar.weight)
             and all(bool(t.isfinite().all()) for t in tensors.values())
         )
@@ -113,6 +125,26 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             "them; read it with the file of vectors that it was written beside."
         )
     return sidecar, codes
+
+
+def _of_format_1(
+    record: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the parts of a file of format 1 as format 2 has them: every code has eight bits, whose
+    levels are the whole numbers from -128 on."""
+    levels = torch.zeros(2 ** (MOST_BITS + 1) - 2, dtype=torch.float64)
+    levels[2**MOST_BITS - 2 :] = torch.arange(-128, 128)
+    scales, codes = tensors["scales"], tensors["codes"]
+    if codes.dtype != torch.int8:
+        raise ValueError("format 1 has codes of int8")
+    rounding = float(scales.square().sum()) / 12
+    parts = tensors | {
+        "levels": levels,
+        "bits": torch.full(scales.shape, MOST_BITS, dtype=torch.uint8),
+        "codes": (codes.int() + 128).to(torch.uint8),
+    }
+    missing = float(record["left"]) + rounding
+    return record | {"format_version": FORMAT_VERSION, "missing": missing}, parts
 
 
 def _digest(ids: Sequence[int | str]) -> str:

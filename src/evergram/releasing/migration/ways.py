@@ -168,17 +168,17 @@ def _with_sidecar(
     else:
         dim = vectors.old.shape[1]
         budget = settings.sidecar_bytes
-        rank = int(FLOAT * dim / 10) if budget is None else min(budget, dim)
-        sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, rank)
+        size = int(FLOAT * dim / 10) if budget is None else min(budget, dim)
+        sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
     read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
     error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
     read = unit(read) if settings.similarity == "cosine" else read
     way = _timed(
-        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + sidecar.rank
+        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + sidecar.size
     )
     facts = {
-        "sidecar_bytes": float(sidecar.rank),
-        "share_of_old_bytes": sidecar.rank / (FLOAT * vectors.old.shape[1]),
+        "sidecar_bytes": float(sidecar.size),
+        "share_of_old_bytes": sidecar.size / (FLOAT * vectors.old.shape[1]),
         "predicted_error": sidecar.relative_error,
         "measured_error": float(error),
     }
