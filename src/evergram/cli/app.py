@@ -31,6 +31,7 @@ ORDER = {
         "encode",
         "plan-migration",
         "finish-migration",
+        "sidecar",
     ),
 }
 

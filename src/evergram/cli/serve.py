@@ -106,6 +106,15 @@ KeptFolder = Annotated[
         "(default: they are forgotten at the end).",
     ),
 ]
+SidecarFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sidecar",
+        metavar="FILE",
+        help="A file of 'evergram vectors sidecar', by which objects are read as the version "
+        "before; repeatable.",
+    ),
+]
 MIB = 2**20
 
 
@@ -135,6 +144,7 @@ def serve(
     canary_every: CanaryEvery = 300.0,
     texts: TextFile = None,
     kept: KeptFolder = None,
+    sidecar: SidecarFiles = None,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -168,6 +178,7 @@ def serve(
         canary_every=canary_every,
         texts=texts,
         kept=kept,
+        sidecars=tuple(sidecar or ()),
     )
     log_to_stderr()
     stores = stores_by_side(store or ()) or None

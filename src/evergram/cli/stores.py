@@ -176,7 +176,7 @@ def apply(
 ) -> None:
     """Refresh rows in the planned order; an interrupted run resumes where it stopped."""
     with _backfill(lineage, store) as opened:
-        _print(opened.apply(rows, progress=partial(_print_progress, what="rows")), as_json)
+        _print(opened.apply(rows, progress=partial(print_progress, what="rows")), as_json)
 
 
 @backfill.command(
@@ -206,7 +206,7 @@ def rollback(
 ) -> None:
     """Put the refreshed rows back as they were."""
     with _backfill(lineage, store) as opened:
-        _print(opened.rollback(progress=partial(_print_progress, what="batches")), as_json)
+        _print(opened.rollback(progress=partial(print_progress, what="batches")), as_json)
 
 
 @contextmanager
@@ -225,10 +225,10 @@ def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
 
 
 def _print_side(side: str, version: int, done: int, total: int) -> None:
-    _print_progress(done, total, f"rows of side {side}")
+    print_progress(done, total, f"rows of side {side}")
 
 
-def _print_progress(done: int, total: int, what: str) -> None:
+def print_progress(done: int, total: int, what: str) -> None:
     if is_quiet():
         return
     sentence = f"{done} of {total} {what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.side_stores import SideStores, opened_stores
+from evergram.retrieval.sidecars.reading import Sidecars, reread
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
@@ -63,6 +65,7 @@ class Reader:
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
         encoder: of texts, as of `TextVectors`.
+        sidecars: of versions, by which objects are read as the version before.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
 
@@ -74,8 +77,10 @@ class Reader:
         settled: int | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
+        sidecars: Sidecars | None = None,
     ) -> None:
         self.lineage = lineage
+        self._sidecars = Sidecars() if sidecars is None else sidecars
         self._stores = SideStores(lineage, stores, canaries, settled)
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
@@ -90,6 +95,7 @@ class Reader:
         progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
+        sidecars: Sequence[str | Path] = (),
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
@@ -103,11 +109,14 @@ class Reader:
             encoder: addresses of encoders of text that may be opened, for `encode` and
                 `search_texts`, in place of those that versions record. None opens the recorded one,
                 but none of "python:" and "openai:", which would run code or send texts elsewhere.
-        Raises: LineageError, IntegrityError, StoreError.
+            sidecars: files of `evergram vectors sidecar`, by which objects are read as the version
+                before: docs/migrate.md, "A sidecar for old readers".
+        Raises: LineageError, IntegrityError, StoreError. DataError: a sidecar cannot be read.
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
+        read = Sidecars.open(sidecars, opened)
         with opened_stores(opened, stores, progress) as (by_side, canaries):
-            return cls(opened, by_side, canaries, encoder=encoder)
+            return cls(opened, by_side, canaries, encoder=encoder, sidecars=read)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of the lineage as it is now, on the same stores.
@@ -117,7 +126,11 @@ class Reader:
         that is done.
         """
         with self._stores.opened_again(lineage) as opened:
-            return Reader(lineage, *opened, encoder=self._texts.addresses)
+            return Reader(
+                *(lineage, *opened),
+                encoder=self._texts.addresses,
+                sidecars=self._sidecars.of(lineage),
+            )
 
     def __repr__(self) -> str:
         return f"Reader({self.lineage.name!r} version {self.lineage.production}; {self._stores})"
@@ -161,6 +174,7 @@ class Reader:
             dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
             whole = self.embed(ids, target, side)
             return replace(whole, vectors=cut(whole.vectors, dims))
+        side = self.default_side if side is None else side
         store = self._stores.at(side, target)
         asked = store.as_ids(ids)
         with span("fetch", store=store.kind, rows=len(asked)):
@@ -169,11 +183,11 @@ class Reader:
             # Every id, once and in order: by far the most frequent case.
             source = fetched[0].version
             sources = np.full(len(asked), source)
-            return Embedded(target, asked, self._as(fetched[0], target), sources, source)
+            return Embedded(target, asked, self._as(fetched[0], target, side), sources, source)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
         for rows in fetched:
-            read = self._as(rows, target)
+            read = self._as(rows, target, side)
             mine, places = places_among(asked, rows.ids)
             vectors[mine] = read[places]
             sources[mine] = rows.version
@@ -193,6 +207,10 @@ class Reader:
         query_side: str | None = None,
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
+
+        With a sidecar, the best hits by the way back (`sidecars.reading.DEPTH`) are read by it, and
+        the k nearest are those by these vectors; not for calibrated scores, which are made for the
+        way back.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
@@ -224,10 +242,12 @@ class Reader:
                 "and open the store again, or search without a filter."
             )
         checked = self.queries(queries, target)
+        named = self.default_side if side is None else side
+        depth = self._sidecars.depth(named, target, k) if scores == "raw" else k
 
         def search(view: StoreView) -> list[list[Hits]]:
             chosen = view if filter is None else view.where(filter)
-            asked = self._maps, target, checked, k, metric, ids
+            asked = self._maps, target, checked, depth, metric, ids
             if scores == "raw":
                 return [search_view(chosen, *asked)]
             # Before they are calibrated, scores of two versions' rows are not comparable.
@@ -239,7 +259,11 @@ class Reader:
         with span("search", store=store.kind, version=target, rows=len(checked), k=k):
             parts = store.read_consistently(search)
         if scores == "raw":
-            return parts[0]
+            if depth == k:
+                return parts[0]
+            embed = partial(self.embed, version=target, side=named)
+            pairs = zip(parts[0], checked, strict=True)
+            return [reread(embed, hits, query, metric, k) for hits, query in pairs]
         apart = [self.calibrated(p, target, side, metric, query_side=query_side) for p in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
@@ -412,10 +436,11 @@ class Reader:
         self._texts.close()
         self._stores.close()
 
-    def _as(self, rows: Rows, target: int) -> Floats:
+    def _as(self, rows: Rows, target: int, side: str) -> Floats:
         """Return stored rows, which may have norms after their vectors, as a version reads them."""
         dim = self.lineage.manifest(rows.version).dim
-        return self._maps.rows(rows.vectors[:, :dim], rows.version, target)
+        own = Rows(rows.version, rows.ids, rows.vectors[:, :dim])
+        return self._sidecars.rows(self._maps, own, target, side)
 
     def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
         """Return queries of a version as float32 [Q, D].

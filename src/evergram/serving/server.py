@@ -131,7 +131,9 @@ def listen(
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
-        return Server(Service.open(place, stores, texts_of(settings)), settings, listening)
+        return Server(
+            Service.open(place, stores, texts_of(settings), settings.sidecars), settings, listening
+        )
     except BaseException:
         listening.close()
         raise

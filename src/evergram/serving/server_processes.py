@@ -252,7 +252,9 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     set_log_format(work.log_format)
     log_to_stderr(number)
     try:
-        service = Service.open(work.place, work.stores, texts_of(work.settings))
+        service = Service.open(
+            work.place, work.stores, texts_of(work.settings), work.settings.sidecars
+        )
         server = Server(service, work.settings, listening)
     except EvergramError as error:
         # The first process logs it: a service that cannot start says one sentence.

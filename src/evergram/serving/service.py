@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -79,13 +79,15 @@ class Service:
         place: str | Path,
         stores: Mapping[str, str] | None = None,
         texts: ServedTexts | None = None,
+        sidecars: Sequence[str] = (),
     ) -> Self:
         """Return a service of the lineage in a folder or at an address.
 
         Args:
             stores: side to address of a store; by default the lineage's own snapshots.
             texts: as of `Service`.
-        Raises: EvergramError: the lineage, its consumers or a store cannot be opened.
+            sidecars: files, as of `Reader.open`.
+        Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
         """
         watch = ChangeWatch(place)
         # The whole path, so that an error names the folder wherever the process runs.
@@ -101,7 +103,7 @@ class Service:
 
         def open_reader() -> Reader:
             try:
-                return Reader.open(where, stores, progress)
+                return Reader.open(where, stores, progress, sidecars=sidecars)
             finally:
                 filling.clear()
 

@@ -48,6 +48,7 @@ class ServiceSettings:
         canary_every: seconds between two checks that encoders are still the recorded ones.
         texts: file of the ids and texts of stored objects, with which a search may re-rank.
         kept: folder where the vectors of these texts are saved; None forgets them at the end.
+        sidecars: files by which stored objects are read as the version before.
     """
 
     host: str = "127.0.0.1"
@@ -76,6 +77,7 @@ class ServiceSettings:
     canary_every: float = 300.0
     texts: str | None = None
     kept: str | None = None
+    sidecars: tuple[str, ...] = ()
 
     @cached_property
     def loopback(self) -> bool:

@@ -49,19 +49,14 @@ def write_sidecar(
             f"The codes are {list(codes.shape)}, and there are {len(ids)} ids of {sidecar.size} "
             "bytes; give one id for each row of codes."
         )
-    tensors = {"weight": sidecar.weight, "basis": sidecar.basis, "scales": sidecar.scales}
-    if sidecar.offset is not None:
-        tensors["offset"] = sidecar.offset
-    tensors["levels"] = sidecar.levels
-    tensors["bits"] = sidecar.bits.to(torch.uint8)
-    tensors["codes"] = torch.as_tensor(codes)
+    tensors = sidecar_tensors(sidecar) | {"codes": torch.as_tensor(codes).contiguous()}
     record = {
         "format_version": FORMAT_VERSION,
         "missing": sidecar.missing,
         "power": sidecar.power,
         "ids": _digest(ids),
     }
-    content = save({k: v.cpu().contiguous() for k, v in tensors.items()}, {KEY: json.dumps(record)})
+    content = save(tensors, {KEY: json.dumps(record)})
     try:
         with replacing(path) as file:
             file.write(content)
@@ -90,34 +85,15 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
                 f"reads 1 and {FORMAT_VERSION}; read it with the Evergram that wrote it, or a "
                 "later one."
             )
-        digest, codes = record["ids"], tensors.pop("codes")
-        sidecar = Sidecar(
-            tensors["weight"],
-            tensors.get("offset"),
-            tensors["basis"],
-            tensors["scales"],
-            tensors["bits"].long(),
-            tensors["levels"],
-            float(record["missing"]),
-            float(record["power"]),
-        )
-        fits = (
-            codes.dtype == torch.uint8
-            and codes.dim() == sidecar.basis.dim() == sidecar.weight.dim() == 2
-            and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
-            and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
-            and codes.shape[1] == sidecar.size
-            and sidecar.levels.shape == (2 ** (MOST_BITS + 1) - 2,)
-            and len(sidecar.basis) == len(sidecar.weight)
-            and all(bool(t.isfinite().all()) for t in tensors.values())
-        )
+        digest, codes = record["ids"], tensors["codes"]
+        sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
             f"{path} cannot be read as a sidecar; give a file that write_sidecar wrote."
         ) from error
-    if not fits:
+    if sidecar is None:
         raise DataError(f"{path} is damaged: its parts do not fit together; write it again.")
     if digest != _digest(ids) or len(codes) != len(ids):
         raise IntegrityError(
@@ -125,6 +101,47 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             "them; read it with the file of vectors that it was written beside."
         )
     return sidecar, codes
+
+
+def sidecar_tensors(sidecar: Sidecar) -> dict[str, Tensor]:
+    """Return the tensors of a sidecar by their names in a file."""
+    tensors = {"weight": sidecar.weight, "basis": sidecar.basis, "scales": sidecar.scales}
+    if sidecar.offset is not None:
+        tensors["offset"] = sidecar.offset
+    tensors |= {"levels": sidecar.levels, "bits": sidecar.bits.to(torch.uint8)}
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def sidecar_of(
+    tensors: dict[str, Tensor], codes: Tensor, missing: float, power: float
+) -> Sidecar | None:
+    """Return the sidecar of a file's tensors; None if these and the codes do not fit together.
+
+    Raises: KeyError: a tensor is not there.
+    """
+    sidecar = Sidecar(
+        tensors["weight"],
+        tensors.get("offset"),
+        tensors["basis"],
+        tensors["scales"],
+        tensors["bits"].long(),
+        tensors["levels"],
+        float(missing),
+        float(power),
+    )
+    offset = sidecar.offset
+    fits = (
+        codes.dtype == torch.uint8
+        and codes.dim() == sidecar.basis.dim() == sidecar.weight.dim() == 2
+        and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
+        and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
+        and codes.shape[1] == sidecar.size
+        and sidecar.levels.shape == (2 ** (MOST_BITS + 1) - 2,)
+        and len(sidecar.basis) == len(sidecar.weight)
+        and (offset is None or offset.shape == (len(sidecar.weight),))
+        and all(bool(t.isfinite().all()) for t in sidecar_tensors(sidecar).values())
+    )
+    return sidecar if fits else None
 
 
 def _of_format_1(

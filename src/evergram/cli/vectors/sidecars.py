@@ -1,0 +1,102 @@
+"""The command that makes a sidecar of a published version."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergram.cli.app import vector_commands
+from evergram.cli.command_line.completion import versions
+from evergram.cli.options import Force, IdColumn, Json, LineageFolder, VectorColumn, columns_of
+from evergram.cli.printing import dump
+from evergram.cli.stores import print_progress
+
+
+@vector_commands.command(
+    "sidecar",
+    epilog="Example: evergram vectors sidecar lineages/texts v1.sidecar --old old.parquet "
+    "--error 0.1",
+)
+def make(
+    lineage: LineageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    old: Annotated[
+        Path | None,
+        typer.Option(
+            "--old",
+            metavar="FILE",
+            help="Vectors of the version before (default: those that the lineage still stores).",
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--bytes", min=0, help="Bytes beside each new vector.")
+    ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option("--error", min=0, help="Relative error that old readers may be left with."),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--version",
+            metavar="VERSION",
+            help="The version whose rows are read as the one before.",
+            show_default="newest",
+            autocompletion=versions,
+        ),
+    ] = None,
+    side: Annotated[
+        str | None, typer.Option(help="Side of the lineage, where it has more than one.")
+    ] = None,
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Make a few bytes for each object, by which old readers get nearly the old vectors.
+
+    `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+    from evergram.vector_files.open_embeddings import open_embeddings
+    from evergram.vector_files.writers import check_writable
+
+    opened = Lineage.open(lineage)
+    check_writable(out, overwrite=force)
+    before = None
+    if old is not None:
+        before = open_embeddings(old, **columns_of([old], id_column, vector_column))
+    made = make_sidecar(
+        opened,
+        before,
+        version=None if version is None else opened.resolve(version),
+        side=side,
+        size=size,
+        error=error,
+        progress=lambda done, total: print_progress(done, total, "objects"),
+    )
+    made.save(out)
+    old_bytes = 4 * len(made.sidecar.weight)
+    facts = {
+        "file": str(out),
+        "version": made.version,
+        "side": made.side,
+        "objects": len(made),
+        "bytes": made.sidecar.size,
+        "share_of_old_bytes": made.sidecar.size / old_bytes,
+        "error": made.error,
+        "way_back_error": made.way_back_error,
+    }
+    if as_json:
+        dump(facts)
+        return
+    sys.stdout.write(
+        f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
+        f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
+        f"{made.version - 1}, version {made.version} has a relative error of {made.error:.3f}; by "
+        f"the way back alone it is {made.way_back_error:.3f}.\n"
+    )

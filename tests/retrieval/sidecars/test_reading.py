@@ -1,0 +1,180 @@
+"""Stored rows and hits by sidecars, beside the old vectors themselves."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.retrieval.sidecars.conftest import ROWS, Made
+from tests.support.dictionary_store import DictionaryStore
+
+from evergram.errors import DataError, IntegrityError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import fill
+from evergram.retrieval.reader import Reader
+from evergram.retrieval.sidecars import reading
+from evergram.retrieval.sidecars.reading import Sidecars
+from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
+from evergram.stores.rows import Rows
+
+SIDE = "object"
+
+
+@pytest.fixture
+def sidecars(made: Made) -> dict[int, Path]:
+    return made.sidecars
+
+
+def error(read: np.ndarray, true: np.ndarray) -> float:
+    return float(np.linalg.norm(read - true) / np.linalg.norm(true))
+
+
+def test_rows_are_read_as_the_old_vectors_and_nearer_than_by_the_way_back(
+    made: Made, sidecars: dict[int, Path]
+) -> None:
+    with (
+        closing(Reader.open(made.lineage)) as plain,
+        closing(Reader.open(made.lineage, sidecars=list(sidecars.values()))) as reader,
+    ):
+        for version in (2, 1, 0):
+            true = made.vectors[version].numpy()
+            by_chain = plain.embed(made.ids, version).vectors
+            embedded = reader.embed(made.ids, version)
+            assert set(embedded.counts) == {2}
+            if version == 2:
+                np.testing.assert_array_equal(embedded.vectors, by_chain)
+            else:
+                assert error(embedded.vectors, true) < 0.25 * error(by_chain, true)
+        stated = VersionSidecar.open(sidecars[2])
+        assert error(reader.embed(made.ids, 1).vectors, made.vectors[1].numpy()) == pytest.approx(
+            stated.error, rel=1e-4
+        )
+        assert stated.way_back_error == pytest.approx(
+            error(plain.embed(made.ids, 1).vectors, made.vectors[1].numpy()), rel=1e-4
+        )
+        # In another order, some twice, one that is not stored.
+        some = [made.ids[n].as_py() for n in (7, 3, 7)]
+        asked = reader.embed([*some, "none" if isinstance(some[0], str) else -5], 1)
+        whole = reader.embed(made.ids, 1).vectors
+        np.testing.assert_allclose(asked.vectors[:3], whole[[7, 3, 7]], rtol=1e-6)
+        assert not asked.vectors[3].any()
+
+
+def test_a_step_without_a_sidecar_is_the_way_back(made: Made, sidecars: dict[int, Path]) -> None:
+    with closing(Reader.open(made.lineage, sidecars=[sidecars[2]])) as reader:
+        as_one = reader.embed(made.ids, 1).vectors
+        expected = reader.transform(as_one, 1, 0)
+        np.testing.assert_allclose(
+            reader.embed(made.ids, 0).vectors, expected, rtol=1e-5, atol=1e-6
+        )
+    # Codes of version 1 say nothing of rows of version 2 that were not read by codes themselves.
+    with (
+        closing(Reader.open(made.lineage, sidecars=[sidecars[1]])) as reader,
+        closing(Reader.open(made.lineage)) as plain,
+    ):
+        same = plain.embed(made.ids, 0).vectors
+        np.testing.assert_array_equal(reader.embed(made.ids, 0).vectors, same)
+
+
+def test_an_object_that_was_embedded_anew_is_read_by_the_way_back(
+    made: Made, sidecars: dict[int, Path]
+) -> None:
+    store = DictionaryStore("string" if pa.types.is_string(made.ids.type) else "int64")
+    fill(made.lineage, store, SIDE)
+    changed = made.ids.slice(4, 1)
+    row = store.fetch(changed)[0].vectors.copy()
+    row[:, 0] += 0.25
+    store.upsert(Rows(2, changed, row))
+    opened = Sidecars.open([sidecars[2]], made.lineage)
+    with closing(Reader(made.lineage, {SIDE: store}, sidecars=opened)) as reader:
+        read = reader.embed(made.ids, 1).vectors
+        dim = made.vectors[2].shape[1]
+        by_way_back = reader.transform(row[:, :dim], 2, 1)
+        np.testing.assert_allclose(read[4], by_way_back[0], rtol=1e-5)
+        others = [n for n in range(ROWS) if n != 4]
+        assert error(read[others], made.vectors[1].numpy()[others]) < 0.1
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_a_search_ranks_by_what_is_read(
+    made: Made, sidecars: dict[int, Path], metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = made.vectors[0][:5].numpy() + 0.1
+    with closing(Reader.open(made.lineage, sidecars=list(sidecars.values()))) as reader:
+        read = reader.embed(made.ids, 0).vectors.astype(float)
+        scores = {
+            "ip": queries @ read.T,
+            "l2": -((queries[:, None] - read[None]) ** 2).sum(-1),
+            "cosine": queries
+            @ read.T
+            / np.linalg.norm(queries, axis=1)[:, None]
+            / np.linalg.norm(read, axis=1),
+        }[metric]
+        rows = {id_: row for row, id_ in enumerate(made.ids.to_pylist())}
+        for depth in (ROWS, 300):
+            monkeypatch.setattr(reading, "DEPTH", depth)
+            hits = reader.search(queries, 10, 0, metric=metric)  # type: ignore[arg-type]
+            with closing(Reader.open(made.lineage)) as plain:
+                proposed = plain.search(queries, depth, 0, metric=metric)  # type: ignore[arg-type]
+            for own, first, of_query in zip(scores, proposed, hits, strict=True):
+                places = sorted((rows[i] for i in first.ids.to_pylist()), key=lambda n: -own[n])
+                expected = [made.ids[n].as_py() for n in places[:10]]
+                assert of_query.ids.to_pylist() == expected
+                np.testing.assert_allclose(of_query.scores, own[places[:10]], rtol=1e-4, atol=1e-5)
+                assert set(of_query.versions.tolist()) == {2}
+        # More than DEPTH, among some, and at the version of the rows.
+        monkeypatch.setattr(reading, "DEPTH", 3)
+        among = made.ids.slice(0, 50)
+        (few,) = reader.search(queries[:1], 20, 0, metric=metric, ids=among)  # type: ignore[arg-type]
+        assert len(few) == 20
+        own_version = made.vectors[2][:1].numpy()
+        (first,) = reader.search(own_version, 3, 2, metric="l2")
+        assert first.ids[0].as_py() == made.ids[0].as_py()
+
+
+def test_old_queries_find_what_they_found(made: Made, sidecars: dict[int, Path]) -> None:
+    queries = made.vectors[0].numpy()[:100]
+    with (
+        closing(Reader.open(made.lineage)) as plain,
+        closing(Reader.open(made.lineage, sidecars=list(sidecars.values()))) as reader,
+    ):
+        shares = []
+        true = np.argsort(
+            ((queries[:, None] - made.vectors[0].numpy()[None]) ** 2).sum(-1), axis=1
+        )[:, :10]
+        for one in (plain, reader):
+            hits = one.search(queries, 10, 0, metric="l2")
+            shares.append(
+                np.mean(
+                    [
+                        len({made.ids[int(n)].as_py() for n in own} & set(h.ids.to_pylist())) / 10
+                        for own, h in zip(true, hits, strict=True)
+                    ]
+                )
+            )
+    assert shares[1] > 0.8
+    assert shares[1] > shares[0] + 0.3
+
+
+def test_sidecars_of_others_are_refused(
+    made: Made, sidecars: dict[int, Path], tmp_path: Path
+) -> None:
+    other = Lineage.create(tmp_path / "other", "other")
+    with pytest.raises(IntegrityError, match="of other versions than 2 and 1"):
+        Sidecars.open([sidecars[2]], other)
+    with pytest.raises(DataError, match="Two sidecars are of one side"):
+        Sidecars.open([sidecars[2], sidecars[2]], made.lineage)
+    with pytest.raises(DataError, match="is no sidecar of a version"):
+        Sidecars.open([made.file(0)], made.lineage)
+    with pytest.raises(DataError, match="cannot be read"):
+        Sidecars.open([tmp_path / "none"], made.lineage)
+
+
+def test_a_reader_that_is_carried_keeps_its_sidecars(made: Made, sidecars: dict[int, Path]) -> None:
+    with closing(Reader.open(made.lineage, sidecars=[sidecars[2]])) as reader:
+        before = reader.embed(made.ids, 1).vectors
+        with closing(reader.carried(Lineage.open(made.lineage.path))) as after:
+            np.testing.assert_array_equal(after.embed(made.ids, 1).vectors, before)
