@@ -45,6 +45,7 @@ WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "rein
 PAIRS = (1.0, 0.1)
 # A sidecar is asked for this share of the old version's own nDCG@10.
 KEEPS = 0.99
+FLOAT_BYTES = 4
 
 
 def measure() -> dict[str, Any]:

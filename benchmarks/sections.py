@@ -49,6 +49,7 @@ from benchmarks import (
     serving,
     sharded_tables,
     share_limits,
+    sidecar_searches,
     snapshot_engine,
     sql_functions,
     staged_dumps,
@@ -220,6 +221,9 @@ SECTIONS = {
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
+    "sidecar-searches": Section(
+        sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
+    ),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
     "heads": Section(heads.measure, heads.tiny, heads.table, needs_data=True),

@@ -102,7 +102,7 @@ def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
         make_sidecar(made.lineage, old, version=0, size=3)
     with pytest.raises(LineageError, match="no side 'query'"):
         make_sidecar(made.lineage, old, side="query", size=3)
-    with pytest.raises(LineageError, match="are not stored|stored"):
+    with pytest.raises(LineageError, match="stored"):
         make_sidecar(made.lineage, open_embeddings(made.file(0)), version=1, size=3)
     with pytest.raises(LineageError, match=r"its dim is 8, not 10"):
         make_sidecar(made.lineage, open_embeddings(made.file(0)), size=3)

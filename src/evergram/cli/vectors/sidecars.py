@@ -13,16 +13,17 @@ from evergram.cli.command_line.completion import versions
 from evergram.cli.options import Force, IdColumn, Json, LineageFolder, VectorColumn, columns_of
 from evergram.cli.printing import dump
 from evergram.cli.stores import print_progress
+from evergram.errors import DataError
 
 
 @vector_commands.command(
     "sidecar",
-    epilog="Example: evergram vectors sidecar lineages/texts v1.sidecar --old old.parquet "
+    epilog="Example: evergram vectors sidecar lineages/texts v1.safetensors --old old.parquet "
     "--error 0.1",
 )
 def make(
     lineage: LineageFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, .safetensors.")],
     old: Annotated[
         Path | None,
         typer.Option(
@@ -66,6 +67,8 @@ def make(
     from evergram.vector_files.writers import check_writable
 
     opened = Lineage.open(lineage)
+    if out.suffix.lower() != ".safetensors":
+        raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
     check_writable(out, overwrite=force)
     before = None
     if old is not None:
