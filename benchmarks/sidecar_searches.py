@@ -87,19 +87,19 @@ def searches(corpus: str, name: str, pair: MigrationVectors, judgements: Judgeme
             files.append(open_embeddings(path))
         lineage = Lineage.create(Path(folder) / "line", "line")
         settings = AlignSettings("linear", allow_small_overlap=True)
-        align(*files, lineage, settings, max_error=float("inf"))
+        align(files[0], files[1], lineage, settings, max_error=float("inf"))
         made = make_sidecar(lineage, files[0], size=int(FLOAT_BYTES * pair.old.shape[1] / 10))
         made.save(Path(folder) / "sidecar.safetensors")
-        paths = ([], [Path(folder) / "sidecar.safetensors"])
-        figures, times = [], []
-        readers = [Reader.open(lineage, sidecars=some) for some in paths]
+        figures = []
+        with_codes = Reader.open(lineage, sidecars=[Path(folder) / "sidecar.safetensors"])
+        readers = [Reader.open(lineage), with_codes]
         with closing(readers[0]), closing(readers[1]):
             for reader in readers:
                 hits = reader.search(queries.numpy(), 10, 0, metric="cosine")
                 ranked = [[place[id_] for id_ in of_query.ids.to_pylist()] for of_query in hits]
                 figures.append(ndcg(torch.tensor(ranked)))
             times = [_seconds(readers, query) for query in queries[:TIMED].numpy()]
-    slower = median(with_codes / without for without, with_codes in times)
+    slower = median(codes / without for without, codes in times)
     stay = ndcg(best_candidates(queries, pair.old, 10))
     errors = made.way_back_error, made.error
     return Search(corpus, name, stay, figures[0], figures[1], errors, slower)

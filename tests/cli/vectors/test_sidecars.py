@@ -70,6 +70,7 @@ def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None
         (("--bytes", "3", "--old", "new.parquet"), "its dim is 8, not 6"),
         (("--bytes", "7", *old), "it must be 0 to 6"),
         (("--error", "0.00001", *old), "No sidecar leaves a relative error of 1e-05"),
+        (("--bytes", "3", "--id-column", "id"), "are of the file --old"),
         (("--bytes", "3", "--side", "query", *old), "no side 'query'"),
         (("--bytes", "3", "--version", "v0", *old), "needs no sidecar"),
     ):

@@ -21,7 +21,7 @@ def test_no_other_bits_leave_less(values: list[float], budget: int) -> None:
     errors = rounding_errors().tolist()
 
     def left(bits: tuple[int, ...]) -> float:
-        return sum(v * errors[b] for v, b in zip(values, bits, strict=True))
+        return sum(float(v * errors[b]) for v, b in zip(values, bits, strict=True))
 
     own = allocated(bit_order(torch.tensor(values, dtype=torch.float64)), budget)
     assert int(own.sum()) == budget

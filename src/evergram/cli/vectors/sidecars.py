@@ -52,6 +52,9 @@ def make(
     side: Annotated[
         str | None, typer.Option(help="Side of the lineage, where it has more than one.")
     ] = None,
+    old_ids: Annotated[
+        Path | None, typer.Option("--old-ids", metavar="FILE", help="Ids of --old, one a line.")
+    ] = None,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     force: Force = False,
@@ -71,8 +74,11 @@ def make(
         raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
     check_writable(out, overwrite=force)
     before = None
+    if old is None and (old_ids or id_column or vector_column):
+        raise DataError("--old-ids and columns are of the file --old; give it, or leave them out.")
     if old is not None:
-        before = open_embeddings(old, **columns_of([old], id_column, vector_column))
+        columns = columns_of([old], id_column, vector_column)
+        before = open_embeddings(old, ids=old_ids, **columns)
     made = make_sidecar(
         opened,
         before,

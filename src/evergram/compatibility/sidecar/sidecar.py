@@ -193,7 +193,7 @@ def _nearest(coordinates: Tensor, scales: Tensor, bits: Tensor, levels: Tensor) 
     """Return the number of the level that is nearest to each coordinate, uint8 [N, r]."""
     standard = coordinates / torch.where(scales > 0, scales, 1.0)
     codes = torch.empty(standard.shape, dtype=torch.uint8)
-    for count in bits.unique().tolist():
+    for count in sorted(set(bits.tolist())):
         own = levels[2**count - 2 : 2 ** (count + 1) - 2]
         columns = bits == count
         part = standard[:, columns].contiguous()

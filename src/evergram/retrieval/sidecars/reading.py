@@ -97,5 +97,5 @@ def reread(
     # A row may have been removed since the search.
     there = embedded.sources >= 0
     ids = hits.ids.filter(pa.array(there))
-    found = Hits(ids, hits.scores[there], embedded.sources[there])
-    return by_vectors(found, embedded.vectors[there], query, metric).first(k)
+    stored = Hits(ids, hits.scores[there], embedded.sources[there])
+    return by_vectors(stored, embedded.vectors[there], query, metric).first(k)
