@@ -22,6 +22,7 @@ from tests.support.text_encoders import ADDRESSES, CALLS, sentences, text_lineag
 from evergram.lineage.lineage import Lineage
 from evergram.serving.app import create_app
 from evergram.serving.client import Client
+from evergram.serving.http.workers import Workers
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts.served_texts import ServedTexts
@@ -153,6 +154,25 @@ def test_a_text_that_was_asked_for_before_is_not_encoded_again(http: TestClient)
     again = vectors(embed(http, ["word3", "word7 word8"]))
     assert CALLS == []
     assert_allclose(again, first[[2, 0]])
+
+
+def test_only_what_is_encoded_waits_for_a_worker(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[Workers] = []
+    run = Workers.run
+
+    async def counted(workers: Workers, work: Any, done: Any) -> Any:
+        handed.append(workers)
+        return await run(workers, work, done)
+
+    monkeypatch.setattr(Workers, "run", counted)
+    with running(lineage.path, ServedTexts(ADDRESSES)) as http:
+        handler = http.app.state.handler  # type: ignore[attr-defined]
+        first = vectors(embed(http, TEXTS, input_type="query"))
+        assert handed == [handler.text_workers]
+        assert_allclose(vectors(embed(http, TEXTS, input_type="query")), first)
+        assert handed == [handler.text_workers]
 
 
 def test_a_replaced_model_closes_strings_and_leaves_ids(

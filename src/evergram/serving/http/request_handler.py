@@ -24,7 +24,6 @@ from evergram.serving.http.fast_paths.inline_answers import is_quick
 from evergram.serving.http.refresher import Refresher
 from evergram.serving.http.requests.auth import Access, authenticate
 from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_arrow
-from evergram.serving.http.requests.texts import strings_are_texts
 from evergram.serving.http.vector_routes import embeddings
 from evergram.serving.http.workers import Workers
 from evergram.serving.monitoring.metrics import Metrics
@@ -109,8 +108,7 @@ class RequestHandler:
                 state.leave()
                 raise
             call = self._call(request, state, access, body, arrow_in)
-            texts = state.texts is not None and strings_are_texts(state.lineage)
-            quick = not texts and is_quick(call.size, state.shared.in_memory, call.content)
+            quick = is_quick(call.size, state.shared.in_memory, call.content)
             if operation is embeddings and quick:
                 run = self._inline(call, operation)
             else:

@@ -11,12 +11,13 @@ from evergram.serving.http.fast_paths.inline_answers import is_quick
     ("body", "quick"),
     [
         (b'{"input": [1, 2]}', True),
+        (b'{"input": ["a text"], "input_type": "query"}', True),
         (b'{"input": {"features": {}}}', False),
         (rb'{"input": {"\u0066eatures": {}}}', False),
         (b'{"input": 1, "user": "' + b"x" * 5000 + b'"}', False),
     ],
 )
-def test_only_a_few_ids_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
+def test_only_a_few_ids_or_texts_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
     assert is_quick(len(body), True, lambda: body) is quick
 
 

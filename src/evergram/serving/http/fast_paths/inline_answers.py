@@ -1,6 +1,7 @@
 """Around the thread pool: a request of a few ids is answered in the event loop's own thread.
 
-Looking up a few rows in this process's memory takes less time than handing them to a worker.
+Looking up a few rows in this process's memory takes less time than handing them to a worker. So
+does looking up the vectors of a few texts; those that must be encoded are then handed on once.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ QUICK = 4096
 
 
 def is_quick(size: int, in_memory: bool, content: Callable[[], bytes | bytearray]) -> bool:
-    """Return whether a request for embeddings names a few ids of stores in memory.
+    """Return whether a request for embeddings names a few ids of stores in memory, or texts.
 
-    Features and texts are encoded, which takes longer.
+    Features are encoded, which takes longer.
 
     Args:
         size: bytes of the body.
@@ -25,4 +26,4 @@ def is_quick(size: int, in_memory: bool, content: Callable[[], bytes | bytearray
         return False
     body = content()
     # JSON may write the letters of "features" as \u0066, too.
-    return b"features" not in body and b"input_type" not in body and b"\\u00" not in body
+    return b"features" not in body and b"\\u00" not in body
