@@ -113,7 +113,7 @@ def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
         "cascade_share": plans[1.0]["ways"]["cascade"]["ndcg@10"]["mean"] / reindex,
         "shallow": {"depth": depth, "encoded": encoded, "share": ndcg(shallow) / reindex},
         "sidecar_share": plans[1.0]["ways"]["sidecar"]["ndcg@10"]["mean"] / stay,
-        "bytes_that_keep": size / (4 * pair.old.shape[1]),
+        "bytes_that_keep": None if size is None else size / (FLOAT_BYTES * pair.old.shape[1]),
         "predicted": predicted_bytes(pair),
     }
 
@@ -126,18 +126,20 @@ def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float
     return depth, touched[depth - 1]
 
 
-def _size_that_keeps(pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float) -> int:
+def _size_that_keeps(
+    pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float
+) -> int | None:
     """Return the least multiple of a hundredth of an old vector's bytes with which old readers keep
-    `KEEPS`; all that a sidecar can have, if none does."""
+    `KEEPS`; None if not even the most that a sidecar can have does."""
     affine = Aligner("linear").fit(pair.new, pair.old).as_transform().affine()
     assert affine is not None
     dim = pair.old.shape[1]
     for hundredths in range(26):
-        size = round(4 * dim * hundredths / 100)
+        size = round(FLOAT_BYTES * dim * hundredths / 100)
         sidecar = Sidecar.fit(*affine, pair.new, pair.old, size)
         if ndcg(unit(sidecar.read(pair.new, sidecar.encode(pair.new, pair.old)))) >= KEEPS * stay:
             return size
-    return dim
+    return None
 
 
 def predicted_bytes(pair: MigrationVectors) -> dict[str, int]:
@@ -270,7 +272,7 @@ def _bars(name: str, row: dict[str, Any], texts: int) -> str:
         f"{ways['cascade']['encoded'] / texts:.0%}",
         f"{shallow['depth']}, {shallow['share']:.3f}",
         f"{row['sidecar_share']:.3f}",
-        f"{row['bytes_that_keep']:.1%}",
+        "none" if row["bytes_that_keep"] is None else f"{row['bytes_that_keep']:.1%}",
         f"{predicted['predicted']}, {predicted['needed']}",
     ]
     return f"| {' | '.join(cells)} |"

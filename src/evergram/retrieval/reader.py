@@ -95,7 +95,7 @@ class Reader:
         progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
-        sidecars: Sequence[str | Path] = (),
+        sidecars: Sequence[str | Path] | Sidecars = (),
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
@@ -110,11 +110,15 @@ class Reader:
                 `search_texts`, in place of those that versions record. None opens the recorded one,
                 but none of "python:" and "openai:", which would run code or send texts elsewhere.
             sidecars: files of `evergram vectors sidecar`, by which objects are read as the version
-                before: docs/migrate.md, "A sidecar for old readers".
+                before: docs/migrate.md, "A sidecar for old readers". Of opened ones, those that are
+                not of the lineage any more are left out.
         Raises: LineageError, IntegrityError, StoreError. DataError: a sidecar cannot be read.
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        read = Sidecars.open(sidecars, opened)
+        if isinstance(sidecars, Sidecars):
+            read = sidecars.of(opened)
+        else:
+            read = Sidecars.open(sidecars, opened)
         with opened_stores(opened, stores, progress) as (by_side, canaries):
             return cls(opened, by_side, canaries, encoder=encoder, sidecars=read)
 
@@ -243,28 +247,30 @@ class Reader:
             )
         checked = self.queries(queries, target)
         named = self.default_side if side is None else side
-        depth = self._sidecars.depth(named, target, k) if scores == "raw" else k
 
-        def search(view: StoreView) -> list[list[Hits]]:
+        def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
             chosen = view if filter is None else view.where(filter)
-            asked = self._maps, target, checked, depth, metric, ids
             if scores == "raw":
-                return [search_view(chosen, *asked)]
+                rereads = self._sidecars.apply(named, target, chosen.filled())
+                depth = self._sidecars.depth(named, target, k) if rereads else k
+                asked = self._maps, target, checked, depth, metric, ids
+                return rereads, [search_view(chosen, *asked)]
+            asked = self._maps, target, checked, k, metric, ids
             # Before they are calibrated, scores of two versions' rows are not comparable.
             each = [search_view(chosen, *asked, [filled]) for filled in chosen.filled()]
-            return each or [search_view(chosen, *asked)]
+            return False, each or [search_view(chosen, *asked)]
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
         with span("search", store=store.kind, version=target, rows=len(checked), k=k):
-            parts = store.read_consistently(search)
-        if scores == "raw":
-            if depth == k:
-                return parts[0]
+            rereads, parts = store.read_consistently(search)
+        if rereads:
             embed = partial(self.embed, version=target, side=named)
-            pairs = zip(parts[0], checked, strict=True)
-            return [reread(embed, hits, query, metric, k) for hits, query in pairs]
-        apart = [self.calibrated(p, target, side, metric, query_side=query_side) for p in parts]
+            return reread(embed, parts[0], checked, metric, k)
+        if scores == "raw":
+            return parts[0]
+        sides = self._sides(query_side, side)
+        apart = [self._calibrated(part, target, sides, metric) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def encode(
@@ -337,16 +343,37 @@ class Reader:
         Args:
             hits: of a search at this version, with this side and metric.
             query_side: the side of the queries; by default "query" if there is one, else `side`.
-        Raises: LineageError: the versions keep too few canaries in common.
+        Raises: LineageError: the versions keep too few canaries in common. DataError: the reader
+            has a sidecar that hits of these versions may be ranked by.
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
+        sides = self._sides(query_side, side)
+        sources = {int(v) for h in hits for v in h.versions}
+        if self._sidecars.apply(sides[1], target, sources):
+            raise DataError(
+                "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
+                "say whether theirs are such; search with scores='calibrated'."
+            )
+        return self._calibrated(hits, target, sides, metric)
+
+    def _calibrated(
+        self, hits: Sequence[Hits], target: int, sides: tuple[str, str], metric: Metric
+    ) -> list[Hits]:
+        return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
+
+    def _sides(self, query_side: str | None, side: str | None) -> tuple[str, str]:
+        """Return the sides of queries and of hits. Raises: LineageError: there is no such side."""
         side = self.default_side if side is None else side
         self.store(side)
         if query_side is None:
             query_side = "query" if "query" in self.sides else side
-        sides = query_side, side
-        return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
+        return query_side, side
+
+    def looked_at(self, k: int, version: Version = None, side: str | None = None) -> int:
+        """Return how many stored objects a search for k may look at, for each query."""
+        named = self.default_side if side is None else side
+        return self._sidecars.depth(named, self.lineage.resolve(version), k)
 
     def recommend(
         self,

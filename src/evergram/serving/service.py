@@ -15,6 +15,7 @@ from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
+from evergram.retrieval.sidecars.reading import Sidecars
 from evergram.serving.change_watch import ChangeWatch, FileStamp
 from evergram.serving.served_state import ServedState, SharedReader
 from evergram.serving.texts.served_texts import ServedTexts
@@ -97,13 +98,14 @@ class Service:
             return before.carried(Lineage.open(where))
 
         filling: dict[str, tuple[int, int, int]] = {}
+        opened = Sidecars.open(sidecars, Lineage.open(where)) if sidecars else Sidecars()
 
         def progress(side: str, version: int, done: int, total: int) -> None:
             filling[side] = version, done, total
 
         def open_reader() -> Reader:
             try:
-                return Reader.open(where, stores, progress, sidecars=sidecars)
+                return Reader.open(where, stores, progress, sidecars=opened)
             finally:
                 filling.clear()
 

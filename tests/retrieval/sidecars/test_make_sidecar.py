@@ -57,10 +57,11 @@ def test_old_vectors_that_are_still_stored_need_no_file(tmp_path: Path) -> None:
 def test_a_sample_chooses_the_bits_and_all_objects_are_encoded(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SAMPLE", 400)
+    monkeypatch.setattr(module, "SAMPLE", 400 * 10)
     sidecar = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=6)
     assert len(sidecar) == ROWS
     assert sidecar.sidecar.relative_error == pytest.approx(sidecar.error, rel=0.1)
+    assert sidecar.sidecar.relative_error != sidecar.error
     again = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=6)
     assert np.array_equal(again.codes, sidecar.codes)
 
@@ -83,6 +84,13 @@ def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
     changed = file_of(tmp_path / "changed.parquet", made.vectors[1] + 1, made.ids)
     with pytest.raises(LineageError, match=r"the vector of id '.*' is another"):
         make_sidecar(made.lineage, changed, size=3)
+    # Each vector under its neighbour's id, but for those that are compared.
+    kept = set(made.lineage.canaries(1)["object"][0].to_pylist())
+    moved = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
+    rolled = made.vectors[1].clone()
+    rolled[moved] = rolled[moved[1:] + moved[:1]]
+    with pytest.raises(LineageError, match="these are other vectors, or under other ids"):
+        make_sidecar(made.lineage, file_of(tmp_path / "rolled.parquet", rolled, made.ids), size=3)
     canaries = set(made.lineage.canaries(1)["object"][0].to_pylist())
     rest = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in canaries]
     without = file_of(

@@ -29,12 +29,32 @@ def test_a_file_reads_as_it_was_written(made: Made, tmp_path: Path) -> None:
     same = VersionSidecar.open(tmp_path / "again")
     assert same.ids.equals(sidecar.ids)
     assert same.ids.type == made.ids.type
-    assert np.array_equal(same.checks, sidecar.checks)
+    assert np.array_equal(same.marks, sidecar.marks)
+    assert np.array_equal(same.old_marks, sidecar.old_marks)
+    assert (same.version, same.target, same.side) == (2, 1, "object")
     assert (same.error, same.way_back_error) == (sidecar.error, sidecar.way_back_error)
     new = made.vectors[2].numpy()
     assert np.array_equal(same.read(made.ids, new), sidecar.read(made.ids, new))
     assert same.known(Rows(2, made.ids, new)).all()
     assert not same.known(Rows(2, made.ids, new + 1)).any()
+    # As a store of float16 has them, and under ids that it has no codes of.
+    half = new.astype(np.float16).astype(np.float32)
+    assert same.known(Rows(2, made.ids, half)).all()
+    others = pa.array([f"other{n}" for n in range(len(new))])
+    assert not same.known(Rows(2, others, new)).any()
+    # Under each other's ids.
+    assert not same.known(Rows(2, made.ids, np.roll(new, 1, axis=0))).any()
+
+
+def test_stores_may_have_ids_of_the_other_type(made: Made) -> None:
+    sidecar, new = VersionSidecar.open(made.sidecars[2]), made.vectors[2].numpy()
+    if pa.types.is_integer(made.ids.type):
+        texts = made.ids.cast(pa.string())
+        assert sidecar.known(Rows(2, texts, new)).all()
+        assert np.array_equal(sidecar.read(texts, new), sidecar.read(made.ids, new))
+    else:
+        numbers = pa.array(range(len(new)))
+        assert not sidecar.known(Rows(2, numbers, new)).any()
 
 
 def test_ids_of_any_letters_are_kept(tmp_path: Path) -> None:
@@ -53,7 +73,8 @@ def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
     for wrong, changed, message in (
         ({}, {"format_version": 2}, "format version 2"),
         ({"codes": tensors["codes"][:-1].contiguous()}, {}, "damaged"),
-        ({"checks": tensors["checks"][:-1].contiguous()}, {}, "damaged"),
+        ({"marks": tensors["marks"][:-1].contiguous()}, {}, "damaged"),
+        ({"old_marks": tensors["old_marks"][:, :2].contiguous()}, {}, "damaged"),
         ({"bits": tensors["bits"] * 0}, {}, "damaged"),
         ({"basis": tensors["basis"] * torch.nan}, {}, "damaged"),
     ):

@@ -17,6 +17,8 @@ from evergram.compatibility.sidecar.packed_bits import pack, packed_size, unpack
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.errors import DataError, ShapeError
 
+# Objects that are rounded at once, while the bytes for an error are looked for.
+ROWS = 4096
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 
@@ -177,14 +179,17 @@ def _fitted(
 
 def _missing_by_size(basis: ResidualBasis, residual: Tensor) -> Tensor:
     """Return the mean square that 0, 1, … D bytes leave of the residuals, float64 [D + 1]."""
-    coordinates, scales, levels = residual @ basis.vectors, basis.values.sqrt(), all_levels()
-    left = [basis.values]
-    for count in range(1, MOST_BITS + 1):
-        bits = torch.full((len(basis),), count)
-        codes = _nearest(coordinates, scales, bits, levels).long()
-        rounded = levels[codes + _first_level(bits)] * scales
-        left.append((coordinates - rounded).square().mean(0))
-    taken = -torch.stack(left, dim=1).diff(dim=1).flatten()[bit_order(basis.values)]
+    scales, levels = basis.values.sqrt(), all_levels()
+    sums = torch.zeros(len(basis), MOST_BITS, dtype=torch.float64)
+    for rows in residual.split(ROWS):
+        coordinates = rows @ basis.vectors
+        for count in range(1, MOST_BITS + 1):
+            bits = torch.full((len(basis),), count)
+            codes = _nearest(coordinates, scales, bits, levels).long()
+            rounded = levels[codes + _first_level(bits)] * scales
+            sums[:, count - 1] += (coordinates - rounded).square().sum(0)
+    left = torch.cat([basis.values[:, None], sums / len(residual)], dim=1)
+    taken = -left.diff(dim=1).flatten()[bit_order(basis.values)]
     after = basis.values.sum() - taken.cumsum(0)
     return torch.cat([basis.values.sum()[None], after[MOST_BITS - 1 :: MOST_BITS]])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,17 +13,21 @@ from torch import Tensor
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, LineageError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.retrieval.sidecars.marks import marks_of
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
-from evergram.stores.rows import Rows, row_checks
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 
 # Called with objects encoded and objects in all.
 Progress = Callable[[int, int], None]
-# Objects that directions and bits are chosen by.
-SAMPLE = 100_000
-# Two vectors are the same if they differ by no more than this share of their length.
-SAME = 1e-5
+log: logging.Logger = logging.getLogger(__name__)
+# Coordinates of the objects that directions and bits are chosen by.
+SAMPLE = 20_000_000
+# Two vectors are the same if they differ by no more than this share of their length: one that was
+# rounded to float16 is.
+SAME = 2e-3
+# The way back's error over all objects may be so many times the one of those held out of its fit.
+WORSE = 1.2
 
 
 def make_sidecar(
@@ -38,42 +43,43 @@ def make_sidecar(
     """Return the sidecar from a version to the one before, of all objects that both have.
 
     Args:
-        old: vectors of version v − 1; None takes those that the lineage still stores.
+        old: vectors of the version before; None takes those that the lineage still stores.
         version: v, whose vectors the lineage stores; the newest by default.
         side: of the lineage; may be left out if there is one.
         size: bytes beside each vector. error: the most that the relative error may be, which
-            chooses the bytes; over more than `SAMPLE` objects it is chosen by so many of them.
-            Give one of them.
+            chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
+            in all, so many choose, and a larger error over all objects is logged as a warning.
+        progress: called with objects encoded and objects in all.
     Raises: LineageError: there is no such version or side, its way back is not affine, or `old` is
-        not of version v − 1. DataError: the sizes are not one, or not allowed; or no object is in
-        both files.
+        not of the version before. DataError: the sizes are not one, or not allowed; or no object is
+        in both files.
     """
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
-    number = _checked_version(lineage, version)
+    number, target = _checked_versions(lineage, version)
     side = _checked_side(lineage, number, side)
-    if not lineage.chain.is_affine(number, number - 1):
+    if not lineage.chain.is_affine(number, target):
         raise LineageError(
             f"The way back from version {number} is not affine, and a sidecar is made for an "
             "affine one."
         )
     stored = open_embeddings(lineage.stored(side, number))
     if old is None:
-        old = open_embeddings(lineage.stored(side, number - 1))
+        old = open_embeddings(lineage.stored(side, target))
     else:
-        lineage.check_fingerprint(old.fingerprint, number - 1, str(old.path))
-        _refuse_another(old, lineage, number - 1, side)
+        lineage.check_fingerprint(old.fingerprint, target, str(old.path))
+        _refuse_another(old, lineage, target, side)
     pairing = Pairing(old, stored)
-    weight, offset = lineage.chain.affine(number, number - 1)
+    weight, offset = lineage.chain.affine(number, target)
     shift = offset if bool(offset.any()) else None
-    before, after = _sampled(pairing)
+    before, after = _sampled(pairing, old.dim)
     if size is not None:
         sidecar = Sidecar.fit(weight, shift, after, before, size)
     else:
         assert error is not None
         sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
     ids = pairing.ids.cast(stored.ids().type)
-    codes, checks, done = [], [], 0
+    codes, marks, old_marks, done = [], [], [], 0
     missing = alone = power = 0.0
     for past, present in _floats(pairing):
         codes.append(sidecar.encode(present, past))
@@ -82,31 +88,57 @@ def make_sidecar(
         missing += float((read - past).double().square().sum())
         alone += float((back - past).square().sum())
         power += float(past.double().square().sum())
-        part = ids.slice(done, len(past))
-        checks.append(row_checks(Rows(number, part, present.numpy())))
+        marks.append(marks_of(present.numpy()))
+        old_marks.append(marks_of(past.numpy()))
         done += len(past)
         if progress is not None:
             progress(done, len(pairing))
+    alone, left = (alone / power) ** 0.5, (missing / power) ** 0.5
+    _refuse_worse(lineage, number, alone, str(old.path))
+    if error is not None and left > error:
+        log.warning(
+            "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
+            "bytes. Ask for a little less.",
+            left,
+            error,
+        )
     return VersionSidecar(
         number,
+        target,
         side,
-        (lineage.manifest(number).fingerprint, lineage.manifest(number - 1).fingerprint),
+        (lineage.manifest(number).fingerprint, lineage.manifest(target).fingerprint),
         sidecar,
-        (missing / power) ** 0.5,
-        (alone / power) ** 0.5,
+        left,
+        alone,
         ids,
         torch.cat(codes).numpy(),
-        np.concatenate(checks),
+        np.concatenate(marks),
+        np.concatenate(old_marks),
     )
 
 
-def _checked_version(lineage: ReadOnlyLineage, version: int | None) -> int:
+def _refuse_worse(lineage: ReadOnlyLineage, version: int, error: float, path: str) -> None:
+    """Raises: LineageError: the way back is much worse on these vectors than it was published."""
+    step = lineage.step_errors.get(version)
+    if step is None or not step.is_known or not step.power > 0:
+        return
+    published = step.rms / step.power**0.5
+    if error > WORSE * published + SAME:
+        raise LineageError(
+            f"The way back has a relative error of {error:.3f} on {path}, and {published:.3f} was "
+            f"published for version {version}: these are other vectors, or under other ids."
+        )
+
+
+def _checked_versions(lineage: ReadOnlyLineage, version: int | None) -> tuple[int, int]:
+    """Return the version, and the one before it that was not withdrawn."""
     if not lineage.versions:
         raise LineageError(f"{lineage} has no versions.")
     number = lineage.newest if version is None else lineage.resolve(version)
-    if not number:
-        raise LineageError(f"Version 0 of {lineage} has none before it, and needs no sidecar.")
-    return number
+    before = [m.version for m in lineage.versions if m.version < number]
+    if not before:
+        raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
+    return number, max(before)
 
 
 def _checked_side(lineage: ReadOnlyLineage, version: int, side: str | None) -> str:
@@ -149,11 +181,12 @@ def _floats(pairing: Pairing) -> Iterator[tuple[Tensor, Tensor]]:
         yield past.float(), present.float().contiguous()
 
 
-def _sampled(pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Return old and new vectors of at most `SAMPLE` objects, drawn with a fixed seed."""
+def _sampled(pairing: Pairing, dim: int) -> tuple[Tensor, Tensor]:
+    """Return old and new vectors of objects that are drawn with a fixed seed: all, if their old
+    vectors have no more than `SAMPLE` coordinates, and else at least four for each of one."""
     drawn = torch.randperm(len(pairing), generator=torch.Generator().manual_seed(0))
     chosen = torch.zeros(len(pairing), dtype=torch.bool)
-    chosen[drawn[:SAMPLE]] = True
+    chosen[drawn[: max(SAMPLE // dim, 4 * dim)]] = True
     past, present, start = [], [], 0
     for one, two in _floats(pairing):
         part = chosen[start : start + len(one)]

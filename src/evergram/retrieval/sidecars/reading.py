@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,10 +15,13 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.migrating.cascade import Metric, by_vectors
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.rows import joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
 
 # Hits by the way back that are read by a sidecar, of each query.
 DEPTH = 1000
+# Queries whose hits are fetched together.
+BLOCK = 16
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -61,41 +64,59 @@ class Sidecars:
                 kept.append(sidecar)
         return Sidecars(kept)
 
+    def apply(self, side: str, target: int, filled: Iterable[int]) -> bool:
+        """Return whether rows of these versions may be read as version `target` by a sidecar."""
+        return any(v > target and (side, v) in self._of for v in filled)
+
     def depth(self, side: str, target: int, k: int) -> int:
-        """Return how many hits a search at a version must have, so that the best k are among them
-        when they are read by sidecars."""
+        """Return how many hits of a query a search at a version may look at."""
         later = any(own == side and version > target for own, version in self._of)
         return max(k, DEPTH) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
         """Return rows of one version as another reads them, [n, D_target].
 
-        From version to version, objects with codes are read by these, and others by the way back.
+        From version to version, objects with codes of their vectors are read by these, and others
+        by the way back.
 
         Raises: as `VersionMaps.rows`.
         """
         vectors, version = rows.vectors, rows.version
         sidecar = self._of.get((side, version))
-        if version > target and sidecar is not None:
-            known = sidecar.known(rows)
-            while sidecar is not None and version > target and known.any():
-                read = maps.rows(vectors, version, version - 1)
-                ids = rows.ids.filter(pa.array(known))
-                read[known] = sidecar.read(ids, vectors[known])
-                vectors, version = read, version - 1
-                sidecar = self._of.get((side, version))
-                if sidecar is not None:
-                    known &= sidecar.has(rows.ids)
+        known = None if sidecar is None or version <= target else sidecar.known(rows)
+        while sidecar is not None and known is not None and known.any():
+            if sidecar.target < target:  # a withdrawn version is asked for
+                break
+            read = maps.rows(vectors, version, sidecar.target)
+            read[known] = sidecar.read(rows.ids.filter(pa.array(known)), vectors[known])
+            vectors, version, later = read, sidecar.target, sidecar
+            sidecar = self._of.get((side, version)) if version > target else None
+            if sidecar is not None:
+                known &= sidecar.follows(later, rows.ids)
         return maps.rows(vectors, version, target)
 
 
 def reread(
-    embed: Callable[[pa.Array], Embedded], hits: Hits, query: Floats, metric: Metric, k: int
-) -> Hits:
-    """Return the best k of the hits of a query [D] by the vectors that `embed` reads."""
-    embedded = embed(hits.ids)
-    # A row may have been removed since the search.
-    there = embedded.sources >= 0
-    ids = hits.ids.filter(pa.array(there))
-    stored = Hits(ids, hits.scores[there], embedded.sources[there])
-    return by_vectors(stored, embedded.vectors[there], query, metric).first(k)
+    embed: Callable[[pa.Array], Embedded],
+    hits: Sequence[Hits],
+    queries: Floats,
+    metric: Metric,
+    k: int,
+) -> list[Hits]:
+    """Return the best k of each query's hits by the vectors that `embed` reads; a query each.
+
+    Rows are fetched once for a block of queries.
+    """
+    best = []
+    for start in range(0, len(hits), BLOCK):
+        part = hits[start : start + BLOCK]
+        embedded = embed(joined_ids([h.ids for h in part], part[0].ids.type).unique())
+        for of_query, query in zip(part, queries[start : start + BLOCK], strict=True):
+            _, places = places_among(of_query.ids, embedded.ids)
+            # A row may have been removed since the search.
+            there = embedded.sources[places] >= 0
+            ids = of_query.ids.filter(pa.array(there))
+            stored = Hits(ids, of_query.scores[there], embedded.sources[places][there])
+            vectors = embedded.vectors[places][there]
+            best.append(by_vectors(stored, vectors, query, metric).first(k))
+    return best

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from evergram.compatibility.sidecar.sidecar_file import sidecar_of, sidecar_tens
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.engines.id_lookup import IdLookup
-from evergram.stores.rows import Checks, Rows, row_checks
+from evergram.retrieval.sidecars.marks import MARKS, near, same_marks
+from evergram.stores.rows import Rows
 from evergram.stores.store import Floats
 from evergram.system_errors import reason_and_remedy
 
@@ -34,19 +34,23 @@ FORMAT_VERSION = 1
 class VersionSidecar:
     """Codes of a version's objects, with which they are read as the version before.
 
+    Several threads may use one.
+
     Args:
         version: v, the version of the objects' rows.
+        target: the version before it that was not withdrawn, usually v − 1.
         side: of the lineage.
-        fingerprints: of version v and of version v − 1.
-        sidecar: from v to v − 1.
-        error, way_back_error: √(E‖error‖² / E‖z_{v-1}‖²), measured over all of its objects, with
+        fingerprints: of both versions.
+        sidecar: from one to the other.
+        error, way_back_error: √(E‖error‖² / E‖z_target‖²), measured over all of its objects, with
             codes and without.
-        ids: [N], as stores have them.
+        ids: [N], as the lineage stores them.
         codes: uint8 [N, size].
-        checks: `row_checks` of the published vectors: codes are of these, and of no others.
+        marks, old_marks: `marks_of` the vectors of both versions that the codes were made of.
     """
 
     version: int
+    target: int
     side: str
     fingerprints: tuple[str, str]
     sidecar: Sidecar
@@ -54,45 +58,69 @@ class VersionSidecar:
     way_back_error: float
     ids: pa.Array
     codes: npt.NDArray[np.uint8]
-    checks: Checks
+    marks: Floats
+    old_marks: Floats
+
+    def __post_init__(self) -> None:
+        # Before several threads ask for it, and not within a request.
+        object.__setattr__(self, "_lookups", {self.ids.type: IdLookup(self.ids)})
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
-    def _lookup(self) -> IdLookup:
-        return IdLookup(self.ids)
+    def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the row of each id [n]; -1 for one that it has no codes of.
+
+        Stores may have text ids where the lineage has integers, and the other way round.
+        """
+        lookups: dict[pa.DataType, IdLookup] = self._lookups  # type: ignore[attr-defined]
+        if ids.type not in lookups:
+            try:
+                lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
+            except pa.ArrowInvalid:  # texts that are no numbers
+                return np.full(len(ids), -1, dtype=np.int64)
+        return lookups[ids.type].rows(ids)
 
     def known(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Return of which rows [n] of its version the vectors are those that were published.
 
-        An object that was embedded anew, or is stored in fewer bits, is not among them.
+        An object that was embedded anew is not among them.
         """
-        places = self._lookup.rows(rows.ids)
+        places = self.places(rows.ids)
         # Place -1 compares with the last row, and does not count.
-        same: npt.NDArray[np.bool_] = (row_checks(rows) == self.checks[places]) & (places >= 0)
+        same: npt.NDArray[np.bool_] = (places >= 0) & same_marks(rows.vectors, self.marks[places])
         return same
 
-    def has(self, ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return which of the ids [n] it has codes of."""
-        there: npt.NDArray[np.bool_] = self._lookup.rows(ids) >= 0
+    def follows(self, later: VersionSidecar, ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return for which ids [n] its codes are of the vectors that `later` reads.
+
+        An object that was embedded anew between the two sidecars is not among them.
+        """
+        own, before = self.places(ids), later.places(ids)
+        there = (own >= 0) & (before >= 0)
+        if there.any():
+            marks = self.marks[own[there]]
+            # The root mean square of marks is a vector's length.
+            lengths = np.sqrt(np.square(marks.astype(np.float64)).mean(axis=1))
+            there[there] = near(later.old_marks[before[there]], marks, lengths)
         return there
 
     def read(self, ids: pa.Array, vectors: Floats) -> Floats:
-        """Return vectors [n, D_v] of objects that it `has` as version v − 1 had them."""
-        return self.sidecar.read(vectors, self.codes[self._lookup.rows(ids)])
+        """Return vectors [n, D_v] of objects that it has codes of as the version before had
+        them."""
+        return self.sidecar.read(vectors, self.codes[self.places(ids)])
 
     def check(self, lineage: ReadOnlyLineage, what: str) -> None:
         """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
-        newest = lineage.newest if lineage.versions else -1
-        if self.version <= newest:
-            own = tuple(lineage.manifest(v).fingerprint for v in (self.version, self.version - 1))
-            if own == self.fingerprints and self.side in lineage.manifest(self.version).embeddings:
-                return
-        raise IntegrityError(
-            f"{what} is a sidecar of side {self.side!r} of other versions than {self.version} and "
-            f"{self.version - 1} of {lineage}; make it with 'evergram vectors sidecar'."
-        )
+        own = {m.version: m for m in lineage.versions}
+        pair = own.get(self.version), own.get(self.target)
+        fingerprints = tuple(m.fingerprint for m in pair if m is not None)
+        if fingerprints != self.fingerprints or self.side not in own[self.version].embeddings:
+            raise IntegrityError(
+                f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
+                f"{self.target} of another lineage than {lineage}, or of versions that were "
+                "withdrawn; make it anew with 'evergram vectors sidecar'."
+            )
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all, over an existing file.
@@ -101,12 +129,14 @@ class VersionSidecar:
         """
         tensors = sidecar_tensors(self.sidecar) | {
             "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
-            "checks": torch.from_numpy(self.checks.view(np.int32)),
+            "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
+            "old_marks": torch.from_numpy(np.ascontiguousarray(self.old_marks)),
             **_id_tensors(self.ids),
         }
         record = {
             "format_version": FORMAT_VERSION,
             "version": self.version,
+            "target": self.target,
             "side": self.side,
             "fingerprints": list(self.fingerprints),
             "missing": self.sidecar.missing,
@@ -136,12 +166,14 @@ class VersionSidecar:
                 )
             codes = tensors["codes"]
             sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
-            ids, checks = _ids_of(tensors), tensors["checks"].numpy().view(np.uint32)
-            if sidecar is None or not len(codes) == len(ids) == len(checks):
+            ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
+            shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
+            if sidecar is None or len(codes) != len(ids) or len(shapes) > 1:
                 raise DataError(f"{path} is damaged: its parts do not fit together; {made}.")
             new, old = map(str, record["fingerprints"])
             return cls(
                 int(record["version"]),
+                int(record["target"]),
                 str(record["side"]),
                 (new, old),
                 sidecar,
@@ -149,7 +181,7 @@ class VersionSidecar:
                 float(record["way_back_error"]),
                 ids,
                 codes.numpy(),
-                checks,
+                *(part.float().numpy() for part in marks),
             )
         except OSError as error:
             raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error

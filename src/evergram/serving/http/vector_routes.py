@@ -121,11 +121,13 @@ def search(call: Call) -> Answer:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
         )
-    if count * options.k > settings.max_hits:
+    looked_at = reader.looked_at(options.k, version, side)
+    if count * looked_at > settings.max_hits:
+        what = "results" if looked_at == options.k else "results to read by a sidecar"
         raise RefusedError(
             413,
             "limit",
-            f"{count} queries of {options.k} results each are more than the "
+            f"{count} queries of {looked_at} {what} each are more than the "
             f"{settings.max_hits} results that one request may ask for; send fewer at a time.",
         )
     ids = None
