@@ -181,7 +181,7 @@ def _missing_by_size(basis: ResidualBasis, residual: Tensor) -> Tensor:
     """Return the mean square that 0, 1, … D bytes leave of the residuals, float64 [D + 1]."""
     scales, levels = basis.values.sqrt(), all_levels()
     sums = torch.zeros(len(basis), MOST_BITS, dtype=torch.float64)
-    for rows in residual.split(ROWS):
+    for rows in torch.split(residual, ROWS):
         coordinates = rows @ basis.vectors
         for count in range(1, MOST_BITS + 1):
             bits = torch.full((len(basis),), count)
