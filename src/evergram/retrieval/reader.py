@@ -95,7 +95,7 @@ class Reader:
         progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
-        sidecars: Sequence[str | Path] | Sidecars = (),
+        sidecars: str | Path | Sequence[str | Path] | Sidecars = (),
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 

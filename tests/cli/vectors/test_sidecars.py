@@ -37,6 +37,8 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
     facts = evergram.json(*command, "--error", "0.1")
     assert (facts["version"], facts["side"], facts["objects"]) == (1, "object", ROWS)
     assert facts["error"] <= 0.1 < facts["way_back_error"]
+    assert facts["without_codes"] == 0
+    assert 0 <= facts["worse"] < 0.05
     assert facts["share_of_old_bytes"] == facts["bytes"] / 24
     # The same bytes, when they are asked for.
     told = evergram(*command, "--bytes", facts["bytes"], "--force")
@@ -66,7 +68,7 @@ def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None
         ((), "give one of the two"),
         (("--bytes", "3", "--error", "0.1", *old), "give one of the two"),
         # Only the newest vectors are stored.
-        (("--bytes", "3"), "version 0"),
+        (("--bytes", "3"), "give the file of them (--old)"),
         (("--bytes", "3", "--old", "new.parquet"), "its dim is 8, not 6"),
         (("--bytes", "7", *old), "it must be 0 to 6"),
         (("--error", "0.00001", *old), "No sidecar leaves a relative error of 1e-05"),

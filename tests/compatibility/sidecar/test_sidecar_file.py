@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.sidecar_file import KEY, read_sidecar, write_sidecar
+from evergram.compatibility.sidecar.sidecar_file import (
+    KEY,
+    content_digest,
+    read_sidecar,
+    write_sidecar,
+)
 from evergram.errors import DataError, IntegrityError
 
 IDS = [f"d{i}" for i in range(30)]
@@ -58,7 +63,7 @@ def test_ids_that_run_together_are_other_ids(tmp_path: Path) -> None:
 def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     sidecar, codes, _ = written(path)
-    record = {"format_version": 2, "missing": 0.1, "power": 1.0, "ids": "x"}
+    record = {"format_version": 2, "missing": 0.1, "power": 1.0, "ids": "x", "content": "y"}
     tensors = load_file(path)
     for changed, message in (
         (record | {"format_version": 3}, "format version 3"),
@@ -78,9 +83,13 @@ def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
         {"codes": tensors["codes"][:, :1].contiguous()},
         {"codes": tensors["codes"].to(torch.int8)},
     ):
-        save_file(tensors | wrong, path, {KEY: json.dumps(record)})
+        content = content_digest(tensors | wrong)
+        save_file(tensors | wrong, path, {KEY: json.dumps(record | {"content": content})})
         with pytest.raises(DataError, match="do not fit together"):
             read_sidecar(path, IDS)
+    save_file(tensors, path, {KEY: json.dumps(record)})
+    with pytest.raises(DataError, match="do not fit together"):
+        read_sidecar(path, IDS)
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read as a sidecar"):
         read_sidecar(path, IDS)

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from tests.retrieval.sidecars.conftest import ROWS, Made
-from tests.support.embedding_files import file_of, randn
+from tests.support.embedding_files import file_of, id_names, randn
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
@@ -39,6 +40,25 @@ def test_its_errors_are_those_of_reading_all_objects(made: Made) -> None:
     assert sidecar.way_back_error == pytest.approx(alone)
     fewer = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=sidecar.sidecar.size - 1)
     assert fewer.error > 0.1
+
+
+def test_few_long_vectors_with_most_of_the_error_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = torch.exp(1.5 * randn(7, 1500, 1))
+    meaning = randn(0, 1500, 4)
+    old, new = (lengths * (meaning @ randn(n, 4, 8) + randn(n + 2, 1500, 8)) for n in (1, 2))
+    lineage = Lineage.create(tmp_path / "line", "line")
+    files = [file_of(tmp_path / f"{n}.parquet", v) for n, v in enumerate((old, new))]
+    align(files[0], files[1], lineage, AlignSettings("affine"))
+    sidecar = make_sidecar(lineage, files[0], size=3)
+    weight, offset = lineage.chain.affine(1, 0)
+    back = (new.double() @ weight.T + offset - old).norm(dim=1)
+    read = sidecar.read(id_names(1500), new.numpy())
+    left = (torch.from_numpy(read).double() - old).norm(dim=1)
+    assert sidecar.worse == pytest.approx(float((left > back).double().mean()), abs=0.002)
+    assert sidecar.worse > 0.05
+    assert "are read worse with codes" in caplog.text
 
 
 def test_old_vectors_that_are_still_stored_need_no_file(tmp_path: Path) -> None:

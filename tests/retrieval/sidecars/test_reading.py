@@ -134,8 +134,10 @@ def test_a_search_ranks_by_what_is_read(
         # More than DEPTH, among some, and at the version of the rows.
         monkeypatch.setattr(reading, "DEPTH", 3)
         among = made.ids.slice(0, 50)
-        (few,) = reader.search(queries[:1], 20, 0, metric=metric, ids=among)  # type: ignore[arg-type]
-        assert len(few) == 20
+        (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)  # type: ignore[arg-type]
+        first_rows = sorted(range(50), key=lambda n: -scores[0][n])
+        assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
+        np.testing.assert_allclose(few.scores, scores[0][first_rows], rtol=1e-4, atol=1e-5)
         own_version = made.vectors[2][:1].numpy()
         (first,) = reader.search(own_version, 3, 2, metric="l2")
         assert first.ids[0].as_py() == made.ids[0].as_py()
@@ -182,6 +184,17 @@ def test_sidecars_of_others_are_refused(
         Sidecars.open([made.file(0)], made.lineage)
     with pytest.raises(DataError, match="cannot be read"):
         Sidecars.open([tmp_path / "none"], made.lineage)
+    with pytest.raises(DataError, match="is a folder"):
+        Sidecars.open([tmp_path], made.lineage)
+
+
+def test_a_production_without_a_sidecar_is_logged(
+    made: Made, sidecars: dict[int, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    Sidecars.open(sidecars[2], made.lineage)
+    assert not caplog.records
+    Sidecars.open([sidecars[1]], made.lineage)
+    assert "Version 2 has no sidecar of side object" in caplog.text
 
 
 def test_an_object_that_was_embedded_anew_between_two_sidecars_goes_on_by_the_way_back(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.retrieval.sidecars.conftest import Made
 from tests.support.embedding_files import file_of, randn
 
+from evergram.compatibility.sidecar.sidecar_file import content_digest
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
@@ -78,8 +79,15 @@ def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
         ({"bits": tensors["bits"] * 0}, {}, "damaged"),
         ({"basis": tensors["basis"] * torch.nan}, {}, "damaged"),
     ):
-        save_file(tensors | wrong, path, {KEY: json.dumps(record | changed)})
+        content = content_digest(tensors | wrong)
+        save_file(tensors | wrong, path, {KEY: json.dumps(record | {"content": content} | changed)})
         with pytest.raises(DataError, match=message):
+            VersionSidecar.open(path)
+    for name in tensors:  # one bit
+        wrong = {name: tensors[name].clone()}
+        wrong[name].view(torch.uint8).flatten()[-1] ^= 1
+        save_file(tensors | wrong, path, {KEY: json.dumps(record)})
+        with pytest.raises(DataError, match="damaged"):
             VersionSidecar.open(path)
     save_file({"codes": tensors["codes"]}, path, {KEY: json.dumps(record)})
     with pytest.raises(DataError, match="no sidecar of a version"):

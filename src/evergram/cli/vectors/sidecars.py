@@ -90,15 +90,18 @@ def make(
     )
     made.save(out)
     old_bytes = 4 * len(made.sidecar.weight)
+    rows = open_embeddings(opened.stored(made.side, made.version)).rows
     facts = {
         "file": str(out),
         "version": made.version,
         "side": made.side,
         "objects": len(made),
+        "without_codes": rows - len(made),
         "bytes": made.sidecar.size,
         "share_of_old_bytes": made.sidecar.size / old_bytes,
         "error": made.error,
         "way_back_error": made.way_back_error,
+        "worse": made.worse,
     }
     if as_json:
         dump(facts)
@@ -107,5 +110,11 @@ def make(
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
         f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
         f"{made.version - 1}, version {made.version} has a relative error of {made.error:.3f}; by "
-        f"the way back alone it is {made.way_back_error:.3f}.\n"
+        f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
+        "objects worse than that.\n"
     )
+    if rows > len(made):
+        sys.stdout.write(
+            f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
+            "are read by the way back.\n"
+        )

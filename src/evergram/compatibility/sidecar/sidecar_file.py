@@ -2,15 +2,16 @@
 
 Tensors: `weight`, `offset` (if there is one), `basis`, `scales`, `levels` (float64); `bits`,
 `codes` (uint8). The only key of the metadata, `KEY`, is JSON: `format_version`, `missing`, `power`,
-and `ids`: the SHA-256 of the ids in the order of the codes, since codes beside other vectors would
-read as nonsense. Files of format 1, whose codes are int8 with steps of one size, are read, too.
+`content` (the SHA-256 of the tensors) and `ids`: that of the ids in the order of the codes, since
+codes beside other vectors would read as nonsense. Files of format 1, whose codes are int8 with
+steps of one size, are read, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def write_sidecar(
     tensors = sidecar_tensors(sidecar) | {"codes": torch.as_tensor(codes).contiguous()}
     record = {
         "format_version": FORMAT_VERSION,
+        "content": content_digest(tensors),
         "missing": sidecar.missing,
         "power": sidecar.power,
         "ids": _digest(ids),
@@ -77,8 +79,9 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata[KEY])
-        if record["format_version"] == 1:
+        if record["format_version"] == 1:  # which has no digest of its content
             record, tensors = _of_format_1(record, tensors)
+            record["content"] = content_digest(tensors)
         if record["format_version"] != FORMAT_VERSION:
             raise DataError(
                 f"{path} has the format version {record['format_version']}, and this Evergram "
@@ -87,6 +90,8 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             )
         digest, codes = record["ids"], tensors["codes"]
         sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
+        if record["content"] != content_digest(tensors):
+            sidecar = None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
@@ -101,6 +106,16 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             "them; read it with the file of vectors that it was written beside."
         )
     return sidecar, codes
+
+
+def content_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors, their names and their shapes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
 
 
 def sidecar_tensors(sidecar: Sidecar) -> dict[str, Tensor]:

@@ -28,6 +28,8 @@ SAMPLE = 20_000_000
 SAME = 2e-3
 # The way back's error over all objects may be so many times the one of those held out of its fit.
 WORSE = 1.2
+# A larger share of objects that codes read worse than the way back is logged as a warning.
+MANY = 0.05
 
 
 def make_sidecar(
@@ -65,6 +67,11 @@ def make_sidecar(
         )
     stored = open_embeddings(lineage.stored(side, number))
     if old is None:
+        if target not in lineage.versions_with_embeddings:
+            raise LineageError(
+                f"The vectors of version {target} are not stored in {lineage} any more; give the "
+                "file of them (--old)."
+            )
         old = open_embeddings(lineage.stored(side, target))
     else:
         lineage.check_fingerprint(old.fingerprint, target, str(old.path))
@@ -81,26 +88,36 @@ def make_sidecar(
     ids = pairing.ids.cast(stored.ids().type)
     codes, marks, old_marks, done = [], [], [], 0
     missing = alone = power = 0.0
+    worse = 0
     for past, present in _floats(pairing):
         codes.append(sidecar.encode(present, past))
         read = sidecar.read(present, codes[-1])
         back = present.double() @ weight.T + offset
-        missing += float((read - past).double().square().sum())
-        alone += float((back - past).square().sum())
+        left, without = (read.double() - past).square().sum(1), (back - past).square().sum(1)
+        missing += float(left.sum())
+        alone += float(without.sum())
+        worse += int((left > without).sum())
         power += float(past.double().square().sum())
         marks.append(marks_of(present.numpy()))
         old_marks.append(marks_of(past.numpy()))
         done += len(past)
         if progress is not None:
             progress(done, len(pairing))
-    alone, left = (alone / power) ** 0.5, (missing / power) ** 0.5
-    _refuse_worse(lineage, number, alone, str(old.path))
-    if error is not None and left > error:
+    way_back, own = (alone / power) ** 0.5, (missing / power) ** 0.5
+    _refuse_worse(lineage, number, way_back, str(old.path))
+    if error is not None and own > error:
         log.warning(
             "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
             "bytes. Ask for a little less.",
-            left,
+            own,
             error,
+        )
+    if worse > MANY * len(pairing):
+        log.warning(
+            "%.0f %% of the objects are read worse with codes than by the way back alone: a few "
+            "long vectors have most of the error, and so the bits. Scale vectors to one length, or "
+            "give more bytes.",
+            100 * worse / len(pairing),
         )
     return VersionSidecar(
         number,
@@ -108,8 +125,9 @@ def make_sidecar(
         side,
         (lineage.manifest(number).fingerprint, lineage.manifest(target).fingerprint),
         sidecar,
-        left,
-        alone,
+        own,
+        way_back,
+        worse / len(pairing),
         ids,
         torch.cat(codes).numpy(),
         np.concatenate(marks),

@@ -39,18 +39,20 @@ class Sidecars:
             raise DataError("Two sidecars are of one side and version; give one of them.")
 
     @classmethod
-    def open(cls, paths: Sequence[str | Path], lineage: ReadOnlyLineage) -> Self:
-        """Read files of sidecars.
+    def open(cls, paths: str | Path | Sequence[str | Path], lineage: ReadOnlyLineage) -> Self:
+        """Read files of sidecars, one or several.
 
         Raises: DataError: a file cannot be read, or two are of one side and version.
             IntegrityError: one is of another lineage.
         """
         opened = []
-        for path in map(Path, paths):
+        for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
             sidecar = VersionSidecar.open(path)
             sidecar.check(lineage, str(path))
             opened.append(sidecar)
-        return cls(opened)
+        sidecars = cls(opened)
+        sidecars.warn_of_gaps(lineage)
+        return sidecars
 
     def of(self, lineage: ReadOnlyLineage) -> Sidecars:
         """Return those that are of the lineage as it is now; a version may have been withdrawn."""
@@ -62,7 +64,22 @@ class Sidecars:
                 log.warning("%s It is not used any more.", error)
             else:
                 kept.append(sidecar)
-        return Sidecars(kept)
+        sidecars = Sidecars(kept)
+        sidecars.warn_of_gaps(lineage)
+        return sidecars
+
+    def warn_of_gaps(self, lineage: ReadOnlyLineage) -> None:
+        """Log a warning of each side whose production has no sidecar while earlier versions do."""
+        for side in dict.fromkeys(side for side, _ in self._of):
+            last = max(version for own, version in self._of if own == side)
+            if last < lineage.production:
+                log.warning(
+                    "Version %d has no sidecar of side %s, so that its rows are read by the way "
+                    "back, and those of version %d and before are not used for them.",
+                    lineage.production,
+                    side,
+                    last,
+                )
 
     def apply(self, side: str, target: int, filled: Iterable[int]) -> bool:
         """Return whether rows of these versions may be read as version `target` by a sidecar."""

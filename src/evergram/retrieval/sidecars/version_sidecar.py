@@ -17,7 +17,11 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.sidecar_file import sidecar_of, sidecar_tensors
+from evergram.compatibility.sidecar.sidecar_file import (
+    content_digest,
+    sidecar_of,
+    sidecar_tensors,
+)
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.engines.id_lookup import IdLookup
@@ -44,6 +48,7 @@ class VersionSidecar:
         sidecar: from one to the other.
         error, way_back_error: √(E‖error‖² / E‖z_target‖²), measured over all of its objects, with
             codes and without.
+        worse: the share of its objects that codes read worse than the way back alone.
         ids: [N], as the lineage stores them.
         codes: uint8 [N, size].
         marks, old_marks: `marks_of` the vectors of both versions that the codes were made of.
@@ -56,6 +61,7 @@ class VersionSidecar:
     sidecar: Sidecar
     error: float
     way_back_error: float
+    worse: float
     ids: pa.Array
     codes: npt.NDArray[np.uint8]
     marks: Floats
@@ -135,6 +141,7 @@ class VersionSidecar:
         }
         record = {
             "format_version": FORMAT_VERSION,
+            "content": content_digest(tensors),
             "version": self.version,
             "target": self.target,
             "side": self.side,
@@ -143,6 +150,7 @@ class VersionSidecar:
             "power": self.sidecar.power,
             "error": self.error,
             "way_back_error": self.way_back_error,
+            "worse": self.worse,
         }
         try:
             with replacing(path) as file:
@@ -154,6 +162,8 @@ class VersionSidecar:
     def open(cls, path: Path) -> VersionSidecar:
         """Read a file of `save`. Raises: DataError: it is missing, damaged, or of another kind."""
         made = "give a file that 'evergram vectors sidecar' made"
+        if path.is_dir():
+            raise DataError(f"{path} is a folder; {made}.")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -168,8 +178,9 @@ class VersionSidecar:
             sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
             ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
             shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
-            if sidecar is None or len(codes) != len(ids) or len(shapes) > 1:
-                raise DataError(f"{path} is damaged: its parts do not fit together; {made}.")
+            whole = record["content"] == content_digest(tensors)
+            if sidecar is None or not whole or len(codes) != len(ids) or len(shapes) > 1:
+                raise DataError(f"{path} is damaged: its content is not what was written; {made}.")
             new, old = map(str, record["fingerprints"])
             return cls(
                 int(record["version"]),
@@ -179,6 +190,7 @@ class VersionSidecar:
                 sidecar,
                 float(record["error"]),
                 float(record["way_back_error"]),
+                float(record["worse"]),
                 ids,
                 codes.numpy(),
                 *(part.float().numpy() for part in marks),
