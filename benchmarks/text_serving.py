@@ -46,7 +46,7 @@ class Latency:
 
 def measure() -> list[Latency]:
     texts = [text for _, text in articles() if len(text) > 40]
-    return latencies(texts, SIZES, 15)
+    return latencies(texts, SIZES, 60)
 
 
 def tiny() -> list[Latency]:
