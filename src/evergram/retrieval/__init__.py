@@ -11,7 +11,8 @@ Read in this order:
    `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
 4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.
    `portable/`: the way back in files for programs without Evergram.
-5. `migrating/`: search while an index moves to another model's vectors.
+5. `migrating/`: search while an index moves to another model's vectors. `sidecars/`: rows and hits
+   at an old version, by a few bytes of each old vector.
 6. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
    worst first.
 
