@@ -132,7 +132,8 @@ class Sidecar:
         return _like(new, torch.from_numpy(pack(codes.numpy(), self.bits.numpy())))
 
     def read(self, new: Vectors, codes: Tensor | npt.NDArray[np.uint8]) -> Vectors:
-        """Return the old vectors of objects, [N, D_{k-1}], of the type of `new`.
+        """Return the old vectors of objects, [N, D_{k-1}], of the type of `new`, in which they are
+        computed, but for half precision, which is computed in float32.
 
         Args:
             codes: [N, size] of `encode`.
@@ -145,8 +146,11 @@ class Sidecar:
                 f"[{len(new)}, {self.size}] is needed, one row for each vector."
             )
         steps = torch.from_numpy(unpack(packed.numpy(), self.bits.numpy()))
-        read = self.read_coordinates(torch.as_tensor(new), self._worth(steps))
-        return _like(new, read.to(torch.as_tensor(new).dtype))
+        vectors = torch.as_tensor(new)
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        back = _mapped(self.weight, self.offset, vectors, wide)
+        read = back + self._worth(steps).to(wide) @ self.basis.T.to(wide)
+        return _like(new, read.to(vectors.dtype))
 
     def read_coordinates(self, new: Tensor, coordinates: Tensor) -> Tensor:
         """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
@@ -222,11 +226,13 @@ def _like(vectors: Vectors, value: Tensor) -> Vectors:
     return value.numpy() if isinstance(vectors, np.ndarray) else value
 
 
-def _mapped(weight: Tensor, offset: Tensor | None, new: Tensor) -> Tensor:
+def _mapped(
+    weight: Tensor, offset: Tensor | None, new: Tensor, wide: torch.dtype = torch.float64
+) -> Tensor:
     if new.dim() != 2 or new.shape[1] != weight.shape[1]:
         raise ShapeError(f"New vectors are {list(new.shape)}; [N, {weight.shape[1]}] is needed.")
-    back = new.detach().double() @ weight.detach().double().T
-    return back if offset is None else back + offset.detach().double()
+    back = new.detach().to(wide) @ weight.detach().T.to(wide)
+    return back if offset is None else back + offset.detach().to(wide)
 
 
 def _residual(weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors) -> Tensor:

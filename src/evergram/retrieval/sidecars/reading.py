@@ -100,16 +100,22 @@ class Sidecars:
         """
         vectors, version = rows.vectors, rows.version
         sidecar = self._of.get((side, version))
-        known = None if sidecar is None or version <= target else sidecar.known(rows)
-        while sidecar is not None and known is not None and known.any():
-            if sidecar.target < target:  # a withdrawn version is asked for
-                break
-            read = maps.rows(vectors, version, sidecar.target)
-            read[known] = sidecar.read(rows.ids.filter(pa.array(known)), vectors[known])
-            vectors, version, later = read, sidecar.target, sidecar
+        if sidecar is None or version <= target:
+            return maps.rows(vectors, version, target)
+        places = sidecar.known(rows)
+        # A withdrawn version may be asked for, which is before none of them.
+        while sidecar is not None and sidecar.target >= target and (places >= 0).any():
+            known = places >= 0
+            if known.all():
+                vectors = sidecar.read(places, vectors)
+            else:
+                some = sidecar.read(places[known], vectors[known])
+                vectors = maps.rows(vectors, version, sidecar.target)
+                vectors[known] = some
+            later, read, version = sidecar, places, sidecar.target
             sidecar = self._of.get((side, version)) if version > target else None
             if sidecar is not None:
-                known &= sidecar.follows(later, rows.ids)
+                places = sidecar.follows(later, read, rows.ids)
         return maps.rows(vectors, version, target)
 
 

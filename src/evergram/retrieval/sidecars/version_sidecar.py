@@ -87,34 +87,34 @@ class VersionSidecar:
                 return np.full(len(ids), -1, dtype=np.int64)
         return lookups[ids.type].rows(ids)
 
-    def known(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return of which rows [n] of its version the vectors are those that were published.
+    def known(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the places of rows [n] of its version; -1 unless the vector is the published one.
 
-        An object that was embedded anew is not among them.
+        An object that was embedded anew has another.
         """
         places = self.places(rows.ids)
-        # Place -1 compares with the last row, and does not count.
-        same: npt.NDArray[np.bool_] = (places >= 0) & same_marks(rows.vectors, self.marks[places])
-        return same
+        # Place -1 compares with the last row, and stays -1.
+        return np.where(same_marks(rows.vectors, self.marks[places]), places, -1)
 
-    def follows(self, later: VersionSidecar, ids: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return for which ids [n] its codes are of the vectors that `later` reads.
+    def follows(
+        self, later: VersionSidecar, read: npt.NDArray[np.int64], ids: pa.Array
+    ) -> npt.NDArray[np.int64]:
+        """Return the places of ids [n] that `later` reads from its places `read`; -1 unless both
+        have codes of one vector.
 
-        An object that was embedded anew between the two sidecars is not among them.
+        An object that was embedded anew between the two sidecars has two.
         """
-        own, before = self.places(ids), later.places(ids)
-        there = (own >= 0) & (before >= 0)
-        if there.any():
-            marks = self.marks[own[there]]
-            # The root mean square of marks is a vector's length.
-            lengths = np.sqrt(np.square(marks.astype(np.float64)).mean(axis=1))
-            there[there] = near(later.old_marks[before[there]], marks, lengths)
-        return there
+        places = self.places(ids)
+        marks = self.marks[places]
+        # The root mean square of marks is a vector's length.
+        lengths = np.sqrt(np.square(marks.astype(np.float64)).mean(axis=1))
+        same = (read >= 0) & near(later.old_marks[read], marks, lengths)
+        return np.where(same, places, -1)
 
-    def read(self, ids: pa.Array, vectors: Floats) -> Floats:
-        """Return vectors [n, D_v] of objects that it has codes of as the version before had
-        them."""
-        return self.sidecar.read(vectors, self.codes[self.places(ids)])
+    def read(self, places: npt.NDArray[np.int64], vectors: Floats) -> Floats:
+        """Return vectors [n, D_v] of the objects at these places, none -1, as the version before
+        had them."""
+        return self.sidecar.read(vectors, self.codes[places])
 
     def check(self, lineage: ReadOnlyLineage, what: str) -> None:
         """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
