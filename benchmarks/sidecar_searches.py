@@ -39,7 +39,13 @@ TIMED = 50
 
 @dataclass(frozen=True)
 class Search:
-    """nDCG@10 of old queries in one migration, and how often a search takes as long as without."""
+    """One migration.
+
+    Args:
+        stay, way_back, sidecar: nDCG@10 of old queries, in the old index and read so.
+        errors: of texts, relative: by the way back, and with the sidecar.
+        slower: a search's time with the sidecar, over that without.
+    """
 
     corpus: str
     pair: str

@@ -37,7 +37,7 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
     facts = evergram.json(*command, "--error", "0.1")
     assert (facts["version"], facts["side"], facts["objects"]) == (1, "object", ROWS)
     assert facts["error"] <= 0.1 < facts["way_back_error"]
-    assert facts["without_codes"] == 0
+    assert (facts["target"], facts["without_codes"]) == (0, 0)
     assert 0 <= facts["worse"] < 0.05
     assert facts["share_of_old_bytes"] == facts["bytes"] / 24
     # The same bytes, when they are asked for.
@@ -59,6 +59,38 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
         query = {"version": 0, "vector": old[7].tolist(), "k": 3, "metric": "l2"}
         answer = client.post("/v1/search", json=query).json()
         assert answer["data"][0]["hits"][0]["id"] == "id7"
+
+
+def test_a_service_goes_on_when_the_version_is_withdrawn(folder: Path, evergram: Command) -> None:
+    more = file_of(folder / "more.parquet", randn(0, ROWS, 4) @ randn(3, 4, 6) + randn(9, ROWS, 6))
+    align = ("vectors", "align", "1", more.path, "--lineage", "line", "--no-promote")
+    assert evergram(*align).code == 0
+    made = evergram("vectors", "sidecar", "line", "v2.safetensors", "--bytes", "4")
+    assert "Read as version 1, version 2 has" in made.out
+    service = Service.open("line", sidecars=["v2.safetensors"])
+    assert evergram("lineage", "withdraw", "line", "--reason", "wrong").code == 0
+    assert service.refresh()
+    assert service.problem is None
+    assert evergram(*align).code == 0
+    told = evergram("vectors", "sidecar", "line", "v3.safetensors", "--bytes", "4")
+    assert "Read as version 1, version 3 has" in told.out
+    assert evergram("lineage", "promote", "line", "3").code == 0
+    assert service.refresh()
+    assert service.production == 3
+    service.close()
+
+
+def test_what_is_read_by_a_sidecar_counts_for_the_limit(folder: Path, evergram: Command) -> None:
+    command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
+    assert evergram(*command, "--bytes", "3").code == 0
+    settings = ServiceSettings(max_hits=1500, allowed_hosts=("testserver",))
+    query = {"vectors": [[1.0] * 6] * 2, "k": 3, "version": 0}
+    for sidecars, status in (([], 200), (["v1.safetensors"], 413)):
+        app = create_app(Service.open("line", sidecars=sidecars), settings)
+        with TestClient(app) as client:
+            answer = client.post("/v1/search", json=query)
+            assert answer.status_code == status, answer.text
+    assert "2 queries of 1000 results to read by a sidecar" in answer.text
 
 
 def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None:

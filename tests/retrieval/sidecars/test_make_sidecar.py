@@ -61,6 +61,12 @@ def test_few_long_vectors_with_most_of_the_error_are_logged(
     assert "are read worse with codes" in caplog.text
 
 
+def test_without_bytes_nothing_is_better_or_worse_than_the_way_back(made: Made) -> None:
+    sidecar = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=0)
+    assert sidecar.worse == 0
+    assert sidecar.error == pytest.approx(sidecar.way_back_error, rel=1e-5)
+
+
 def test_old_vectors_that_are_still_stored_need_no_file(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "line", "line")
     files = [file_of(tmp_path / f"{n}.parquet", randn(n, 900, 4)) for n in (0, 1)]
@@ -109,8 +115,13 @@ def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
     moved = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
     rolled = made.vectors[1].clone()
     rolled[moved] = rolled[moved[1:] + moved[:1]]
-    with pytest.raises(LineageError, match="these are other vectors, or under other ids"):
+    with pytest.raises(LineageError, match="the others are other vectors"):
         make_sidecar(made.lineage, file_of(tmp_path / "rolled.parquet", rolled, made.ids), size=3)
+    few = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
+    few += [n for n in range(ROWS) if n not in few][:19]
+    part = file_of(tmp_path / "part.parquet", made.vectors[1][few], made.ids.take(pa.array(few)))
+    with pytest.raises(LineageError, match="has 19 of the objects"):
+        make_sidecar(made.lineage, part, size=3)
     canaries = set(made.lineage.canaries(1)["object"][0].to_pylist())
     rest = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in canaries]
     without = file_of(

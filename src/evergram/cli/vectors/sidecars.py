@@ -94,6 +94,7 @@ def make(
     facts = {
         "file": str(out),
         "version": made.version,
+        "target": made.target,
         "side": made.side,
         "objects": len(made),
         "without_codes": rows - len(made),
@@ -109,7 +110,7 @@ def make(
     sys.stdout.write(
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
         f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
-        f"{made.version - 1}, version {made.version} has a relative error of {made.error:.3f}; by "
+        f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
         f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
         "objects worse than that.\n"
     )

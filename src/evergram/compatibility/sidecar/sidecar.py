@@ -152,9 +152,13 @@ class Sidecar:
         read = back + self._worth(steps).to(wide) @ self.basis.T.to(wide)
         return _like(new, read.to(vectors.dtype))
 
+    def way_back(self, new: Tensor) -> Tensor:
+        """Return what the way back alone reads, float64 [N, D_{k-1}]."""
+        return _mapped(self.weight, self.offset, new)
+
     def read_coordinates(self, new: Tensor, coordinates: Tensor) -> Tensor:
         """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
-        return _mapped(self.weight, self.offset, new) + coordinates.double() @ self.basis.T
+        return self.way_back(new) + coordinates.double() @ self.basis.T
 
     def _worth(self, codes: Tensor) -> Tensor:
         """Return what codes [N, r] stand for, float64."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from evergram.errors import DataError, LineageError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.sidecars.marks import marks_of
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
+from evergram.stores.store import Floats
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 
@@ -26,8 +30,10 @@ SAMPLE = 20_000_000
 # Two vectors are the same if they differ by no more than this share of their length: one that was
 # rounded to float16 is.
 SAME = 2e-3
-# The way back's error over all objects may be so many times the one of those held out of its fit.
+# The way back's error on other objects may be so many times that on those the lineage can compare.
 WORSE = 1.2
+# So many objects must be there to compare, if there are others.
+LEAST = 20
 # A larger share of objects that codes read worse than the way back is logged as a warning.
 MANY = 0.05
 
@@ -65,7 +71,7 @@ def make_sidecar(
             f"The way back from version {number} is not affine, and a sidecar is made for an "
             "affine one."
         )
-    stored = open_embeddings(lineage.stored(side, number))
+    stored, given = open_embeddings(lineage.stored(side, number)), old is not None
     if old is None:
         if target not in lineage.versions_with_embeddings:
             raise LineageError(
@@ -85,39 +91,24 @@ def make_sidecar(
     else:
         assert error is not None
         sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
-    ids = pairing.ids.cast(stored.ids().type)
-    codes, marks, old_marks, done = [], [], [], 0
-    missing = alone = power = 0.0
-    worse = 0
-    for past, present in _floats(pairing):
-        codes.append(sidecar.encode(present, past))
-        read = sidecar.read(present, codes[-1])
-        back = present.double() @ weight.T + offset
-        left, without = (read.double() - past).square().sum(1), (back - past).square().sum(1)
-        missing += float(left.sum())
-        alone += float(without.sum())
-        worse += int((left > without).sum())
-        power += float(past.double().square().sum())
-        marks.append(marks_of(present.numpy()))
-        old_marks.append(marks_of(past.numpy()))
-        done += len(past)
-        if progress is not None:
-            progress(done, len(pairing))
-    way_back, own = (alone / power) ** 0.5, (missing / power) ** 0.5
-    _refuse_worse(lineage, number, way_back, str(old.path))
-    if error is not None and own > error:
+    kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
+    compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
+    encoded = _encoded(pairing, sidecar, progress)
+    if given:
+        _refuse_mixed_up(encoded.distances, compared.to_numpy(zero_copy_only=False), str(old.path))
+    if error is not None and encoded.error > error:
         log.warning(
             "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
             "bytes. Ask for a little less.",
-            own,
+            encoded.error,
             error,
         )
-    if worse > MANY * len(pairing):
+    if encoded.worse > MANY:
         log.warning(
-            "%.0f %% of the objects are read worse with codes than by the way back alone: a few "
-            "long vectors have most of the error, and so the bits. Scale vectors to one length, or "
-            "give more bytes.",
-            100 * worse / len(pairing),
+            "%.0f %% of the objects are read worse with codes than by the way back alone. The bits "
+            "go to where most of the error is, such as to a few long vectors: scale vectors to one "
+            "length, or give more bytes.",
+            100 * encoded.worse,
         )
     return VersionSidecar(
         number,
@@ -125,26 +116,84 @@ def make_sidecar(
         side,
         (lineage.manifest(number).fingerprint, lineage.manifest(target).fingerprint),
         sidecar,
-        own,
-        way_back,
-        worse / len(pairing),
-        ids,
-        torch.cat(codes).numpy(),
-        np.concatenate(marks),
-        np.concatenate(old_marks),
+        encoded.error,
+        encoded.way_back_error,
+        encoded.worse,
+        pairing.ids.cast(stored.ids().type),
+        encoded.codes,
+        encoded.marks,
+        encoded.old_marks,
     )
 
 
-def _refuse_worse(lineage: ReadOnlyLineage, version: int, error: float, path: str) -> None:
-    """Raises: LineageError: the way back is much worse on these vectors than it was published."""
-    step = lineage.step_errors.get(version)
-    if step is None or not step.is_known or not step.power > 0:
+@dataclass(frozen=True)
+class _Encoded:
+    """The codes and marks of all objects, and the errors of reading them.
+
+    Args:
+        error, way_back_error, worse, codes, marks, old_marks: as of `VersionSidecar`.
+        distances: [N], each object's error of the way back over the length of its old vector.
+    """
+
+    error: float
+    way_back_error: float
+    worse: float
+    codes: npt.NDArray[np.uint8]
+    marks: Floats
+    old_marks: Floats
+    distances: npt.NDArray[np.float64]
+
+
+def _encoded(pairing: Pairing, sidecar: Sidecar, progress: Progress | None) -> _Encoded:
+    codes, marks, old_marks, lefts, alones, lengths = [], [], [], [], [], []
+    done = 0
+    for past, present in _floats(pairing):
+        codes.append(sidecar.encode(present, past))
+        read = sidecar.read(present, codes[-1])
+        back = sidecar.way_back(present)
+        lefts.append((read.double() - past).norm(dim=1))
+        alones.append((back - past).norm(dim=1))
+        lengths.append(past.double().norm(dim=1))
+        marks.append(marks_of(present.numpy()))
+        old_marks.append(marks_of(past.numpy()))
+        done += len(past)
+        if progress is not None:
+            progress(done, len(pairing))
+    left, alone, length = (torch.cat(parts) for parts in (lefts, alones, lengths))
+    # By more than rounding to float16 would add.
+    worse = (left > alone + SAME * length).double().mean()
+    return _Encoded(
+        float(left.norm() / length.norm()),
+        float(alone.norm() / length.norm()),
+        float(worse),
+        torch.cat(codes).numpy(),
+        np.concatenate(marks),
+        np.concatenate(old_marks),
+        (alone / torch.where(length > 0, length, 1.0)).numpy(),
+    )
+
+
+def _refuse_mixed_up(
+    distances: npt.NDArray[np.float64], compared: npt.NDArray[np.bool_], path: str
+) -> None:
+    """Raises: LineageError: the way back is much worse on the other objects than on those whose old
+    vectors were compared, or there are too few of these to tell."""
+    if compared.all():
         return
-    published = step.rms / step.power**0.5
-    if error > WORSE * published + SAME:
+    if compared.sum() < LEAST:
         raise LineageError(
-            f"The way back has a relative error of {error:.3f} on {path}, and {published:.3f} was "
-            f"published for version {version}: these are other vectors, or under other ids."
+            f"{path} has {compared.sum()} of the objects whose vectors the lineage keeps to "
+            f"compare, and {LEAST} are needed to tell whether the others are right; give the whole "
+            "file."
+        )
+    # A few objects far off, such as short vectors, must not hide the others.
+    near = np.minimum(distances, 2.0)
+    right, rest = near[compared].mean(), near[~compared].mean()
+    if rest > WORSE * right + SAME:
+        raise LineageError(
+            f"The way back has a mean relative error of {rest:.3f} on {path}, and of {right:.3f} "
+            "on those of its objects whose vectors the lineage keeps to compare: the others are "
+            "other vectors, or under other ids."
         )
 
 
@@ -165,7 +214,7 @@ def _checked_side(lineage: ReadOnlyLineage, version: int, side: str | None) -> s
         return sides[0]
     if side not in sides:
         asked = "No side is named" if side is None else f"There is no side {side!r}"
-        raise LineageError(f"{asked}; {lineage} has {' and '.join(sides)}.")
+        raise LineageError(f"{asked}; name {' or '.join(sides)} (--side).")
     return side
 
 
@@ -190,7 +239,8 @@ def _refuse_another(old: EmbeddingFile, lineage: ReadOnlyLineage, version: int, 
     if not seen:
         raise LineageError(
             f"{what}, as far as can be seen: it has none of the {len(known)} objects whose vectors "
-            "the lineage keeps to compare; give the whole file."
+            "the lineage keeps to compare; give the whole file, and by --old-ids its ids, where it "
+            "has none."
         )
 
 

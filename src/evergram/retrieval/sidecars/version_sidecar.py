@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,9 +67,10 @@ class VersionSidecar:
     marks: Floats
     old_marks: Floats
 
-    def __post_init__(self) -> None:
-        # Before several threads ask for it, and not within a request.
-        object.__setattr__(self, "_lookups", {self.ids.type: IdLookup(self.ids)})
+    # By the type of the ids that are asked for.
+    _lookups: dict[pa.DataType, IdLookup] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,13 +80,12 @@ class VersionSidecar:
 
         Stores may have text ids where the lineage has integers, and the other way round.
         """
-        lookups: dict[pa.DataType, IdLookup] = self._lookups  # type: ignore[attr-defined]
-        if ids.type not in lookups:
+        if ids.type not in self._lookups:
             try:
-                lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
+                self._lookups[ids.type] = IdLookup(self.ids.cast(ids.type))
             except pa.ArrowInvalid:  # texts that are no numbers
                 return np.full(len(ids), -1, dtype=np.int64)
-        return lookups[ids.type].rows(ids)
+        return self._lookups[ids.type].rows(ids)
 
     def known(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return the places of rows [n] of its version; -1 unless the vector is the published one.
@@ -182,7 +182,7 @@ class VersionSidecar:
             if sidecar is None or not whole or len(codes) != len(ids) or len(shapes) > 1:
                 raise DataError(f"{path} is damaged: its content is not what was written; {made}.")
             new, old = map(str, record["fingerprints"])
-            return cls(
+            opened = cls(
                 int(record["version"]),
                 int(record["target"]),
                 str(record["side"]),
@@ -195,6 +195,8 @@ class VersionSidecar:
                 codes.numpy(),
                 *(part.float().numpy() for part in marks),
             )
+            opened.places(ids.slice(0, 0))  # sorts the ids now, and not within a request
+            return opened
         except OSError as error:
             raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
