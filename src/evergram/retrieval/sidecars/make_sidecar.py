@@ -71,7 +71,7 @@ def make_sidecar(
             f"The way back from version {number} is not affine, and a sidecar is made for an "
             "affine one."
         )
-    stored, given = open_embeddings(lineage.stored(side, number)), old is not None
+    stored, is_stored = open_embeddings(lineage.stored(side, number)), old is None
     if old is None:
         if target not in lineage.versions_with_embeddings:
             raise LineageError(
@@ -94,7 +94,7 @@ def make_sidecar(
     kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
     compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
     encoded = _encoded(pairing, sidecar, progress)
-    if given:
+    if not is_stored:
         _refuse_mixed_up(encoded.distances, compared.to_numpy(zero_copy_only=False), str(old.path))
     if error is not None and encoded.error > error:
         log.warning(
