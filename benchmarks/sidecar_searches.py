@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks import judged_corpora
 from benchmarks.migrations import FLOAT_BYTES, KEEPS, installed, made_up, vectors_of
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
@@ -31,10 +32,12 @@ from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.migration.migration_vectors import MigrationVectors
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
 
 TIMED = 50
+DEPTHS = (1000, 4000)
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,21 @@ class Search:
     """One migration.
 
     Args:
-        stay, way_back, sidecar: nDCG@10 of old queries, in the old index and read so.
+        stay, way_back: nDCG@10 of old queries, in the old index and by the way back alone.
+        sidecar: the same with a sidecar, by depth.
+        kept: by depth, the 95 % interval over queries of `sidecar` less `KEEPS` of stay.
         errors: of texts, relative: by the way back, and with the sidecar.
-        slower: a search's time with the sidecar, over that without.
+        slower: by depth, a search's time with the sidecar over that without.
     """
 
     corpus: str
     pair: str
     stay: float
     way_back: float
-    sidecar: float
+    sidecar: dict[int, float]
+    kept: dict[int, tuple[float, float]]
     errors: tuple[float, float]
-    slower: float
+    slower: dict[int, float]
 
 
 def measure() -> list[Search]:
@@ -82,8 +88,8 @@ def searches(corpus: str, name: str, pair: MigrationVectors, judgements: Judgeme
     rows = there.nonzero()[:, 0]
     row_of = {text: row for row, text in enumerate(pair.texts)}
 
-    def ndcg(ranked: torch.Tensor) -> float:
-        return float(judged_metrics(ranked, judged)["ndcg@10"].mean())
+    def ndcg(ranked: torch.Tensor) -> torch.Tensor:
+        return judged_metrics(ranked, judged)["ndcg@10"]
 
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -96,29 +102,39 @@ def searches(corpus: str, name: str, pair: MigrationVectors, judgements: Judgeme
         settings = AlignSettings("linear", allow_small_overlap=True)
         align(files[0], files[1], lineage, settings, max_error=float("inf"))
         made = make_sidecar(lineage, files[0], size=int(FLOAT_BYTES * pair.old.shape[1] / 10))
-        made.save(Path(folder) / "sidecar.safetensors")
-        figures = []
-        with_codes = Reader.open(lineage, sidecars=[Path(folder) / "sidecar.safetensors"])
-        readers = [Reader.open(lineage), with_codes]
-        with closing(readers[0]), closing(readers[1]):
+        path = Path(folder) / "sidecar.safetensors"
+        made.save(path)
+        found: list[torch.Tensor] = []
+        with ExitStack() as stack:
+            options = [SidecarFiles(), *(SidecarFiles(path, depth) for depth in DEPTHS)]
+            readers = [Reader.open(lineage, sidecars=option) for option in options]
             for reader in readers:
+                stack.enter_context(closing(reader))
                 hits = reader.search(queries.numpy(), 10, 0, metric="cosine")
                 ranked = [[row_of[id_] for id_ in of_query.ids.to_pylist()] for of_query in hits]
-                figures.append(ndcg(torch.tensor(ranked)))
+                found.append(ndcg(torch.tensor(ranked)))
             times = [
-                _seconds(readers, query, first=place % 2)
+                _seconds(readers, query, first=place % len(readers))
                 for place, query in enumerate(queries[:TIMED].numpy())
             ]
-    slower = median(codes / without for without, codes in times)
     stay = ndcg(best_candidates(queries, pair.old, 10))
-    errors = made.way_back_error, made.error
-    return Search(corpus, name, stay, figures[0], figures[1], errors, slower)
+    by_depth = dict(zip(DEPTHS, found[1:], strict=True))
+    kept = {depth: paired_bootstrap(values, KEEPS * stay) for depth, values in by_depth.items()}
+    slower = {d: median(t[n] / t[0] for t in times) for n, d in enumerate(DEPTHS, 1)}
+    return Search(
+        *(corpus, name, float(stay.mean()), float(found[0].mean())),
+        {depth: float(values.mean()) for depth, values in by_depth.items()},
+        {depth: (interval.low, interval.high) for depth, interval in kept.items()},
+        (made.way_back_error, made.error),
+        slower,
+    )
 
 
 def _seconds(readers: Sequence[Reader], query: np.ndarray, first: int) -> list[float]:
     """Return the seconds of each reader, of which one is the first to search."""
-    taken = [0.0, 0.0]
-    for number in (first, 1 - first):
+    taken = [0.0] * len(readers)
+    for turn in range(len(readers)):
+        number = (first + turn) % len(readers)
         start = time.perf_counter()
         readers[number].search(query, 10, 0, metric="cosine")
         taken[number] = time.perf_counter() - start
@@ -126,33 +142,39 @@ def _seconds(readers: Sequence[Reader], query: np.ndarray, first: int) -> list[f
 
 
 def table(rows: Sequence[Search]) -> str:
-    """Return what each corpus's pairs keep of stay, and then each pair."""
+    """Return what each corpus's pairs keep of stay by each depth, and then each pair."""
     lines = [
-        "| corpus | pairs | way back, over stay | with a sidecar, over stay "
-        f"| pairs that keep {KEEPS:.2f} | time of a search, over without |",
-        "|---" * 6 + "|",
+        "| corpus | pairs | way back, over stay | hits read by a sidecar | over stay "
+        f"| pairs that keep {KEEPS:.2f} | shown to keep it | shown not to "
+        "| time of a search, over without |",
+        "|---" * 9 + "|",
     ]
     by_corpus = {name: [row for row in rows if row.corpus == name] for name in _names(rows)}
     for corpus, own in {**by_corpus, "all": list(rows)}.items():
-        kept = sum(row.sidecar >= KEEPS * row.stay for row in own)
-        lines.append(
-            f"| {corpus} | {len(own)} | {fmean(r.way_back / r.stay for r in own):.3f} "
-            f"| {fmean(r.sidecar / r.stay for r in own):.3f} | {kept} of {len(own)} "
-            f"| {median(r.slower for r in own):.1f} |"
-        )
+        for depth in DEPTHS:
+            lines.append(
+                f"| {corpus} | {len(own)} | {fmean(r.way_back / r.stay for r in own):.3f} "
+                f"| {depth:,} | {fmean(r.sidecar[depth] / r.stay for r in own):.3f} "
+                f"| {sum(r.sidecar[depth] >= KEEPS * r.stay for r in own)} "
+                f"| {sum(r.kept[depth][0] >= 0 for r in own)} "
+                f"| {sum(r.kept[depth][1] < 0 for r in own)} "
+                f"| {median(r.slower[depth] for r in own):.1f} |"
+            )
+    columns = " | ".join(f"{depth:,} read by a sidecar" for depth in DEPTHS)
     lines += [
         "",
         '<details markdown="1">',
         "<summary>Each pair: nDCG@10 of old queries, and the relative error of texts</summary>",
         "",
-        "| corpus | old → new | stay | way back | with a sidecar | error: way back, sidecar |",
-        "|---" * 6 + "|",
+        f"| corpus | old → new | stay | way back | {columns} | error: way back, sidecar |",
+        "|---" * (5 + len(DEPTHS)) + "|",
     ]
-    lines += [
-        f"| {r.corpus} | {r.pair} | {r.stay:.3f} | {r.way_back:.3f} | {r.sidecar:.3f} "
-        f"| {r.errors[0]:.2f}, {r.errors[1]:.2f} |"
-        for r in rows
-    ]
+    for r in rows:
+        cells = " | ".join(f"{r.sidecar[depth]:.3f}" for depth in DEPTHS)
+        lines.append(
+            f"| {r.corpus} | {r.pair} | {r.stay:.3f} | {r.way_back:.3f} | {cells} "
+            f"| {r.errors[0]:.2f}, {r.errors[1]:.2f} |"
+        )
     return "\n".join([*lines, "", "</details>"])
 
 

@@ -21,7 +21,13 @@ from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import metric_search
-from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.retrieval.metric_search import (
+    Field,
+    by_cosine,
+    by_distance,
+    by_inner_product,
+    near_by_cosine,
+)
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Hits, Rows, Space
 
@@ -187,6 +193,85 @@ def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
     hits = by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 10, None)[0]
     assert set(hits.ids.to_pylist()) == set(np.argsort(-cosines)[:10].tolist())
     assert store.rows_fetched < 2_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    counts=st.lists(st.integers(0, 400), min_size=2, max_size=2),
+    spread=st.sampled_from([0.0, 0.5]),
+    k=st.integers(1, 500),
+)
+def test_rows_near_by_cosine_are_those_of_a_line_for_their_lengths(
+    seed: int, counts: list[int], spread: float, k: int
+) -> None:
+    """Rows of two versions; a loop in float64 computes the candidates, their cosines, the line."""
+    rng = np.random.default_rng(seed)
+    line = line_of([4, 5, 6], torch.Generator().manual_seed(seed))
+    maps = VersionMaps(cast(Lineage, line))
+    store = DictionaryStore()
+    parts, first = [np.zeros((0, 4))], 0
+    for version, count in zip((1, 2), counts, strict=True):
+        dim = 4 + version
+        lengths = np.exp(spread * rng.standard_normal((count, 1)))
+        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
+        if count:
+            store.add_space(Space(version, dim + version + 1, "f"))
+            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
+            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
+            parts.append(read_as(line, vectors.astype(np.float64), version, 0))
+            first += count
+    fields = [Field(store, maps, v, 0, 4 + v, s.dim) for v, s in store.filled().items()]
+    if not fields:
+        return
+    query = rng.standard_normal(4).astype(np.float32)
+    (hits,) = near_by_cosine(fields, query[None], k, None)
+    unit = query.astype(np.float64) / np.linalg.norm(query.astype(np.float64))
+    near = []
+    for part in parts[1:]:
+        # Of each version, 256 by inner product.
+        some = part[np.argsort(-(part @ unit))[:256]]
+        near += [(float(row @ unit / np.linalg.norm(row)), np.linalg.norm(row)) for row in some]
+    near = sorted(near)[::-1][:64]
+    middle = np.median([length for _, length in near])
+    rows = np.concatenate(parts)
+    scores = rows @ unit - near[-1][0] * (rows**2).sum(axis=1) / (2 * middle)
+    assert len(set(hits.ids.to_pylist())) == len(hits) == min(k, len(rows))
+    least = np.sort(scores)[::-1][: len(hits)].min()
+    rounding = 2e-3 * (1 + np.abs(scores).max())
+    assert scores[hits.ids.to_numpy()].min() >= least - rounding
+
+
+def test_many_rows_near_by_cosine_need_few_fetches() -> None:
+    """And they have the nearest, where lengths differ up to fifty times."""
+    rng = np.random.default_rng(0)
+    line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
+    lengths = np.exp(0.5 * rng.standard_normal((10_000, 1)))
+    vectors = (rng.standard_normal((10_000, 32)) * lengths).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    read = maps.rows(vectors, 1, 0).astype(np.float64)
+    query = rng.standard_normal((1, 32)).astype(np.float32)
+    cosines = read @ query[0] / np.linalg.norm(read, axis=1)
+    (hits,) = near_by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 1000, None)
+    assert store.rows_fetched == 256
+    best = set(np.argsort(-cosines)[:100].tolist())
+    assert len(best & set(hits.ids.to_pylist())) >= 99
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_rows_near_by_cosine_where_there_is_no_line(norms: bool) -> None:
+    """Without norms they are the nearest; of zeros alone, any."""
+    line = line_of([3, 4], torch.Generator().manual_seed(0), kind="linear")
+    maps = VersionMaps(cast(Lineage, line))
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    stored = np.concatenate([0 * vectors, maps.norms(0 * vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), maps, 1, 0, 4, stored.shape[1])
+    query = np.ones((1, 3), np.float32)
+    (hits,) = near_by_cosine([field], query, 5, None)
+    assert len(hits) == 5
+    if not norms:
+        assert hits.ids.equals(by_cosine([field], query, 5, None)[0].ids)
 
 
 class _Matrix:

@@ -106,13 +106,23 @@ KeptFolder = Annotated[
         "(default: they are forgotten at the end).",
     ),
 ]
-SidecarFiles = Annotated[
+Sidecars = Annotated[
     list[str] | None,
     typer.Option(
         "--sidecar",
-        metavar="FILE",
+        metavar="FILE|DIR",
         help="A file of 'evergram vectors sidecar', by which objects are read as the version "
-        "before; repeatable.",
+        "before, or a folder of such, in which new ones are looked for; repeatable.",
+    ),
+]
+SidecarDepth = Annotated[
+    int,
+    typer.Option(
+        "--sidecar-depth",
+        min=1,
+        metavar="N",
+        help="Hits by the way back of which a search takes the best by a sidecar: more find more, "
+        "and take longer.",
     ),
 ]
 MIB = 2**20
@@ -144,7 +154,8 @@ def serve(
     canary_every: CanaryEvery = 300.0,
     texts: TextFile = None,
     kept: KeptFolder = None,
-    sidecar: SidecarFiles = None,
+    sidecar: Sidecars = None,
+    sidecar_depth: SidecarDepth = 1000,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -155,6 +166,8 @@ def serve(
     if not encoder:
         names = ("max_text", "text_cache", "canary_every")
         refuse_idle(context, names, "is of an encoder of text, and no --encoder is given")
+    if not sidecar:
+        refuse_idle(context, ["sidecar_depth"], "is of sidecars, and no --sidecar is given")
     from evergram.serving import ServiceSettings, admin_token, listen, listen_processes
 
     settings = ServiceSettings(
@@ -179,6 +192,7 @@ def serve(
         texts=texts,
         kept=kept,
         sidecars=tuple(sidecar or ()),
+        sidecar_depth=sidecar_depth,
     )
     log_to_stderr()
     stores = stores_by_side(store or ()) or None

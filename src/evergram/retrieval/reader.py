@@ -25,7 +25,8 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.side_stores import SideStores, opened_stores
-from evergram.retrieval.sidecars.reading import Sidecars, reread
+from evergram.retrieval.sidecars.reading import reread
+from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
@@ -65,7 +66,7 @@ class Reader:
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
         encoder: of texts, as of `TextVectors`.
-        sidecars: of versions, by which objects are read as the version before.
+        sidecars: files by which objects are read as the version before.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
 
@@ -77,10 +78,11 @@ class Reader:
         settled: int | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
-        sidecars: Sidecars | None = None,
+        sidecars: SidecarFiles | None = None,
     ) -> None:
         self.lineage = lineage
-        self._sidecars = Sidecars() if sidecars is None else sidecars
+        self._sidecar_files = SidecarFiles() if sidecars is None else sidecars
+        self._sidecars = self._sidecar_files.read(lineage)
         self._stores = SideStores(lineage, stores, canaries, settled)
         self._maps = VersionMaps(lineage)
         self._score_maps = ScoreMaps(lineage)
@@ -95,7 +97,7 @@ class Reader:
         progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
-        sidecars: str | Path | Sequence[str | Path] | Sidecars = (),
+        sidecars: Paths | SidecarFiles = (),
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
@@ -109,18 +111,16 @@ class Reader:
             encoder: addresses of encoders of text that may be opened, for `encode` and
                 `search_texts`, in place of those that versions record. None opens the recorded one,
                 but none of "python:" and "openai:", which would run code or send texts elsewhere.
-            sidecars: files of `evergram vectors sidecar`, by which objects are read as the version
-                before: docs/migrate.md, "A sidecar for old readers". Of opened ones, those that are
-                not of the lineage any more are left out.
+            sidecars: files of `evergram vectors sidecar`, or folders of them, by which objects are
+                read as the version before: docs/migrate.md, "A sidecar for old readers".
         Raises: LineageError, IntegrityError, StoreError. DataError: a sidecar cannot be read.
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        if isinstance(sidecars, Sidecars):
-            read = sidecars.of(opened)
-        else:
-            read = Sidecars.open(sidecars, opened)
+        files = sidecars if isinstance(sidecars, SidecarFiles) else SidecarFiles(sidecars)
+        # Before stores are filled, which may take long.
+        files.read(opened)
         with opened_stores(opened, stores, progress) as (by_side, canaries):
-            return cls(opened, by_side, canaries, encoder=encoder, sidecars=read)
+            return cls(opened, by_side, canaries, encoder=encoder, sidecars=files)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of the lineage as it is now, on the same stores.
@@ -133,7 +133,7 @@ class Reader:
             return Reader(
                 *(lineage, *opened),
                 encoder=self._texts.addresses,
-                sidecars=self._sidecars.of(lineage),
+                sidecars=self._sidecar_files,
             )
 
     def __repr__(self) -> str:
@@ -212,9 +212,9 @@ class Reader:
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
-        With a sidecar, the best hits by the way back (`sidecars.reading.DEPTH`) are read by it, and
-        the k nearest are those by these vectors; not for calibrated scores, which are made for the
-        way back.
+        With a sidecar, hits by the way back (`depth` of `SidecarFiles`) are read by it, and the k
+        nearest are those by these vectors; not for calibrated scores, which are made for the way
+        back.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
@@ -254,7 +254,7 @@ class Reader:
                 rereads = self._sidecars.apply(named, target, chosen.filled())
                 depth = self._sidecars.depth(named, target, k) if rereads else k
                 asked = self._maps, target, checked, depth, metric, ids
-                return rereads, [search_view(chosen, *asked)]
+                return rereads, [search_view(chosen, *asked, proposals=rereads)]
             asked = self._maps, target, checked, k, metric, ids
             # Before they are calibrated, scores of two versions' rows are not comparable.
             each = [search_view(chosen, *asked, [filled]) for filled in chosen.filled()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
@@ -131,12 +132,16 @@ def listen(
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
-        return Server(
-            Service.open(place, stores, texts_of(settings), settings.sidecars), settings, listening
-        )
+        service = Service.open(place, stores, texts_of(settings), sidecars_of(settings))
+        return Server(service, settings, listening)
     except BaseException:
         listening.close()
         raise
+
+
+def sidecars_of(settings: ServiceSettings) -> SidecarFiles:
+    """Return the sidecars that settings name. Raises: DataError: their depth is not positive."""
+    return SidecarFiles(settings.sidecars, settings.sidecar_depth)
 
 
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:

@@ -26,7 +26,13 @@ from typing import Any, Self
 
 from evergram.errors import EvergramError, ServiceError
 from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
-from evergram.serving.server import Server, bound_socket, checked_settings, texts_of
+from evergram.serving.server import (
+    Server,
+    bound_socket,
+    checked_settings,
+    sidecars_of,
+    texts_of,
+)
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.qdrant.qdrant_connection import is_local_mode
@@ -253,7 +259,7 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     log_to_stderr(number)
     try:
         service = Service.open(
-            work.place, work.stores, texts_of(work.settings), work.settings.sidecars
+            work.place, work.stores, texts_of(work.settings), sidecars_of(work.settings)
         )
         server = Server(service, work.settings, listening)
     except EvergramError as error:

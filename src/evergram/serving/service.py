@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.sidecars.reading import Sidecars
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.change_watch import ChangeWatch, FileStamp
 from evergram.serving.served_state import ServedState, SharedReader
 from evergram.serving.texts.served_texts import ServedTexts
@@ -80,14 +80,15 @@ class Service:
         place: str | Path,
         stores: Mapping[str, str] | None = None,
         texts: ServedTexts | None = None,
-        sidecars: Sequence[str] = (),
+        sidecars: SidecarFiles | None = None,
     ) -> Self:
         """Return a service of the lineage in a folder or at an address.
 
         Args:
             stores: side to address of a store; by default the lineage's own snapshots.
             texts: as of `Service`.
-            sidecars: files, as of `Reader.open`.
+            sidecars: by which objects are read as the version before; files that come, change or go
+                in its folders are taken up as a change of the lineage is.
         Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
         """
         watch = ChangeWatch(place)
@@ -98,21 +99,25 @@ class Service:
             return before.carried(Lineage.open(where))
 
         filling: dict[str, tuple[int, int, int]] = {}
-        opened = Sidecars.open(sidecars, Lineage.open(where)) if sidecars else Sidecars()
+        files = SidecarFiles() if sidecars is None else sidecars
 
         def progress(side: str, version: int, done: int, total: int) -> None:
             filling[side] = version, done, total
 
         def open_reader() -> Reader:
             try:
-                return Reader.open(where, stores, progress, sidecars=opened)
+                return Reader.open(where, stores, progress, sidecars=files)
             finally:
                 filling.clear()
+
+        def stamps() -> tuple[FileStamp, FileStamp]:
+            of_lineage, of_consumers = watch.stamps()
+            return (*of_lineage, *files.stamps()), of_consumers
 
         return cls(
             open_reader,
             lambda: ConsumerRegistry.open(where),
-            watch.stamps,
+            stamps,
             read_ahead=read_ahead if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
             filling=filling,
@@ -151,7 +156,7 @@ class Service:
             try:
                 stamps = self._read_stamps()
             except Exception as error:  # each remote driver has its own
-                return self._failed("The lineage cannot be reached", error)
+                return self._failed("The lineage or a folder of sidecars cannot be read", error)
             if stamps == self._stamps and self.problem is None:
                 return False
             if stamps == self._tried_stamps and time.monotonic() - self._tried_at < RETRY_AFTER:

@@ -48,7 +48,8 @@ class ServiceSettings:
         canary_every: seconds between two checks that encoders are still the recorded ones.
         texts: file of the ids and texts of stored objects, with which a search may re-rank.
         kept: folder where the vectors of these texts are saved; None forgets them at the end.
-        sidecars: files by which stored objects are read as the version before.
+        sidecars: files, and folders of them, by which stored objects are read as the version
+            before; sidecar_depth: hits of a query that a search reads by them.
     """
 
     host: str = "127.0.0.1"
@@ -78,6 +79,7 @@ class ServiceSettings:
     texts: str | None = None
     kept: str | None = None
     sidecars: tuple[str, ...] = ()
+    sidecar_depth: int = 1000
 
     @cached_property
     def loopback(self) -> bool:

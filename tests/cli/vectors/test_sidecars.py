@@ -12,7 +12,9 @@ from tests.support.command import Command
 from tests.support.embedding_files import file_of, id_names, randn
 
 from evergram.retrieval.reader import Reader
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.app import create_app
+from evergram.serving.server import sidecars_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
@@ -49,7 +51,7 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
         read = reader.embed(id_names(ROWS), 0).vectors
     assert np.linalg.norm(read - old.numpy()) <= 0.1 * np.linalg.norm(old.numpy())
     settings = ServiceSettings(sidecars=("v1.safetensors",), allowed_hosts=("testserver",))
-    service = Service.open("line", sidecars=settings.sidecars)
+    service = Service.open("line", sidecars=sidecars_of(settings))
     with TestClient(create_app(service, settings)) as client:
         body = {"model": "embeddings@v0", "input": ["id3", "id1"]}
         answer = client.post("/v1/embeddings", json=body)
@@ -67,7 +69,7 @@ def test_a_service_goes_on_when_the_version_is_withdrawn(folder: Path, evergram:
     assert evergram(*align).code == 0
     made = evergram("vectors", "sidecar", "line", "v2.safetensors", "--bytes", "4")
     assert "Read as version 1, version 2 has" in made.out
-    service = Service.open("line", sidecars=["v2.safetensors"])
+    service = Service.open("line", sidecars=SidecarFiles("v2.safetensors"))
     assert evergram("lineage", "withdraw", "line", "--reason", "wrong").code == 0
     assert service.refresh()
     assert service.problem is None
@@ -85,12 +87,65 @@ def test_what_is_read_by_a_sidecar_counts_for_the_limit(folder: Path, evergram: 
     assert evergram(*command, "--bytes", "3").code == 0
     settings = ServiceSettings(max_hits=1500, allowed_hosts=("testserver",))
     query = {"vectors": [[1.0] * 6] * 2, "k": 3, "version": 0}
-    for sidecars, status in (([], 200), (["v1.safetensors"], 413)):
-        app = create_app(Service.open("line", sidecars=sidecars), settings)
+    for sidecars, depth, status in (
+        ([], 1000, 200),
+        (["v1.safetensors"], 1000, 413),
+        (["v1.safetensors"], 700, 200),
+    ):
+        files = SidecarFiles(sidecars, depth)
+        app = create_app(Service.open("line", sidecars=files), settings)
         with TestClient(app) as client:
             answer = client.post("/v1/search", json=query)
             assert answer.status_code == status, answer.text
-    assert "2 queries of 1000 results to read by a sidecar" in answer.text
+            if status == 413:
+                assert "2 queries of 1000 results to read by a sidecar" in answer.text
+
+
+def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
+    folder: Path, evergram: Command
+) -> None:
+    Path("sidecars").mkdir()
+    service = Service.open("line", sidecars=SidecarFiles("sidecars"))
+
+    def read() -> np.ndarray:
+        assert service.problem is None
+        with service.entered() as state:
+            return state.reader.embed(id_names(ROWS), 0).vectors
+
+    by_way_back = read()
+    assert not service.refresh()
+    command = ("vectors", "sidecar", "line", "sidecars/v1.safetensors", "--old", "old.parquet")
+    old = randn(0, ROWS, 4) @ randn(1, 4, 6) + 0.5 * randn(6, ROWS, 6)
+    errors = [np.linalg.norm(by_way_back - old.numpy())]
+    for size in (2, 5):
+        assert evergram(*command, "--bytes", str(size), "--force").code == 0
+        assert service.refresh()
+        assert not service.refresh()
+        errors.append(np.linalg.norm(read() - old.numpy()))
+    assert errors[0] > 1.3 * errors[1] > 1.3 * 1.3 * errors[2]
+    # A damaged one is left out, and said; one that is whole again is taken up.
+    whole = Path("sidecars/v1.safetensors").read_bytes()
+    Path("sidecars/v1.safetensors").write_bytes(whole[:-1])
+    assert service.refresh()
+    np.testing.assert_array_equal(read(), by_way_back)
+    Path("sidecars/v1.safetensors").write_bytes(whole)
+    assert service.refresh()
+    assert np.linalg.norm(read() - old.numpy()) == errors[2]
+    Path("sidecars/v1.safetensors").unlink()
+    assert service.refresh()
+    np.testing.assert_array_equal(read(), by_way_back)
+    # The folder is gone: the service goes on, and says so.
+    Path("sidecars").rmdir()
+    assert not service.refresh()
+    assert service.problem is not None
+    assert service.problem.startswith("The lineage or a folder of sidecars cannot be read")
+    service.close()
+
+
+def test_depth_without_a_sidecar_is_refused(folder: Path, evergram: Command) -> None:
+    refused = evergram("serve", "line", "--sidecar-depth", "50")
+    assert refused.code == 2
+    assert "--sidecar-depth is of sidecars, and no --sidecar is given; leave it out." in refused.err
 
 
 def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from tests.retrieval.sidecars.conftest import ROWS, Made
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.embedding_files import file_of, id_names, randn
+from tests.support.embedding_files import file_of
 
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import fill
-from evergram.retrieval.reader import Reader
+from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.sidecars import reading
 from evergram.retrieval.sidecars.make_sidecar import make_sidecar
-from evergram.retrieval.sidecars.reading import Sidecars, reread
+from evergram.retrieval.sidecars.reading import reread
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import Hits, Rows
 
 SIDE = "object"
@@ -94,7 +95,7 @@ def test_an_object_that_was_embedded_anew_is_read_by_the_way_back(
     row = store.fetch(changed)[0].vectors.copy()
     row[:, 0] += 0.25
     store.upsert(Rows(2, changed, row))
-    opened = Sidecars.open([sidecars[2]], made.lineage)
+    opened = SidecarFiles([sidecars[2]])
     with closing(Reader(made.lineage, {SIDE: store}, sidecars=opened)) as reader:
         read = reader.embed(made.ids, 1).vectors
         dim = made.vectors[2].shape[1]
@@ -106,41 +107,54 @@ def test_an_object_that_was_embedded_anew_is_read_by_the_way_back(
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_a_search_ranks_by_what_is_read(
-    made: Made, sidecars: dict[int, Path], metric: str, monkeypatch: pytest.MonkeyPatch
+    made: Made, sidecars: dict[int, Path], metric: Metric
 ) -> None:
     queries = made.vectors[0][:5].numpy() + 0.1
-    with closing(Reader.open(made.lineage, sidecars=list(sidecars.values()))) as reader:
-        read = reader.embed(made.ids, 0).vectors.astype(float)
-        scores = {
-            "ip": queries @ read.T,
-            "l2": -((queries[:, None] - read[None]) ** 2).sum(-1),
-            "cosine": queries
-            @ read.T
-            / np.linalg.norm(queries, axis=1)[:, None]
-            / np.linalg.norm(read, axis=1),
-        }[metric]
-        rows = {id_: row for row, id_ in enumerate(made.ids.to_pylist())}
-        for depth in (ROWS, 300):
-            monkeypatch.setattr(reading, "DEPTH", depth)
-            hits = reader.search(queries, 10, 0, metric=metric)  # type: ignore[arg-type]
-            with closing(Reader.open(made.lineage)) as plain:
-                proposed = plain.search(queries, depth, 0, metric=metric)  # type: ignore[arg-type]
-            for own, first, of_query in zip(scores, proposed, hits, strict=True):
-                places = sorted((rows[i] for i in first.ids.to_pylist()), key=lambda n: -own[n])
-                expected = [made.ids[n].as_py() for n in places[:10]]
-                assert of_query.ids.to_pylist() == expected
-                np.testing.assert_allclose(of_query.scores, own[places[:10]], rtol=1e-4, atol=1e-5)
-                assert set(of_query.versions.tolist()) == {2}
-        # More than DEPTH, among some, and at the version of the rows.
-        monkeypatch.setattr(reading, "DEPTH", 3)
+    files = list(sidecars.values())
+    rows = {id_: row for row, id_ in enumerate(made.ids.to_pylist())}
+    with closing(Reader.open(made.lineage, sidecars=files)) as reader:
+        scores = scores_of(metric, queries, reader.embed(made.ids, 0).vectors)
+    for depth in (ROWS, 300):
+        with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, depth))) as reader:
+            hits = reader.search(queries, 10, 0, metric=metric)
+        with closing(Reader.open(made.lineage)) as plain:
+            narrow = queries.astype(np.float32)
+            asked = VersionMaps(made.lineage), 0, narrow, depth, metric, None
+            proposed = search_view(plain.store(), *asked, proposals=True)
+            if metric != "cosine":
+                nearest = plain.search(queries, depth, 0, metric=metric)
+                assert [h.ids for h in proposed] == [h.ids for h in nearest]
+        for own, near, of_query in zip(scores, proposed, hits, strict=True):
+            places = sorted((rows[i] for i in near.ids.to_pylist()), key=lambda n: -own[n])
+            expected = [made.ids[n].as_py() for n in places[:10]]
+            assert of_query.ids.to_pylist() == expected
+            np.testing.assert_allclose(of_query.scores, own[places[:10]], rtol=1e-4, atol=1e-5)
+            assert set(of_query.versions.tolist()) == {2}
+    # More than the depth, among some, and at the version of the rows.
+    with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, 3))) as reader:
         among = made.ids.slice(0, 50)
-        (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)  # type: ignore[arg-type]
+        (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)
         first_rows = sorted(range(50), key=lambda n: -scores[0][n])
         assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
         np.testing.assert_allclose(few.scores, scores[0][first_rows], rtol=1e-4, atol=1e-5)
         own_version = made.vectors[2][:1].numpy()
         (first,) = reader.search(own_version, 3, 2, metric="l2")
         assert first.ids[0].as_py() == made.ids[0].as_py()
+
+
+def scores_of(
+    metric: Metric, queries: npt.NDArray[np.float64], vectors: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    read = vectors.astype(np.float64)
+    distances: npt.NDArray[np.float64] = -((queries[:, None] - read[None]) ** 2).sum(-1)
+    if metric == "l2":
+        return distances
+    products: npt.NDArray[np.float64] = queries @ read.T
+    if metric == "ip":
+        return products
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(read, axis=1)
+    cosines: npt.NDArray[np.float64] = products / lengths
+    return cosines
 
 
 def test_old_queries_find_what_they_found(made: Made, sidecars: dict[int, Path]) -> None:
@@ -165,36 +179,6 @@ def test_old_queries_find_what_they_found(made: Made, sidecars: dict[int, Path])
             )
     assert shares[1] > 0.8
     assert shares[1] > shares[0] + 0.3
-
-
-def test_sidecars_of_others_are_refused(
-    made: Made, sidecars: dict[int, Path], tmp_path: Path
-) -> None:
-    empty = Lineage.create(tmp_path / "empty", "empty")
-    other = Lineage.create(tmp_path / "other", "other")
-    files = [file_of(tmp_path / f"{n}.parquet", randn(n, 900, 4)) for n in range(3)]
-    for past, new in pairwise(files):
-        align(past, new, other, AlignSettings("affine"), max_error=float("inf"))
-    for lineage in (empty, other):
-        with pytest.raises(IntegrityError, match="from version 2 to 1 of another lineage than"):
-            Sidecars.open([sidecars[2]], lineage)
-    with pytest.raises(DataError, match="Two sidecars are of one side"):
-        Sidecars.open([sidecars[2], sidecars[2]], made.lineage)
-    with pytest.raises(DataError, match="is no sidecar of a version"):
-        Sidecars.open([made.file(0)], made.lineage)
-    with pytest.raises(DataError, match="cannot be read"):
-        Sidecars.open([tmp_path / "none"], made.lineage)
-    with pytest.raises(DataError, match="is a folder"):
-        Sidecars.open([tmp_path], made.lineage)
-
-
-def test_a_production_without_a_sidecar_is_logged(
-    made: Made, sidecars: dict[int, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    Sidecars.open(sidecars[2], made.lineage)
-    assert not caplog.records
-    Sidecars.open([sidecars[1]], made.lineage)
-    assert "Version 2 has no sidecar of side object" in caplog.text
 
 
 def test_an_object_that_was_embedded_anew_between_two_sidecars_goes_on_by_the_way_back(
@@ -248,7 +232,7 @@ def test_calibrated_scores_are_of_the_way_back(made: Made, sidecars: dict[int, P
 def test_more_is_looked_at_only_where_a_sidecar_may_help(
     made: Made, sidecars: dict[int, Path]
 ) -> None:
-    opened = Sidecars.open([sidecars[1]], made.lineage)
+    opened = SidecarFiles([sidecars[1]]).read(made.lineage)
     assert opened.apply(SIDE, 0, [1, 2])
     assert not opened.apply(SIDE, 0, [0, 2])
     assert not opened.apply(SIDE, 1, [1])
@@ -256,6 +240,7 @@ def test_more_is_looked_at_only_where_a_sidecar_may_help(
     assert opened.depth(SIDE, 0, 10) == reading.DEPTH
     assert opened.depth(SIDE, 0, 5000) == 5000
     assert opened.depth(SIDE, 1, 10) == opened.depth("query", 0, 10) == 10
+    assert SidecarFiles([sidecars[1]], 20).read(made.lineage).depth(SIDE, 0, 10) == 20
 
 
 def test_a_row_that_was_removed_since_the_search_is_no_hit() -> None:
@@ -270,33 +255,6 @@ def test_a_row_that_was_removed_since_the_search_is_no_hit() -> None:
     first, second = reread(embed, hits, np.array([[1, 1], [1, 0]], np.float32), "ip", 2)
     assert (first.ids.to_pylist(), first.scores.tolist()) == ([2, 1], [3, 1])
     assert (second.ids.to_pylist(), second.scores.tolist()) == ([1, 2], [1, 0])
-
-
-def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) -> None:
-    lineage = Lineage.create(tmp_path / "line", "line")
-    meaning = randn(0, 900, 6)
-    files = [
-        file_of(tmp_path / f"{n}.parquet", meaning @ randn(n, 6, 5) + 0.3 * randn(n + 5, 900, 5))
-        for n in (1, 2, 3)
-    ]
-    align(files[0], files[1], lineage, AlignSettings("affine"), promote=False)
-    path = tmp_path / "1.sidecar"
-    make_sidecar(lineage, files[0], size=4).save(path)
-    reader = Reader.open(lineage, sidecars=[path])
-    lineage.withdraw(1, "wrong")
-    with pytest.raises(IntegrityError, match="withdrawn"):
-        Reader.open(Lineage.open(lineage.path), sidecars=[path])
-    with closing(reader), closing(reader.carried(Lineage.open(lineage.path))) as after:
-        assert len(after.embed(id_names(900), 0).vectors) == 900
-    # The version after it follows the one before, and so does its sidecar.
-    again = Lineage.open(lineage.path)
-    align(files[0], files[2], again, AlignSettings("affine"))
-    made = make_sidecar(again, files[0], size=4)
-    assert (made.version, made.target) == (2, 0)
-    made.save(path)
-    old = (meaning @ randn(1, 6, 5) + 0.3 * randn(6, 900, 5)).numpy()
-    with closing(Reader.open(again, sidecars=[path])) as reader:
-        assert error(reader.embed(id_names(900), 0).vectors, old) == pytest.approx(made.error)
 
 
 def test_a_reader_that_is_carried_keeps_its_sidecars(made: Made, sidecars: dict[int, Path]) -> None:

@@ -31,13 +31,13 @@ def pack(codes: Bytes, bits: npt.NDArray[np.int64]) -> Bytes:
 
 def unpack(packed: Bytes, bits: npt.NDArray[np.int64]) -> Bytes:
     """Return the codes, uint8 [N, r], of bytes of `pack`."""
-    column, shift = _places(bits)
-    first = np.cumsum(bits) - bits
-    codes = np.zeros((len(packed), len(bits)), np.uint8)
-    if len(bits):
-        for rows in _blocks(len(packed), len(column)):
-            single = np.unpackbits(packed[rows], axis=1, count=len(column)) << shift
-            codes[rows] = np.add.reduceat(single, first, axis=1, dtype=np.uint8)
+    start = np.cumsum(bits) - bits
+    # A code is within two bytes; the last byte may have none behind it.
+    next_one = np.pad(packed[:, 1:], ((0, 0), (0, 1)))[:, : packed.shape[1]]
+    pairs = (packed.astype(np.uint16) << 8) | next_one
+    shift = (16 - start % 8 - bits).astype(np.uint16)
+    mask = ((1 << bits) - 1).astype(np.uint16)
+    codes: Bytes = ((pairs.take(start // 8, axis=1) >> shift) & mask).astype(np.uint8)
     return codes
 
 

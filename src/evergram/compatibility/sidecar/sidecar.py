@@ -149,7 +149,7 @@ class Sidecar:
         vectors = torch.as_tensor(new)
         wide = torch.promote_types(vectors.dtype, torch.float32)
         back = _mapped(self.weight, self.offset, vectors, wide)
-        read = back + self._worth(steps).to(wide) @ self.basis.T.to(wide)
+        read = back + self._worth(steps, wide) @ self.basis.T.to(wide)
         return _like(new, read.to(vectors.dtype))
 
     def way_back(self, new: Tensor) -> Tensor:
@@ -160,9 +160,11 @@ class Sidecar:
         """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
         return self.way_back(new) + coordinates.double() @ self.basis.T
 
-    def _worth(self, codes: Tensor) -> Tensor:
-        """Return what codes [N, r] stand for, float64."""
-        return self.levels[codes.long() + _first_level(self.bits)] * self.scales
+    def _worth(self, codes: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
+        """Return what codes [N, r] stand for."""
+        places = (codes + _first_level(self.bits).int()).flatten()
+        levels = self.levels.to(wide).index_select(0, places).view(codes.shape)
+        return levels.mul_(self.scales.to(wide))
 
 
 def _fitted(

@@ -15,12 +15,15 @@ from evergram.retrieval.metric_search import (
     by_cosine,
     by_distance,
     by_inner_product,
+    near_by_cosine,
 )
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.store import Floats, Hits, StoreView
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+# For hits that are ranked anew.
+PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
 
 
 def search_view(
@@ -32,6 +35,8 @@ def search_view(
     metric: str,
     ids: Ids,
     versions: Sequence[int] | None = None,
+    *,
+    proposals: bool = False,
 ) -> list[Hits]:
     """Return the k best rows of a view for each query [Q, D_j] of version `target`.
 
@@ -39,6 +44,8 @@ def search_view(
         metric: "ip", "l2" or "cosine".
         ids: search among these alone.
         versions: search among rows of these alone; None is all.
+        proposals: whether the hits are ranked anew, so that they need not be quite the best, and
+            their scores mean nothing.
     Raises: LineageError: a transform on the way is not affine; or the store was never filled.
     """
     filled = view.filled()
@@ -58,4 +65,4 @@ def search_view(
         Field(view, maps, version, target, maps.dim(version), space.dim)
         for version, space in filled.items()
     ]
-    return SEARCHES[metric](fields, queries, k, ids)
+    return (PROPOSALS if proposals else SEARCHES)[metric](fields, queries, k, ids)

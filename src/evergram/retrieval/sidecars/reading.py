@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Self
 
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.migrating.cascade import Metric, by_vectors
@@ -18,7 +16,7 @@ from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
 
-# Hits by the way back that are read by a sidecar, of each query.
+# Hits by the way back that are read by a sidecar, of each query, unless another number is given.
 DEPTH = 1000
 # Queries whose hits are fetched together.
 BLOCK = 16
@@ -30,43 +28,17 @@ class Sidecars:
 
     Args:
         sidecars: at most one of each side and version.
-    Raises: DataError: there are two.
+        most: hits of a query by the way back that a search reads by a sidecar; k, if that is more.
+    Raises: DataError: there are two of one side and version, or `most` is not a positive number.
     """
 
-    def __init__(self, sidecars: Sequence[VersionSidecar] = ()) -> None:
+    def __init__(self, sidecars: Sequence[VersionSidecar] = (), most: int = DEPTH) -> None:
         self._of = {(s.side, s.version): s for s in sidecars}
+        self._most = most
         if len(self._of) < len(sidecars):
             raise DataError("Two sidecars are of one side and version; give one of them.")
-
-    @classmethod
-    def open(cls, paths: str | Path | Sequence[str | Path], lineage: ReadOnlyLineage) -> Self:
-        """Read files of sidecars, one or several.
-
-        Raises: DataError: a file cannot be read, or two are of one side and version.
-            IntegrityError: one is of another lineage.
-        """
-        opened = []
-        for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-            sidecar = VersionSidecar.open(path)
-            sidecar.check(lineage, str(path))
-            opened.append(sidecar)
-        sidecars = cls(opened)
-        sidecars.warn_of_gaps(lineage)
-        return sidecars
-
-    def of(self, lineage: ReadOnlyLineage) -> Sidecars:
-        """Return those that are of the lineage as it is now; a version may have been withdrawn."""
-        kept = []
-        for sidecar in self._of.values():
-            try:
-                sidecar.check(lineage, "A sidecar that was opened")
-            except IntegrityError as error:
-                log.warning("%s It is not used any more.", error)
-            else:
-                kept.append(sidecar)
-        sidecars = Sidecars(kept)
-        sidecars.warn_of_gaps(lineage)
-        return sidecars
+        if most < 1:
+            raise DataError(f"A search cannot read {most} hits by a sidecar; 1 or more are needed.")
 
     def warn_of_gaps(self, lineage: ReadOnlyLineage) -> None:
         """Log a warning of each side whose production has no sidecar while earlier versions do."""
@@ -88,7 +60,7 @@ class Sidecars:
     def depth(self, side: str, target: int, k: int) -> int:
         """Return how many hits of a query a search at a version may look at."""
         later = any(own == side and version > target for own, version in self._of)
-        return max(k, DEPTH) if later else k
+        return max(k, self._most) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
         """Return rows of one version as another reads them, [n, D_target].
