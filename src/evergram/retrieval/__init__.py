@@ -6,7 +6,8 @@ Read in this order:
    `embedded`'s `Embedded`.
 2. `version_maps`: from the version that a row was made with to the one that is asked for.
    `metric_search`: distance and cosine on an index that knows inner products alone.
-   `text_vectors`: texts, by the newest version's encoder, at any version.
+   `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
+   many ids, batch after batch.
 3. `recommend`: the best candidates for known queries. `pretrained/`:
    `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
 4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.

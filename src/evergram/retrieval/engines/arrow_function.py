@@ -18,7 +18,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.view import View
-from evergram.retrieval.engines.id_lookup import IdLookup
+from evergram.retrieval.id_lookup import IdLookup
 from evergram.vector_files.base import first_not_finite, not_finite, out_of_range
 from evergram.vector_files.column_files import FLOATS
 

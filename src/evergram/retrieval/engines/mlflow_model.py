@@ -19,7 +19,7 @@ import evergram
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.view import View
-from evergram.retrieval.engines.id_lookup import IdLookup
+from evergram.retrieval.id_lookup import IdLookup
 
 try:
     import mlflow.pyfunc

@@ -24,7 +24,7 @@ from evergram.compatibility.sidecar.sidecar_file import (
 )
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.retrieval.engines.id_lookup import IdLookup
+from evergram.retrieval.id_lookup import IdLookup
 from evergram.retrieval.sidecars.marks import MARKS, near, same_marks
 from evergram.stores.rows import Rows
 from evergram.stores.store import Floats

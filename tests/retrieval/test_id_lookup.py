@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from evergram.errors import DataError
-from evergram.retrieval.engines import id_lookup
-from evergram.retrieval.engines.id_lookup import IdLookup
+from evergram.retrieval import id_lookup
+from evergram.retrieval.id_lookup import IdLookup
 
 TEXTS = st.text(alphabet="ab1", max_size=3)
 NUMBERS = st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)

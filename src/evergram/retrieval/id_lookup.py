@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.data.columnar.vocabulary import plain
 from evergram.errors import DataError
@@ -59,8 +60,6 @@ class IdLookup:
         same = self._keys[places] == keys
         if pa.types.is_string(wanted.type):
             # An id that is not stored may have the hash of one that is.
-            stored = self._ids.take(pa.array(rows)).to_pylist()
-            same &= np.fromiter(
-                (a == b for a, b in zip(stored, wanted.to_pylist(), strict=True)), dtype=bool
-            )
+            stored = self._ids.take(pa.array(rows))
+            same &= pc.equal(stored, wanted).to_numpy(zero_copy_only=False)
         return np.where(same, rows, -1)
