@@ -370,10 +370,25 @@ class Reader:
             query_side = "query" if "query" in self.sides else side
         return query_side, side
 
-    def looked_at(self, k: int, version: Version = None, side: str | None = None) -> int:
-        """Return how many stored objects a search for k may look at, for each query."""
+    def looked_at(
+        self,
+        k: int,
+        version: Version = None,
+        side: str | None = None,
+        *,
+        among: int | None = None,
+        scores: Scores = "raw",
+    ) -> int:
+        """Return how many stored objects a search for k may look at, for each query.
+
+        Args:
+            among: the number of `ids` of the search. The others are as of `search`.
+        """
+        if scores == "calibrated":
+            return k
         named = self.default_side if side is None else side
-        return self._sidecars.depth(named, self.lineage.resolve(version), k)
+        depth = self._sidecars.depth(named, self.lineage.resolve(version), k)
+        return depth if among is None else max(k, min(depth, among))
 
     def recommend(
         self,

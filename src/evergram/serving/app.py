@@ -197,7 +197,7 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         answer = Ready(
             ready=ready,
             version=service.production,
-            problem=service.store_problem or service.problem or service.text_problem,
+            problem=next(iter(service.problems), None),
         )
         return JSONResponse(answer.model_dump(), 200 if ready else 503)
 

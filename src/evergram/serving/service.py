@@ -41,6 +41,7 @@ class Service:
         filling: filled by `open_reader` while it fills stores: side to the version, the rows
             written and the rows in all.
         texts: encoders of text; None opens none. The service closes them.
+        sidecars: those that `open_reader` reads.
     Raises: EvergramError: the lineage, its consumers or a store cannot be opened.
     """
 
@@ -54,9 +55,11 @@ class Service:
         least_poll: float = 0.0,
         filling: Mapping[str, tuple[int, int, int]] | None = None,
         texts: ServedTexts | None = None,
+        sidecars: SidecarFiles | None = None,
     ) -> None:
         self.filling: Mapping[str, tuple[int, int, int]] = {} if filling is None else filling
         self.texts = texts
+        self._sidecars = SidecarFiles() if sidecars is None else sidecars
         self.least_poll = least_poll
         self._open_reader, self._open_consumers = open_reader, open_consumers
         self._read_ahead, self._read_stamps = read_ahead, stamps
@@ -122,6 +125,7 @@ class Service:
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
             filling=filling,
             texts=texts,
+            sidecars=files,
         )
 
     def enter(self) -> ServedState:
@@ -245,9 +249,20 @@ class Service:
         return None if self.texts is None else self.texts.problem
 
     @property
+    def unused_sidecars(self) -> int:
+        """How many files of sidecars are left out; the log says which, and why."""
+        return len(self._sidecars.problems)
+
+    @property
+    def sidecar_problem(self) -> str | None:
+        """That files of sidecars are left out; None if none is."""
+        count = self.unused_sidecars
+        return f"Files of sidecars that are not used: {count}; the log says why." if count else None
+
+    @property
     def problems(self) -> list[str]:
         """What could not be loaded or reached, one sentence each."""
-        problems = (self.store_problem, self.problem, self.text_problem)
+        problems = (self.store_problem, self.problem, self.text_problem, self.sidecar_problem)
         return [problem for problem in problems if problem is not None]
 
     @property

@@ -107,7 +107,7 @@ class ServiceSettings:
             tokens: whether any consumer has a token.
         Raises: ServiceError: other machines can reach the service and no token protects it; or an
             allowed host is not a host's name; or texts are given without an encoder, or a folder
-            for their vectors without texts.
+            for their vectors without texts; or sidecars are read deeper than a request may look.
         """
         if not self.host:
             raise ServiceError(
@@ -131,6 +131,11 @@ class ServiceSettings:
             raise ServiceError(
                 "--kept is the folder of vectors of --texts, which are not given; add --texts "
                 "FILE, or leave --kept out."
+            )
+        if self.sidecars and self.sidecar_depth > self.max_hits:
+            raise ServiceError(
+                f"--sidecar-depth is {self.sidecar_depth}; it may be at most {self.max_hits}, the "
+                "results that one request may ask for."
             )
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):

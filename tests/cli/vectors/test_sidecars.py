@@ -87,15 +87,17 @@ def test_what_is_read_by_a_sidecar_counts_for_the_limit(folder: Path, evergram: 
     assert evergram(*command, "--bytes", "3").code == 0
     settings = ServiceSettings(max_hits=1500, allowed_hosts=("testserver",))
     query = {"vectors": [[1.0] * 6] * 2, "k": 3, "version": 0}
-    for sidecars, depth, status in (
-        ([], 1000, 200),
-        (["v1.safetensors"], 1000, 413),
-        (["v1.safetensors"], 700, 200),
+    for sidecars, depth, more, status in (
+        ([], 1000, {}, 200),
+        (["v1.safetensors"], 700, {}, 200),
+        (["v1.safetensors"], 1000, {"scores": "calibrated"}, 200),
+        (["v1.safetensors"], 1000, {"ids": ["id1", "id2"]}, 200),
+        (["v1.safetensors"], 1000, {}, 413),
     ):
         files = SidecarFiles(sidecars, depth)
         app = create_app(Service.open("line", sidecars=files), settings)
         with TestClient(app) as client:
-            answer = client.post("/v1/search", json=query)
+            answer = client.post("/v1/search", json=query | more)
             assert answer.status_code == status, answer.text
             if status == 413:
                 assert "2 queries of 1000 results to read by a sidecar" in answer.text
@@ -128,6 +130,12 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
     Path("sidecars/v1.safetensors").write_bytes(whole[:-1])
     assert service.refresh()
     np.testing.assert_array_equal(read(), by_way_back)
+    problem = "Files of sidecars that are not used: 1; the log says why."
+    settings = ServiceSettings(allowed_hosts=("testserver",))
+    with TestClient(create_app(service, settings)) as client:
+        ready = client.get("/readyz").json()
+        assert (ready["ready"], ready["problem"]) == (True, problem)
+        assert "evergram_unused_sidecars 1.0" in client.get("/metrics").text
     Path("sidecars/v1.safetensors").write_bytes(whole)
     assert service.refresh()
     assert np.linalg.norm(read() - old.numpy()) == errors[2]
@@ -173,3 +181,12 @@ def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None
     wrong = evergram.refused("serve", "line", "--port", "0", "--sidecar", "v1.safetensors")
     assert "no sidecar of a version" in wrong
     assert (folder / "v1.safetensors").read_text() == "mine"
+
+
+def test_a_sidecar_of_no_bytes_is_refused(folder: Path, evergram: Command) -> None:
+    command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
+    refused = evergram(*command, "--error", "2")
+    assert refused.code == 2
+    assert "and 2 may be left: no sidecar is needed." in refused.err
+    assert evergram(*command, "--bytes", "0").code == 2
+    assert not Path("v1.safetensors").exists()

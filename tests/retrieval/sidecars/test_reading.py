@@ -132,6 +132,9 @@ def test_a_search_ranks_by_what_is_read(
             assert set(of_query.versions.tolist()) == {2}
     # More than the depth, among some, and at the version of the rows.
     with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, 3))) as reader:
+        assert reader.looked_at(50, 0) == 200
+        assert reader.looked_at(50, 0, among=70) == reader.looked_at(70, 2) == 70
+        assert reader.looked_at(50, 0, scores="calibrated") == 50
         among = made.ids.slice(0, 50)
         (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)
         first_rows = sorted(range(50), key=lambda n: -scores[0][n])
@@ -238,9 +241,9 @@ def test_more_is_looked_at_only_where_a_sidecar_may_help(
     assert not opened.apply(SIDE, 1, [1])
     assert not opened.apply("query", 0, [1])
     assert opened.depth(SIDE, 0, 10) == reading.DEPTH
-    assert opened.depth(SIDE, 0, 5000) == 5000
+    assert opened.depth(SIDE, 0, 1250) == 5000
     assert opened.depth(SIDE, 1, 10) == opened.depth("query", 0, 10) == 10
-    assert SidecarFiles([sidecars[1]], 20).read(made.lineage).depth(SIDE, 0, 10) == 20
+    assert SidecarFiles([sidecars[1]], 20).read(made.lineage).depth(SIDE, 0, 4) == 20
 
 
 def test_a_row_that_was_removed_since_the_search_is_no_hit() -> None:

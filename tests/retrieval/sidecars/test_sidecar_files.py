@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.retrieval.sidecars.conftest import Made
@@ -20,6 +24,7 @@ from evergram.releasing.files.align_settings import AlignSettings
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.vector_files.open_embeddings import open_embeddings
 
 
 def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:
@@ -33,24 +38,33 @@ def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:
         with pytest.raises(IntegrityError, match="from version 2 to 1 of another lineage than"):
             SidecarFiles(second).read(lineage)
     for paths, message in (
-        ([second, second], "Two sidecars are of one side"),
         (made.file(0), "is no sidecar of a version"),
         (tmp_path / "none", "cannot be read"),
     ):
         with pytest.raises(DataError, match=message):
             SidecarFiles(paths).read(made.lineage)
-    for depth in (0, -3):
-        with pytest.raises(DataError, match=f"cannot read {depth} hits"):
-            SidecarFiles(second, depth)
+    for depth in (0, -3, True, 1.5, "7"):
+        with pytest.raises(DataError, match=f"depth of sidecars is {depth!r}; it must be"):
+            SidecarFiles(second, cast(Any, depth))
+    with pytest.raises(DataError, match="is empty"):
+        SidecarFiles([""])
 
 
-def test_a_production_without_a_sidecar_is_logged(
+def test_a_version_without_a_sidecar_is_logged(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    SidecarFiles(made.sidecars[2]).read(made.lineage)
+    files = SidecarFiles([*made.sidecars.values()])
+    files.read(made.lineage)
     assert not caplog.records
-    SidecarFiles([made.sidecars[1]]).read(made.lineage)
-    assert "Version 2 has no sidecar of side object" in caplog.text
+    for version, other in ((1, 2), (2, 1)):
+        caplog.clear()
+        files = SidecarFiles(made.sidecars[version])
+        for _ in range(3):
+            files.read(made.lineage)
+        # Once, and no problem: nobody asked for more.
+        (record,) = caplog.records
+        assert f"Version {other} has no sidecar of side 'object'" in record.getMessage()
+        assert not files.problems
 
 
 def test_a_folder_has_what_is_in_it_now(
@@ -63,10 +77,10 @@ def test_a_folder_has_what_is_in_it_now(
     shutil.copy(made.sidecars[2], tmp_path / "2.safetensors")
     stamps.append(files.stamps())
     assert files.read(made.lineage).apply(SIDE, 1, [2])
-    assert "2.safetensors: version 2 of side object is read as version 1 by 6 bytes" in caplog.text
+    assert "version 2 of side 'object', read as version 1 by 6 bytes" in caplog.text
     caplog.clear()
     assert files.read(made.lineage).apply(SIDE, 1, [2])
-    assert not caplog.records  # it was not opened again
+    assert not caplog.records  # nothing is news
     # Another file of that name, one that is no sidecar, and one that is none by its name.
     shutil.copy(made.sidecars[1], tmp_path / "2.safetensors")
     shutil.copy(made.file(0), tmp_path / "old.safetensors")
@@ -75,16 +89,107 @@ def test_a_folder_has_what_is_in_it_now(
     read = files.read(made.lineage)
     assert read.apply(SIDE, 0, [1])
     assert not read.apply(SIDE, 1, [2])
-    assert "old.safetensors is no sidecar" in caplog.text
+    (problem,) = files.problems
+    assert "old.safetensors is no sidecar" in problem
+    assert caplog.text.count(problem) == 1
     (tmp_path / "2.safetensors").unlink()
     stamps.append(files.stamps())
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
+    assert "2.safetensors is gone, and not used any more (version 1 of" in caplog.text
     assert len(set(stamps)) == len(stamps)
     # A folder that is gone is not an empty one.
     shutil.rmtree(tmp_path)
     for look in (files.stamps, lambda: files.read(made.lineage)):
         with pytest.raises(DataError, match="cannot be read"):
             look()
+
+
+def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
+    whole = made.sidecars[2].read_bytes()
+    for name, content in (
+        ("empty", b""),
+        ("start", whole[:5]),
+        ("most", whole[:-1]),
+        ("text", b"[]" * 40),
+    ):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "nowhere")
+    files = SidecarFiles([tmp_path])
+    assert not files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(files.problems) == 7
+    for path in (tmp_path / "pipe.safetensors", tmp_path / "start.safetensors"):
+        with pytest.raises(DataError, match="give a file that"):
+            SidecarFiles(path).read(made.lineage)
+    (tmp_path / "most.safetensors").write_bytes(whole)
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(files.problems) == 6
+
+
+def test_a_file_that_changes_while_it_is_read_ends_nothing(made: Made, tmp_path: Path) -> None:
+    """A mapped file that shrinks ends the process: this one would."""
+    path = tmp_path / "2.safetensors"
+    script = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from evergram.errors import DataError\n"
+        "from evergram.retrieval.sidecars.version_sidecar import VersionSidecar\n"
+        "path = Path(sys.argv[1])\n"
+        "content, done = path.read_bytes(), False\n"
+        "def write():\n"
+        "    while not done:\n"
+        "        path.write_bytes(content)\n"
+        "threading.Thread(target=write).start()\n"
+        "read = 0\n"
+        "for _ in range(300):\n"
+        "    try:\n"
+        "        read += len(VersionSidecar.open(path)) > 0\n"
+        "    except DataError:\n"
+        "        pass\n"
+        "done = True\n"
+    )
+    shutil.copy(made.sidecars[2], path)
+    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True)
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def test_of_two_files_of_one_step_one_is_used(made: Made, tmp_path: Path) -> None:
+    old = made.file(1)
+    for name, size in (("first", 2), ("second", 5)):
+        path = tmp_path / f"{name}.safetensors"
+        make_sidecar(made.lineage, open_embeddings(old), size=size).save(path)
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    os.utime(first, ns=(1, 1))
+    true = made.vectors[1].numpy()
+
+    def error_of(files: SidecarFiles) -> float:
+        with closing(Reader.open(made.lineage, sidecars=files)) as reader:
+            return error(reader.embed(made.ids, 1).vectors, true)
+
+    with_two, with_five = error_of(SidecarFiles(first)), error_of(SidecarFiles(second))
+    assert with_five < 0.8 * with_two
+    # The later of a folder, and one that is named.
+    files = SidecarFiles([tmp_path])
+    assert error_of(files) == with_five
+    assert f"{first} is of side 'object' and version 2, as {second} is" in files.problems[0]
+    files = SidecarFiles([tmp_path, first])
+    assert error_of(files) == with_two
+    assert files.problems[0].startswith(str(second))
+    # One file by two names of its folder is one.
+    files = SidecarFiles([f"{tmp_path}/", f"{tmp_path}/./", second])
+    assert error_of(files) == with_five
+    with pytest.raises(DataError, match=f"{first} and {second} are both of side 'object'"):
+        SidecarFiles([first, second]).read(made.lineage)
+
+
+def test_files_that_are_gone_are_forgotten(made: Made, tmp_path: Path) -> None:
+    files = SidecarFiles(tmp_path)
+    path = Path(shutil.copy(made.sidecars[2], tmp_path / "0.safetensors"))
+    for number in range(1, 5):
+        path = path.rename(tmp_path / f"{number}.safetensors")
+        assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert list(files._opened) == [path]
 
 
 def test_a_named_file_that_was_read_may_go(made: Made, tmp_path: Path) -> None:
@@ -109,7 +214,7 @@ def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) 
     make_sidecar(lineage, files[0], size=4).save(path)
     reader = Reader.open(lineage, sidecars=[path])
     lineage.withdraw(1, "wrong")
-    with pytest.raises(IntegrityError, match="withdrawn"):
+    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
         Reader.open(Lineage.open(lineage.path), sidecars=[path])
     with closing(reader), closing(reader.carried(Lineage.open(lineage.path))) as after:
         assert len(after.embed(id_names(900), 0).vectors) == 900

@@ -33,7 +33,7 @@ def make(
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option("--bytes", min=0, help="Bytes beside each new vector.")
+        int | None, typer.Option("--bytes", min=1, help="Bytes beside each new vector.")
     ] = None,
     error: Annotated[
         float | None,

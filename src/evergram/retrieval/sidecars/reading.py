@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
@@ -18,9 +17,10 @@ from evergram.stores.store import Floats, Hits, Rows
 
 # Hits by the way back that are read by a sidecar, of each query, unless another number is given.
 DEPTH = 1000
+# At least so many for each result: with fewer, what codes would move up is not there.
+WIDER = 4
 # Queries whose hits are fetched together.
 BLOCK = 16
-log: logging.Logger = logging.getLogger(__name__)
 
 
 class Sidecars:
@@ -28,7 +28,8 @@ class Sidecars:
 
     Args:
         sidecars: at most one of each side and version.
-        most: hits of a query by the way back that a search reads by a sidecar; k, if that is more.
+        most: hits of a query by the way back that a search for k reads by a sidecar; `WIDER` · k,
+            if that is more.
     Raises: DataError: there are two of one side and version, or `most` is not a positive number.
     """
 
@@ -37,21 +38,21 @@ class Sidecars:
         self._most = most
         if len(self._of) < len(sidecars):
             raise DataError("Two sidecars are of one side and version; give one of them.")
-        if most < 1:
-            raise DataError(f"A search cannot read {most} hits by a sidecar; 1 or more are needed.")
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise DataError(f"The depth of sidecars is {most!r}; it must be a number of 1 or more.")
 
-    def warn_of_gaps(self, lineage: ReadOnlyLineage) -> None:
-        """Log a warning of each side whose production has no sidecar while earlier versions do."""
+    def gaps(self, lineage: ReadOnlyLineage) -> list[str]:
+        """Return a sentence for each version that has no sidecar while others of its side do."""
+        sentences = []
         for side in dict.fromkeys(side for side, _ in self._of):
-            last = max(version for own, version in self._of if own == side)
-            if last < lineage.production:
-                log.warning(
-                    "Version %d has no sidecar of side %s, so that its rows are read by the way "
-                    "back, and those of version %d and before are not used for them.",
-                    lineage.production,
-                    side,
-                    last,
-                )
+            versions = [m.version for m in lineage.versions if side in m.embeddings]
+            for version in versions[1:]:
+                if version <= lineage.production and (side, version) not in self._of:
+                    sentences.append(
+                        f"Version {version} has no sidecar of side {side!r}, and is read as those "
+                        "before it by the way back; make one with 'evergram vectors sidecar'."
+                    )
+        return sentences
 
     def apply(self, side: str, target: int, filled: Iterable[int]) -> bool:
         """Return whether rows of these versions may be read as version `target` by a sidecar."""
@@ -60,7 +61,7 @@ class Sidecars:
     def depth(self, side: str, target: int, k: int) -> int:
         """Return how many hits of a query a search at a version may look at."""
         later = any(own == side and version > target for own, version in self._of)
-        return max(k, self._most) if later else k
+        return max(self._most, WIDER * k) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
         """Return rows of one version as another reads them, [n, D_target].

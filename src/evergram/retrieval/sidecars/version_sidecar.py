@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from evergram.atomic_files import replacing
@@ -75,6 +75,12 @@ class VersionSidecar:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __str__(self) -> str:
+        return (
+            f"version {self.version} of side {self.side!r}, read as version {self.target} by "
+            f"{self.sidecar.size} bytes for each of {len(self):,} objects"
+        )
+
     def places(self, ids: pa.Array) -> npt.NDArray[np.int64]:
         """Return the row of each id [n]; -1 for one that it has no codes of.
 
@@ -119,13 +125,19 @@ class VersionSidecar:
     def check(self, lineage: ReadOnlyLineage, what: str) -> None:
         """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
         own = {m.version: m for m in lineage.versions}
+        gone = [v for v in (self.version, self.target) if v in lineage.withdrawn]
+        if gone:
+            raise IntegrityError(
+                f"{what} is a sidecar from version {self.version} to {self.target}, and version "
+                f"{gone[0]} of {lineage} was withdrawn; remove it."
+            )
         pair = own.get(self.version), own.get(self.target)
         fingerprints = tuple(m.fingerprint for m in pair if m is not None)
         if fingerprints != self.fingerprints or self.side not in own[self.version].embeddings:
             raise IntegrityError(
                 f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
-                f"{self.target} of another lineage than {lineage}, or of versions that were "
-                "withdrawn; make it anew with 'evergram vectors sidecar'."
+                f"{self.target} of another lineage than {lineage}; make it anew with 'evergram "
+                "vectors sidecar'."
             )
 
     def save(self, path: Path) -> None:
@@ -162,13 +174,14 @@ class VersionSidecar:
     def open(cls, path: Path) -> VersionSidecar:
         """Read a file of `save`. Raises: DataError: it is missing, damaged, or of another kind."""
         made = "give a file that 'evergram vectors sidecar' made"
-        if path.is_dir():
-            raise DataError(f"{path} is a folder; {made}.")
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is a {'folder' if path.is_dir() else 'device'}; {made}.")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            record = json.loads(metadata[KEY])
+            # All of it before it is looked at: a mapped file that shrinks ends the process.
+            content = path.read_bytes()
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            tensors = load(content)
+            record = json.loads(header["__metadata__"][KEY])
             if record["format_version"] != FORMAT_VERSION:
                 raise DataError(
                     f"{path} has the format version {record['format_version']}, and this Evergram "
@@ -202,7 +215,9 @@ class VersionSidecar:
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"{path} is no sidecar of a version; {made}.") from error
+            raise DataError(
+                f"{path} is no sidecar of a version, or not all of it is there yet; {made}."
+            ) from error
 
 
 def _id_tensors(ids: pa.Array) -> dict[str, Tensor]:

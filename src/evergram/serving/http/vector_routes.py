@@ -121,7 +121,8 @@ def search(call: Call) -> Answer:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
         )
-    looked_at = reader.looked_at(options.k, version, side)
+    among = None if options.ids is None else parsed.count("ids")
+    looked_at = reader.looked_at(options.k, version, side, among=among, scores=options.scores)
     if count * looked_at > settings.max_hits:
         what = "results" if looked_at == options.k else "results to read by a sidecar"
         raise RefusedError(

@@ -85,6 +85,9 @@ class Metrics:
             "text_encoder_failed",
             "1 while strings are refused, as their encoder fails or is another.",
         )
+        self.unused_sidecars: Gauge = gauge(
+            "unused_sidecars", "Files of sidecars that are left out; the log says why."
+        )
         self.kept: Gauge = gauge(
             "kept_vectors", "Vectors computed by searches and kept.", ["version"]
         )
