@@ -231,32 +231,63 @@ def test_rows_near_by_cosine_are_those_of_a_line_for_their_lengths(
     for part in parts[1:]:
         # Of each version, 256 by inner product.
         some = part[np.argsort(-(part @ unit))[:256]]
-        near += [(float(row @ unit / np.linalg.norm(row)), np.linalg.norm(row)) for row in some]
-    near = sorted(near)[::-1][:64]
-    middle = np.median([length for _, length in near])
+        near += [float(row @ unit / np.linalg.norm(row)) for row in some]
+    t = max(0.0, sorted(near)[::-1][:64][-1])
     rows = np.concatenate(parts)
-    scores = rows @ unit - near[-1][0] * (rows**2).sum(axis=1) / (2 * middle)
+    lengths = np.linalg.norm(rows, axis=1)
+    scores = rows @ unit - t * lengths
     assert len(set(hits.ids.to_pylist())) == len(hits) == min(k, len(rows))
-    least = np.sort(scores)[::-1][: len(hits)].min()
+    # A tangent of its octave is above a length by less than a fifteenth of it.
+    above = t * lengths / 15
+    least = np.sort(scores - above)[::-1][: len(hits)].min()
     rounding = 2e-3 * (1 + np.abs(scores).max())
     assert scores[hits.ids.to_numpy()].min() >= least - rounding
 
 
-def test_many_rows_near_by_cosine_need_few_fetches() -> None:
-    """And they have the nearest, where lengths differ up to fifty times."""
-    rng = np.random.default_rng(0)
+def around(cosines: npt.NDArray[np.float64], draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return vectors of length 1 with these cosines with the first coordinate."""
+    rest = draw.standard_normal((len(cosines), 31))
+    rest *= (np.sqrt(1 - cosines**2) / np.linalg.norm(rest, axis=1))[:, None]
+    return np.column_stack([cosines, rest])
+
+
+@pytest.mark.parametrize("lengths", ["alike", "spread", "widely spread", "popular", "outliers"])
+def test_many_rows_near_by_cosine_need_few_fetches(lengths: str) -> None:
+    """And they have the nearest, also where long rows with other directions have the largest
+    products, as popular ones do."""
+    draw = np.random.default_rng(0)
+    spread = {"spread": 0.5, "widely spread": 1.0}.get(lengths, 0.1)
+    rows = around(draw.uniform(-0.4, 0.4, 10_000), draw)
+    rows *= np.exp(spread * draw.standard_normal((len(rows), 1)))
+    if lengths == "popular":
+        rows[:3000] = 5 * around(draw.uniform(0.3, 0.6, 3000), draw)
+        rows[3000:3100] = around(draw.uniform(0.8, 0.95, 100), draw)
+    if lengths == "outliers":
+        rows[:3] *= 1000
+        rows[3:6] /= 1000
     line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
-    lengths = np.exp(0.5 * rng.standard_normal((10_000, 1)))
-    vectors = (rng.standard_normal((10_000, 32)) * lengths).astype(np.float32)
+    weight = line.chain.matrix(1, 0).numpy()
+    vectors = (rows @ np.linalg.inv(weight).T).astype(np.float32)
     maps = VersionMaps(cast(Lineage, line))
     store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
-    read = maps.rows(vectors, 1, 0).astype(np.float64)
-    query = rng.standard_normal((1, 32)).astype(np.float32)
-    cosines = read @ query[0] / np.linalg.norm(read, axis=1)
+    query = np.eye(32, dtype=np.float32)[:1] * 3
     (hits,) = near_by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 1000, None)
     assert store.rows_fetched == 256
-    best = set(np.argsort(-cosines)[:100].tolist())
-    assert len(best & set(hits.ids.to_pylist())) >= 99
+    assert store.exact == [False, True]
+    assert len(set(hits.ids.to_pylist())) == 1000
+    best = set(np.argsort(-rows[:, 0] / np.linalg.norm(rows, axis=1))[:100].tolist())
+    assert len(best & set(hits.ids.to_pylist())) >= 95
+
+
+def test_rows_near_by_cosine_where_none_is_near() -> None:
+    line = line_of([4, 4], torch.Generator().manual_seed(0), kind="linear")
+    maps = VersionMaps(cast(Lineage, line))
+    rows = -np.eye(4)[:1] + 0.1 * np.random.default_rng(0).standard_normal((300, 4))
+    vectors = (rows @ np.linalg.inv(line.chain.matrix(1, 0).numpy()).T).astype(np.float32)
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    field = Field(cast(Any, store), maps, 1, 0, 4, 6)
+    (hits,) = near_by_cosine([field], np.eye(4, dtype=np.float32)[:1], 50, None)
+    assert len(set(hits.ids.to_pylist())) == 50
 
 
 @pytest.mark.parametrize("norms", [False, True])
@@ -280,6 +311,7 @@ class _Matrix:
     def __init__(self, stored: npt.NDArray[np.float32]) -> None:
         self._stored = stored
         self.rows_fetched = 0
+        self.exact: list[bool] = []
 
     def fetch(self, ids: pa.Array) -> list[Rows]:
         self.rows_fetched += len(ids)
@@ -288,6 +320,7 @@ class _Matrix:
     def search(
         self, queries: dict[int, Any], k: int, *, offsets: dict[int, Any], ids: Any, exact: bool
     ) -> list[Hits]:
+        self.exact.append(exact)
         scores = queries[1] @ self._stored.T + offsets[1][:, None]
         order = np.argsort(-scores, axis=1)[:, :k]
         return [

@@ -77,3 +77,8 @@ def test_sidecars_are_read_no_deeper_than_a_request_may_look() -> None:
     with pytest.raises(ServiceError, match="--sidecar-depth is 100001; it may be at most 100000"):
         ServiceSettings(sidecars=("v1.safetensors",), sidecar_depth=100_001).check(tokens=False)
     ServiceSettings(sidecars=("v1.safetensors",), sidecar_depth=100_000).check(tokens=False)
+    with pytest.raises(
+        ServiceError, match="--max-k is 25001; with --sidecar it may be at most 25000"
+    ):
+        ServiceSettings(sidecars=("v1.safetensors",), max_k=25_001).check(tokens=False)
+    ServiceSettings(max_k=25_001).check(tokens=False)

@@ -24,6 +24,8 @@ from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
 # Candidates of a re-rank: at first for each result asked for; at least; and at most.
 WIDER, LEAST, MOST = 4, 64, 16_384
+# Lengths at which a search for many rows by cosine asks, at most.
+TANGENTS = 6
 
 
 @dataclass(frozen=True)
@@ -130,27 +132,63 @@ def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> lis
 
 def near_by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
     """Return k rows of each query that are near by cosine, to be ranked anew by other vectors: not
-    quite the nearest, but many cost one search, and `WIDER` · `LEAST` rows that are fetched.
+    quite the nearest, but many cost one search more, and `WIDER` · `LEAST` rows that are fetched.
 
-    Of the best of these by cosine, `LEAST`, t is the least cosine and m the median of ‖z̃‖. A row is
-    better than t if ⟨q, z̃⟩ − t‖q‖‖z̃‖ ≥ 0, and ‖z̃‖ is about m/2 + ‖z̃‖²/2m, its tangent at m: the
-    rows have the largest ⟨q, z̃⟩ − t‖q‖‖z̃‖²/2m. Without stored norms they are those of `by_cosine`.
+    Of the best of these by cosine, `LEAST`, let t be the least cosine. The rows have the largest
+    ⟨q, z̃⟩ − t‖q‖‖z̃‖, in which ‖z̃‖ is the least of m/2 + ‖z̃‖²/2m, its tangents at lengths m that
+    lie at equal ratios between the smallest and the largest ‖z̃‖: one for each octave, at most
+    `TANGENTS`. Without stored norms they are the rows of `by_cosine`.
     """
     if any(field.norm is None for field in fields):
         return by_cosine(fields, queries, k, ids)
     unit = _unit(queries)
-    firsts = [field.search(*field.linear(unit), WIDER * LEAST, ids) for field in fields]
-    weights = np.zeros(len(unit), dtype=np.float32)
-    for place, query in enumerate(unit.astype(np.float64)):
-        hits_of_fields = zip(fields, firsts, strict=True)
-        read = np.concatenate([field.read(hits[place])[1] for field, hits in hits_of_fields])
-        lengths = np.linalg.norm(read, axis=1)
-        read, lengths = read[lengths > 0], lengths[lengths > 0]
-        cosines = read @ query / lengths
-        near = np.argsort(-cosines)[:LEAST]
-        if len(near):
-            weights[place] = -cosines[near[-1]] / (2 * np.median(lengths[near]))
-    return _at_once(fields, [field.linear(unit, weights) for field in fields], k, ids)
+    firsts = [_with_norms(field, unit, WIDER * LEAST, ids) for field in fields]
+    ends = [end for _, end in firsts if end is not None] or [(0.0, 0.0)]
+    least, most = min(a for a, _ in ends), max(b for _, b in ends)
+    if not np.isfinite(most):
+        return by_cosine(fields, queries, k, ids)
+    cosines = np.zeros(len(unit), dtype=np.float32)
+    for place, query in enumerate(unit):
+        some = zip(fields, firsts, strict=True)
+        parts = [_by_cosine(field, query, hits[place]) for field, (hits, _) in some]
+        near = merge_hits(parts, LEAST)
+        # Below 0, any row that is not far off would do.
+        cosines[place] = max(0.0, float(near.scores[-1])) if len(near) else 0.0
+    # Every query at each length, one length after the other.
+    asked = []
+    for field in fields:
+        turned, offsets = [], []
+        for m in _lengths(float(np.sqrt(least)), float(np.sqrt(most))):
+            linear, offset = field.linear(unit, -cosines / (2 * m))
+            turned.append(linear)
+            offsets.append(offset - cosines * m / 2)
+        asked.append((np.concatenate(turned), np.concatenate(offsets)))
+    # A row's norm weighs much in these scores, and an index of neighbours does not know.
+    hits = _at_once(fields, asked, k, ids, exact=True)
+    return [_best_of(hits[place :: len(unit)], k) for place in range(len(unit))]
+
+
+def _lengths(low: float, high: float) -> Floats:
+    """Return lengths at equal ratios between the two, float32 [m]; of shorter ones than a
+    thousandth of the largest none."""
+    high = max(high, float(np.finfo(np.float32).tiny))
+    low = max(low, high / 1000)
+    count = int(np.clip(np.ceil(np.log2(high / low)), 1, TANGENTS))
+    lengths: Floats = (low * (high / low) ** ((np.arange(count) + 0.5) / count)).astype(np.float32)
+    return lengths
+
+
+def _best_of(parts: Sequence[Hits], k: int) -> Hits:
+    """Return the best k of the hits, each id once, with its largest score."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = pa.concat_arrays([part.ids for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
+    order = np.argsort(-scores, kind="stable")
+    codes = ids.dictionary_encode().indices.to_numpy()[order]
+    best = order[np.sort(np.unique(codes, return_index=True)[1])[:k]]
+    versions = np.concatenate([part.versions for part in parts])
+    return Hits(ids.take(pa.array(best)), scores[best], versions[best])
 
 
 def _unit(queries: Floats) -> Floats:
@@ -164,24 +202,31 @@ def _unit(queries: Floats) -> Floats:
 
 def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
     """Return the k best cosines in rows of one version, for queries of length 1."""
-    start = _candidates(WIDER, k)
-    asked, offsets = field.linear(unit)
-    if field.norm is not None:
-        # The smallest and the largest norm, in the same pass over the rows.
-        ends = np.zeros((2, field.width), dtype=np.float32)
-        ends[:, field.norm] = [-1 / NORM_SCALE, 1 / NORM_SCALE]
-        asked = np.concatenate([asked, ends])
-        offsets = np.concatenate([offsets, np.zeros(2, np.float32)])
-    first = field.search(asked, offsets, start, ids)
-    best = [_by_cosine(field, q, hits).first(k) for q, hits in zip(unit, first, strict=False)]
-    if field.norm is None or not len(first[-1]):
+    first, ends = _with_norms(field, unit, _candidates(WIDER, k), ids)
+    best = [_by_cosine(field, q, hits).first(k) for q, hits in zip(unit, first, strict=True)]
+    if ends is None:
         return best
-    least, most = (-float(first[-2].scores[0]), float(first[-1].scores[0]))
+    return [_proved(field, q, hits, ends, k, ids) for q, hits in zip(unit, best, strict=True)]
+
+
+def _with_norms(
+    field: Field, unit: Floats, k: int, ids: Ids
+) -> tuple[list[Hits], tuple[float, float] | None]:
+    """Return the k best by inner product of each query of length 1, and the smallest and the
+    largest ‖z̃‖², in the same pass over the rows; None without stored norms, or without rows."""
+    asked, offsets = field.linear(unit)
+    if field.norm is None:
+        return field.search(asked, offsets, k, ids), None
+    ends = np.zeros((2, field.width), dtype=np.float32)
+    ends[:, field.norm] = [-1 / NORM_SCALE, 1 / NORM_SCALE]
+    asked = np.concatenate([asked, ends])
+    offsets = np.concatenate([offsets, np.zeros(2, np.float32)])
+    *first, lowest, highest = field.search(asked, offsets, k, ids)
+    if not len(highest):
+        return first, None
+    least, most = -float(lowest.scores[0]), float(highest.scores[0])
     # Scores are float32: a little wider is safe.
-    least, most = max(0.0, least * (1 - 1e-5)), most * (1 + 1e-5)
-    return [
-        _proved(field, q, hits, (least, most), k, ids) for q, hits in zip(unit, best, strict=True)
-    ]
+    return first, (max(0.0, least * (1 - 1e-5)), most * (1 + 1e-5))
 
 
 def _proved(

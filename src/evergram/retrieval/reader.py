@@ -117,7 +117,7 @@ class Reader:
         """
         opened = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
         files = sidecars if isinstance(sidecars, SidecarFiles) else SidecarFiles(sidecars)
-        # Before stores are filled, which may take long.
+        # What is wrong with them is said before stores are filled, which may take long.
         files.read(opened)
         with opened_stores(opened, stores, progress) as (by_side, canaries):
             return cls(opened, by_side, canaries, encoder=encoder, sidecars=files)

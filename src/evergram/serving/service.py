@@ -160,7 +160,7 @@ class Service:
             try:
                 stamps = self._read_stamps()
             except Exception as error:  # each remote driver has its own
-                return self._failed("The lineage or a folder of sidecars cannot be read", error)
+                return self._failed("The lineage cannot be reached", error)
             if stamps == self._stamps and self.problem is None:
                 return False
             if stamps == self._tried_stamps and time.monotonic() - self._tried_at < RETRY_AFTER:
@@ -250,14 +250,16 @@ class Service:
 
     @property
     def unused_sidecars(self) -> int:
-        """How many files of sidecars are left out; the log says which, and why."""
+        """How many files and folders of sidecars cannot be used as they are; the log says why."""
         return len(self._sidecars.problems)
 
     @property
     def sidecar_problem(self) -> str | None:
-        """That files of sidecars are left out; None if none is."""
+        """That files of sidecars cannot be used as they are; None if all can."""
         count = self.unused_sidecars
-        return f"Files of sidecars that are not used: {count}; the log says why." if count else None
+        if not count:
+            return None
+        return f"Files of sidecars that cannot be used as they are: {count}; the log says why."
 
     @property
     def problems(self) -> list[str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from ipaddress import ip_address
 
 from evergram.errors import ServiceError
+from evergram.retrieval.sidecars.reading import PER_RESULT
 
 # Seconds that the system's timers take, of any unit.
 LONGEST = 1_000_000
@@ -107,7 +108,7 @@ class ServiceSettings:
             tokens: whether any consumer has a token.
         Raises: ServiceError: other machines can reach the service and no token protects it; or an
             allowed host is not a host's name; or texts are given without an encoder, or a folder
-            for their vectors without texts; or sidecars are read deeper than a request may look.
+            for their vectors without texts; or sidecars read more than a request may ask for.
         """
         if not self.host:
             raise ServiceError(
@@ -136,6 +137,11 @@ class ServiceSettings:
             raise ServiceError(
                 f"--sidecar-depth is {self.sidecar_depth}; it may be at most {self.max_hits}, the "
                 "results that one request may ask for."
+            )
+        if self.sidecars and PER_RESULT * self.max_k > self.max_hits:
+            raise ServiceError(
+                f"--max-k is {self.max_k}; with --sidecar it may be at most "
+                f"{self.max_hits // PER_RESULT}, as {PER_RESULT} hits are read for each result."
             )
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):

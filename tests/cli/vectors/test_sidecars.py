@@ -125,12 +125,12 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
         assert not service.refresh()
         errors.append(np.linalg.norm(read() - old.numpy()))
     assert errors[0] > 1.3 * errors[1] > 1.3 * 1.3 * errors[2]
-    # A damaged one is left out, and said; one that is whole again is taken up.
+    # One that is damaged now is used as it was, and said; so is a folder that is gone.
+    problem = "Files of sidecars that cannot be used as they are: 1; the log says why."
     whole = Path("sidecars/v1.safetensors").read_bytes()
     Path("sidecars/v1.safetensors").write_bytes(whole[:-1])
     assert service.refresh()
-    np.testing.assert_array_equal(read(), by_way_back)
-    problem = "Files of sidecars that are not used: 1; the log says why."
+    assert np.linalg.norm(read() - old.numpy()) == errors[2]
     settings = ServiceSettings(allowed_hosts=("testserver",))
     with TestClient(create_app(service, settings)) as client:
         ready = client.get("/readyz").json()
@@ -138,15 +138,24 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
         assert "evergram_unused_sidecars 1.0" in client.get("/metrics").text
     Path("sidecars/v1.safetensors").write_bytes(whole)
     assert service.refresh()
+    assert not service.problems
+    Path("sidecars").rename("away")
+    assert service.refresh()
+    assert service.problems == [problem]
     assert np.linalg.norm(read() - old.numpy()) == errors[2]
+    # Meanwhile the lineage and its consumers are followed.
+    assert evergram("lineage", "label", "line", "first", "0").code == 0
+    assert evergram("consumer", "add", "line", "shop", "--pin", "v0").code == 0
+    assert service.refresh_consumers()
+    assert service.refresh()
+    with service.entered() as state:
+        assert state.reader.lineage.resolve("first") == 0
+        assert [consumer.name for consumer in state.consumers.list()] == ["shop"]
+    Path("away").rename("sidecars")
     Path("sidecars/v1.safetensors").unlink()
     assert service.refresh()
+    assert not service.problems
     np.testing.assert_array_equal(read(), by_way_back)
-    # The folder is gone: the service goes on, and says so.
-    Path("sidecars").rmdir()
-    assert not service.refresh()
-    assert service.problem is not None
-    assert service.problem.startswith("The lineage or a folder of sidecars cannot be read")
     service.close()
 
 

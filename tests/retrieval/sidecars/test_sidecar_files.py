@@ -98,11 +98,66 @@ def test_a_folder_has_what_is_in_it_now(
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
     assert "2.safetensors is gone, and not used any more (version 1 of" in caplog.text
     assert len(set(stamps)) == len(stamps)
-    # A folder that is gone is not an empty one.
-    shutil.rmtree(tmp_path)
-    for look in (files.stamps, lambda: files.read(made.lineage)):
-        with pytest.raises(DataError, match="cannot be read"):
-            look()
+
+
+def test_a_folder_that_is_gone_is_not_an_empty_one(made: Made, tmp_path: Path) -> None:
+    folder, away = tmp_path / "sidecars", tmp_path / "away"
+    folder.mkdir()
+    shutil.copy(made.sidecars[2], folder / "2.safetensors")
+    files = SidecarFiles(folder)
+    stamps = [files.stamps()]
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    folder.rename(away)
+    stamps.append(files.stamps())
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    (problem,) = files.problems
+    assert problem.endswith("What was read of it before is used on.")
+    away.rename(folder)
+    stamps.append(files.stamps())
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert not files.problems
+    assert stamps[0] != stamps[1] != stamps[2]
+    with pytest.raises(DataError, match="cannot be read"):
+        SidecarFiles(tmp_path / "nowhere").read(made.lineage)
+
+
+def test_what_cannot_be_read_is_opened_once(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    whole = VersionSidecar.open
+
+    def counted(path: Path) -> VersionSidecar:
+        opened.append(path.name)
+        return whole(path)
+
+    monkeypatch.setattr(VersionSidecar, "open", counted)
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    shutil.copy(made.sidecars[2], good)
+    bad.write_bytes(b"[" * 200_000)
+    files = SidecarFiles(tmp_path)
+    for _ in range(3):
+        assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert sorted(opened) == [bad.name, good.name]
+    assert len(files.problems) == 1
+    # What was good is used on until it is good again.
+    content = good.read_bytes()
+    good.write_bytes(content[: len(content) // 2])
+    for _ in range(3):
+        assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(opened) == 3
+    assert len(files.problems) == 2
+    good.write_bytes(content)
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(files.problems) == 1
+
+
+def test_a_file_of_another_lineage_is_refused_again_and_again(made: Made, tmp_path: Path) -> None:
+    files = SidecarFiles(made.sidecars[2])
+    empty = Lineage.create(tmp_path / "empty", "empty")
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="of another lineage"):
+            files.read(empty)
 
 
 def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
@@ -168,9 +223,15 @@ def test_of_two_files_of_one_step_one_is_used(made: Made, tmp_path: Path) -> Non
     files = SidecarFiles([tmp_path, first])
     assert error_of(files) == with_two
     assert files.problems[0].startswith(str(second))
-    # One file by two names of its folder is one.
-    files = SidecarFiles([f"{tmp_path}/", f"{tmp_path}/./", second])
+    # One file by several names is one.
+    first.unlink()
+    (tmp_path / "latest.safetensors").symlink_to(second)
+    above = tmp_path / "sub" / ".."
+    (tmp_path / "sub").mkdir()
+    files = SidecarFiles([f"{tmp_path}/", f"{tmp_path}/./", above, second, above / second.name])
     assert error_of(files) == with_five
+    assert not files.problems
+    shutil.copy(second, first)
     with pytest.raises(DataError, match=f"{first} and {second} are both of side 'object'"):
         SidecarFiles([first, second]).read(made.lineage)
 
@@ -206,6 +267,9 @@ def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) 
     make_sidecar(lineage, files[0], size=4).save(path)
     reader = Reader.open(lineage, sidecars=[path])
     lineage.withdraw(1, "wrong")
+    named = SidecarFiles(path)
+    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
+        named.read(lineage)
     with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
         Reader.open(Lineage.open(lineage.path), sidecars=[path])
     with closing(reader), closing(reader.carried(Lineage.open(lineage.path))) as after:

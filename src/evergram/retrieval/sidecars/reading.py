@@ -18,7 +18,7 @@ from evergram.stores.store import Floats, Hits, Rows
 # Hits by the way back that are read by a sidecar, of each query, unless another number is given.
 DEPTH = 1000
 # At least so many for each result: with fewer, what codes would move up is not there.
-WIDER = 4
+PER_RESULT = 4
 # Queries whose hits are fetched together.
 BLOCK = 16
 
@@ -28,18 +28,17 @@ class Sidecars:
 
     Args:
         sidecars: at most one of each side and version.
-        most: hits of a query by the way back that a search for k reads by a sidecar; `WIDER` · k,
-            if that is more.
-    Raises: DataError: there are two of one side and version, or `most` is not a positive number.
+        depth: hits of a query by the way back that a search for k reads by a sidecar;
+            `PER_RESULT` · k, if that is more.
+    Raises: DataError: there are two of one side and version, or `depth` is not a positive number.
     """
 
-    def __init__(self, sidecars: Sequence[VersionSidecar] = (), most: int = DEPTH) -> None:
+    def __init__(self, sidecars: Sequence[VersionSidecar] = (), depth: int = DEPTH) -> None:
+        check_depth(depth)
         self._of = {(s.side, s.version): s for s in sidecars}
-        self._most = most
+        self._depth = depth
         if len(self._of) < len(sidecars):
             raise DataError("Two sidecars are of one side and version; give one of them.")
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise DataError(f"The depth of sidecars is {most!r}; it must be a number of 1 or more.")
 
     def gaps(self, lineage: ReadOnlyLineage) -> list[str]:
         """Return a sentence for each version that has no sidecar while others of its side do."""
@@ -61,7 +60,7 @@ class Sidecars:
     def depth(self, side: str, target: int, k: int) -> int:
         """Return how many hits of a query a search at a version may look at."""
         later = any(own == side and version > target for own, version in self._of)
-        return max(self._most, WIDER * k) if later else k
+        return max(self._depth, PER_RESULT * k) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
         """Return rows of one version as another reads them, [n, D_target].
@@ -90,6 +89,12 @@ class Sidecars:
             if sidecar is not None:
                 places = sidecar.follows(later, read, rows.ids)
         return maps.rows(vectors, version, target)
+
+
+def check_depth(depth: object) -> None:
+    """Raises: DataError: `depth`, of sidecars, is no whole number of at least 1."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise DataError(f"The depth of sidecars is {depth!r}; it must be a number of 1 or more.")
 
 
 def reread(

@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.retrieval.sidecars.reading import DEPTH, Sidecars
+from evergram.retrieval.sidecars.reading import DEPTH, Sidecars, check_depth
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.system_errors import reason_and_remedy
 
 SUFFIX = ".safetensors"
-# Tells whether a file has changed, was replaced or got other permissions; None if it is not there.
-Stamp: TypeAlias = tuple[int, int, int, int] | None
+# Tells whether a file has changed, was replaced or got other permissions, and which file it is;
+# None if it is not there.
+Stamp: TypeAlias = tuple[int, int, int, int, int] | None
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class SidecarFiles:
 
     Args:
         paths: of files and folders, one or several.
-        depth: as `most` of `Sidecars`.
+        depth: as of `Sidecars`.
     Raises: DataError: a path is empty, or `depth` is not a positive number.
     """
 
@@ -36,107 +37,155 @@ class SidecarFiles:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
+        check_depth(depth)
         # Whole paths, so that errors name them wherever the process runs.
         self._paths = [Path(path).absolute() for path in named]
-        self._folders = {path for path in self._paths if path.is_dir()}
+        self._folders = {path for path in self._paths if _is_folder(path)}
         self._depth = depth
-        self._opened: dict[Path, tuple[Stamp, VersionSidecar]] = {}
-        self._said: set[str] = set()
+        # What each file was when it was opened last, and what could be read of it last.
+        self._opened: dict[Path, tuple[Stamp, VersionSidecar | None, DataError | None]] = {}
+        # The files of each folder when it could be read last.
+        self._listed: dict[Path, list[Path]] = {}
+        self._accepted: set[Path] = set()
+        self._logged: set[str] = set()
         self._reading = threading.Lock()
         # What was wrong when they were read last, one sentence each.
         self.problems: list[str] = []
-        Sidecars(most=depth)
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
-        """Return what tells whether any file has changed, come or gone.
-
-        Raises: DataError: a folder cannot be read.
-        """
-        return tuple((str(path), _stamp(path)) for path in self._files())
+        """Return what tells whether any file has changed, come or gone."""
+        stamps = [(str(folder), _stamp(folder)) for folder in sorted(self._folders)]
+        return (*stamps, *((str(path), _stamp(path)) for path in self._files([])))
 
     def read(self, lineage: ReadOnlyLineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
         A file that was named must be one, unless it was when it was read before: its version may
-        have been withdrawn since. One of a folder is left out. Of two files of one side and version
-        a named one is used, or else the later one. What is left out is said in `problems`, and
+        have been withdrawn since. One of a folder is left out. A file or a folder that cannot be
+        read any more, or has other content that cannot, is used as it was. Of two files of one side
+        and version a named one is used, or else the later one. All this is said in `problems`, and
         logged once.
 
-        Raises: DataError: a named file or a folder cannot be read, or two are of one side and
-            version. IntegrityError: a named file is of another lineage.
+        Raises: DataError: a named file or a folder cannot be read at first, or two named files are
+            of one side and version. IntegrityError: a named file is of another lineage.
         """
         with self._reading:
-            files, problems = self._files(), []
+            problems: list[str] = []
             used: dict[tuple[str, int], Path] = {}
+            files = self._files(problems)
+            inodes: set[Stamp] = set()
             for path, is_named in files.items():
-                is_known = path in self._opened
+                stamp = _stamp(path)
+                if stamp is not None and stamp in inodes:  # one file by two names
+                    continue
+                inodes.add(stamp)
                 try:
-                    sidecar = self._open(path)
+                    sidecar = self._open(path, stamp, problems)
                     sidecar.check(lineage, str(path))
                 except (DataError, IntegrityError) as error:
-                    if is_named and not is_known:
+                    if is_named and path not in self._accepted:
                         raise
-                    problems.append(f"{error} It is not used.")
+                    if stamp is not None or not is_named:
+                        problems.append(f"{error} It is not used.")
                     continue
+                self._accepted.add(path)
                 key = sidecar.side, sidecar.version
                 first = used.setdefault(key, path)
                 if first != path:
-                    used[key] = self._one_of(first, path, files, problems)
+                    used[key] = _one_of(first, path, files, f"{key[0]!r} and version {key[1]}")
+                    other = first if used[key] == path else path
+                    problems.append(
+                        f"{other} is of side {key[0]!r} and version {key[1]}, as {used[key]} is; "
+                        "remove one of them. It is not used."
+                    )
             self._forget(files)
-            read = [self._opened[path][1] for path in used.values()]
-            sidecars = Sidecars(read, self._depth)
-            facts = [f"{path}: {self._opened[path][1]}." for path in used.values()]
-            self._say(logging.INFO, facts)
-            self._say(logging.WARNING, problems + sidecars.gaps(lineage))
+            chosen = {path: self._known(path) for path in used.values()}
+            sidecars = Sidecars(list(chosen.values()), self._depth)
+            gaps = sidecars.gaps(lineage)
+            facts = [f"{path}: {sidecar}." for path, sidecar in chosen.items()]
+            self._log(logging.INFO, facts)
+            self._log(logging.WARNING, problems + gaps)
             # A sentence is news again if it was not true in between.
-            self._said &= {*facts, *problems, *sidecars.gaps(lineage)}
+            self._logged &= {*facts, *problems, *gaps}
             self.problems = problems
         return sidecars
 
-    def _say(self, level: int, sentences: list[str]) -> None:
+    def _log(self, level: int, sentences: list[str]) -> None:
         for sentence in sentences:
-            if sentence not in self._said:
+            if sentence not in self._logged:
                 log.log(level, "%s", sentence)
-        self._said.update(sentences)
+        self._logged.update(sentences)
 
-    def _open(self, path: Path) -> VersionSidecar:
-        stamp, (known, sidecar) = _stamp(path), self._opened.get(path, (None, None))
-        # A named file that is gone has been read.
-        if sidecar is None or stamp not in (known, None):
-            sidecar = VersionSidecar.open(path)
-            self._opened[path] = stamp, sidecar
+    def _open(self, path: Path, stamp: Stamp, problems: list[str]) -> VersionSidecar:
+        """Return what a file has, opened again if it has changed; what it had if that fails.
+
+        Raises: DataError: it was never read, and cannot be.
+        """
+        known, sidecar, error = self._opened.get(path, (None, None, None))
+        # A file that is gone has been read, or is asked for the reason.
+        if path not in self._opened or stamp not in (known, None):
+            try:
+                sidecar, error = VersionSidecar.open(path), None
+            except DataError as problem:
+                error = problem
+            self._opened[path] = stamp, sidecar, error
+        if sidecar is None:
+            assert error is not None
+            raise error
+        if error is not None and stamp is not None:
+            problems.append(f"{error} What was read of it before is used on.")
         return sidecar
 
-    def _one_of(
-        self, first: Path, second: Path, files: dict[Path, bool], problems: list[str]
-    ) -> Path:
-        """Return the file that is used, of two of one side and version."""
-        sidecar = self._opened[second][1]
-        what = f"of side {sidecar.side!r} and version {sidecar.version}"
-        if files[first] and files[second]:
-            raise DataError(f"{first} and {second} are both {what}; give one of them.")
-        times = {path: (files[path], (_stamp(path) or (0,))[0]) for path in (first, second)}
-        other, kept = sorted((first, second), key=lambda path: times[path])
-        problems.append(f"{other} is {what}, as {kept} is; remove one of them. It is not used.")
-        return kept
+    def _known(self, path: Path) -> VersionSidecar:
+        sidecar = self._opened[path][1]
+        assert sidecar is not None
+        return sidecar
 
     def _forget(self, files: dict[Path, bool]) -> None:
         """Drop what was read of files that are gone from their folders."""
         for path in [path for path in self._opened if path not in files]:
-            _, sidecar = self._opened.pop(path)
-            log.warning("%s is gone, and not used any more (%s).", path, sidecar)
+            sidecar = self._opened.pop(path)[1]
+            self._accepted.discard(path)
+            if sidecar is not None:
+                log.warning("%s is gone, and not used any more (%s).", path, sidecar)
 
-    def _files(self) -> dict[Path, bool]:
-        """Return the files, and whether each was named itself."""
+    def _files(self, problems: list[str]) -> dict[Path, bool]:
+        """Return the files, and whether each was named itself; those that a folder had before if it
+        cannot be read now.
+
+        Raises: DataError: a folder was never read, and cannot be.
+        """
         files = {path: True for path in self._paths if path not in self._folders}
-        for folder in self._folders:
+        for folder in sorted(self._folders):
             try:
                 inside = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
             except OSError as error:
-                raise DataError(f"{folder} cannot be read: {reason_and_remedy(error)}.") from error
+                sentence = f"{folder} cannot be read: {reason_and_remedy(error)}."
+                if folder not in self._listed:
+                    raise DataError(sentence) from error
+                problems.append(f"{sentence} What was read of it before is used on.")
+                inside = self._listed[folder]
+            self._listed[folder] = inside
             for file in inside:
                 files.setdefault(file, False)
         return files
+
+
+def _one_of(first: Path, second: Path, files: dict[Path, bool], what: str) -> Path:
+    """Return the file that is used, of two of one side and version: a named one, or the later.
+
+    Raises: DataError: both were named.
+    """
+    if files[first] and files[second]:
+        raise DataError(f"{first} and {second} are both of side {what}; give one of them.")
+    return max(first, second, key=lambda path: (files[path], (_stamp(path) or (0,))[0]))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a folder above it may not be entered
+        return False
 
 
 def _stamp(path: Path) -> Stamp:
@@ -144,4 +193,5 @@ def _stamp(path: Path) -> Stamp:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return *times, status.st_size, status.st_ino, status.st_dev

@@ -124,20 +124,20 @@ class VersionSidecar:
 
     def check(self, lineage: ReadOnlyLineage, what: str) -> None:
         """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
-        own = {m.version: m for m in lineage.versions}
-        gone = [v for v in (self.version, self.target) if v in lineage.withdrawn]
-        if gone:
-            raise IntegrityError(
-                f"{what} is a sidecar from version {self.version} to {self.target}, and version "
-                f"{gone[0]} of {lineage} was withdrawn; remove it."
-            )
-        pair = own.get(self.version), own.get(self.target)
-        fingerprints = tuple(m.fingerprint for m in pair if m is not None)
-        if fingerprints != self.fingerprints or self.side not in own[self.version].embeddings:
+        own = {m.version: m.fingerprint for m in lineage.versions}
+        pair = dict(zip((self.version, self.target), self.fingerprints, strict=True))
+        # Of a withdrawn version the lineage may keep no fingerprint.
+        gone = [version for version in pair if version in lineage.withdrawn]
+        if any(own.get(version) != pair[version] for version in pair if version not in gone):
             raise IntegrityError(
                 f"{what} is a sidecar of side {self.side!r} from version {self.version} to "
                 f"{self.target} of another lineage than {lineage}; make it anew with 'evergram "
                 "vectors sidecar'."
+            )
+        if gone:
+            raise IntegrityError(
+                f"{what} is a sidecar from version {self.version} to {self.target}, and version "
+                f"{gone[0]} of {lineage} was withdrawn; remove it."
             )
 
     def save(self, path: Path) -> None:
@@ -174,13 +174,13 @@ class VersionSidecar:
     def open(cls, path: Path) -> VersionSidecar:
         """Read a file of `save`. Raises: DataError: it is missing, damaged, or of another kind."""
         made = "give a file that 'evergram vectors sidecar' made"
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path} is a {'folder' if path.is_dir() else 'device'}; {made}.")
         try:
+            if path.exists() and not path.is_file():
+                raise DataError(f"{path} is a {'folder' if path.is_dir() else 'device'}; {made}.")
             # All of it before it is looked at: a mapped file that shrinks ends the process.
             content = path.read_bytes()
+            tensors = load(content)  # checks the header, too
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            tensors = load(content)
             record = json.loads(header["__metadata__"][KEY])
             if record["format_version"] != FORMAT_VERSION:
                 raise DataError(
@@ -212,7 +212,7 @@ class VersionSidecar:
             return opened
         except OSError as error:
             raise DataError(f"{path} cannot be read: {reason_and_remedy(error)}.") from error
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(

@@ -86,7 +86,7 @@ class Metrics:
             "1 while strings are refused, as their encoder fails or is another.",
         )
         self.unused_sidecars: Gauge = gauge(
-            "unused_sidecars", "Files of sidecars that are left out; the log says why."
+            "unused_sidecars", "Files of sidecars that cannot be used as they are; see the log."
         )
         self.kept: Gauge = gauge(
             "kept_vectors", "Vectors computed by searches and kept.", ["version"]
