@@ -71,35 +71,9 @@ class SidecarFiles:
         """
         with self._reading:
             problems: list[str] = []
-            used: dict[tuple[str, int], Path] = {}
             files = self._files(problems)
-            inodes: set[Stamp] = set()
-            for path, is_named in files.items():
-                stamp = _stamp(path)
-                if stamp is not None and stamp in inodes:  # one file by two names
-                    continue
-                inodes.add(stamp)
-                try:
-                    sidecar = self._open(path, stamp, problems)
-                    sidecar.check(lineage, str(path))
-                except (DataError, IntegrityError) as error:
-                    if is_named and path not in self._accepted:
-                        raise
-                    if stamp is not None or not is_named:
-                        problems.append(f"{error} It is not used.")
-                    continue
-                self._accepted.add(path)
-                key = sidecar.side, sidecar.version
-                first = used.setdefault(key, path)
-                if first != path:
-                    used[key] = _one_of(first, path, files, f"{key[0]!r} and version {key[1]}")
-                    other = first if used[key] == path else path
-                    problems.append(
-                        f"{other} is of side {key[0]!r} and version {key[1]}, as {used[key]} is; "
-                        "remove one of them. It is not used."
-                    )
+            chosen = self._chosen(lineage, files, problems)
             self._forget(files)
-            chosen = {path: self._known(path) for path in used.values()}
             sidecars = Sidecars(list(chosen.values()), self._depth)
             gaps = sidecars.gaps(lineage)
             facts = [f"{path}: {sidecar}." for path, sidecar in chosen.items()]
@@ -115,6 +89,41 @@ class SidecarFiles:
             if sentence not in self._logged:
                 log.log(level, "%s", sentence)
         self._logged.update(sentences)
+
+    def _chosen(
+        self, lineage: ReadOnlyLineage, files: dict[Path, bool], problems: list[str]
+    ) -> dict[Path, VersionSidecar]:
+        """Return the sidecars that are used, one of each side and version, and add problems."""
+        chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}
+        inodes: set[Stamp] = set()
+        for path, is_named in files.items():
+            stamp = _stamp(path)
+            if stamp is not None and stamp in inodes:  # one file by two names
+                continue
+            inodes.add(stamp)
+            try:
+                sidecar = self._open(path, stamp, problems)
+                sidecar.check(lineage, str(path))
+            except (DataError, IntegrityError) as error:
+                if is_named and path not in self._accepted:
+                    raise
+                if stamp is not None or not is_named:
+                    problems.append(f"{error} It is not used.")
+                continue
+            self._accepted.add(path)
+            key, new = (sidecar.side, sidecar.version), (path, sidecar)
+            before = chosen.setdefault(key, new)
+            if before is not new:
+                what = f"of side {key[0]!r} and version {key[1]}"
+                if files[before[0]] and is_named:
+                    raise DataError(f"{before[0]} and {path} are both {what}; give one of them.")
+                used = max(before, new, key=lambda one: (files[one[0]], _changed(one[0])))
+                other = new if used is before else before
+                problems.append(
+                    f"{other[0]} is {what}, as {used[0]} is; remove one of them. It is not used."
+                )
+                chosen[key] = used
+        return dict(chosen.values())
 
     def _open(self, path: Path, stamp: Stamp, problems: list[str]) -> VersionSidecar:
         """Return what a file has, opened again if it has changed; what it had if that fails.
@@ -134,11 +143,6 @@ class SidecarFiles:
             raise error
         if error is not None and stamp is not None:
             problems.append(f"{error} What was read of it before is used on.")
-        return sidecar
-
-    def _known(self, path: Path) -> VersionSidecar:
-        sidecar = self._opened[path][1]
-        assert sidecar is not None
         return sidecar
 
     def _forget(self, files: dict[Path, bool]) -> None:
@@ -171,16 +175,6 @@ class SidecarFiles:
         return files
 
 
-def _one_of(first: Path, second: Path, files: dict[Path, bool], what: str) -> Path:
-    """Return the file that is used, of two of one side and version: a named one, or the later.
-
-    Raises: DataError: both were named.
-    """
-    if files[first] and files[second]:
-        raise DataError(f"{first} and {second} are both of side {what}; give one of them.")
-    return max(first, second, key=lambda path: (files[path], (_stamp(path) or (0,))[0]))
-
-
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -195,3 +189,9 @@ def _stamp(path: Path) -> Stamp:
         return None
     times = status.st_mtime_ns, status.st_ctime_ns
     return *times, status.st_size, status.st_ino, status.st_dev
+
+
+def _changed(path: Path) -> int:
+    """Return when a file was written, in nanoseconds."""
+    stamp = _stamp(path)
+    return 0 if stamp is None else stamp[0]
