@@ -192,10 +192,17 @@ def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None
     assert (folder / "v1.safetensors").read_text() == "mine"
 
 
-def test_a_sidecar_of_no_bytes_is_refused(folder: Path, evergram: Command) -> None:
+def test_a_sidecar_of_no_bytes_is_said(
+    folder: Path, evergram: Command, caplog: pytest.LogCaptureFixture
+) -> None:
     command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
-    refused = evergram(*command, "--error", "2")
-    assert refused.code == 2
-    assert "and 2 may be left: no sidecar is needed." in refused.err
     assert evergram(*command, "--bytes", "0").code == 2
     assert not Path("v1.safetensors").exists()
+    assert evergram(*command, "--error", "2").code == 0
+    assert "and 2 may be left: the sidecar has no bytes, and readers need none." in caplog.text
+    with closing(Reader.open("line")) as plain:
+        by_way_back = plain.embed(id_names(ROWS), 0).vectors
+    with closing(Reader.open("line", sidecars="v1.safetensors")) as reader:
+        np.testing.assert_allclose(
+            reader.embed(id_names(ROWS), 0).vectors, by_way_back, rtol=1e-4, atol=1e-5
+        )

@@ -92,9 +92,10 @@ def make_sidecar(
         assert error is not None
         sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
         if not sidecar.size:
-            raise DataError(
-                f"The way back alone leaves a relative error of {sidecar.relative_error:.3g}, and "
-                f"{error:g} may be left: no sidecar is needed."
+            log.warning(
+                "The way back alone leaves a relative error of %.3g, and %g may be left: the "
+                "sidecar has no bytes, and readers need none.",
+                *(sidecar.relative_error, error),
             )
     kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
     compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
