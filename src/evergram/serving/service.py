@@ -249,14 +249,14 @@ class Service:
         return None if self.texts is None else self.texts.problem
 
     @property
-    def unused_sidecars(self) -> int:
+    def sidecar_problem_count(self) -> int:
         """How many files and folders of sidecars cannot be used as they are; the log says why."""
         return len(self._sidecars.problems)
 
     @property
     def sidecar_problem(self) -> str | None:
         """That files of sidecars cannot be used as they are; None if all can."""
-        count = self.unused_sidecars
+        count = self.sidecar_problem_count
         if not count:
             return None
         return f"Files of sidecars that cannot be used as they are: {count}; the log says why."

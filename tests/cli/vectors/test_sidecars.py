@@ -135,7 +135,7 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
     with TestClient(create_app(service, settings)) as client:
         ready = client.get("/readyz").json()
         assert (ready["ready"], ready["problem"]) == (True, problem)
-        assert "evergram_unused_sidecars 1.0" in client.get("/metrics").text
+        assert "evergram_sidecar_problems 1.0" in client.get("/metrics").text
     Path("sidecars/v1.safetensors").write_bytes(whole)
     assert service.refresh()
     assert not service.problems

@@ -224,7 +224,7 @@ class RequestHandler:
         access.require_admin("The page of metrics")
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
-        self.metrics.unused_sidecars.set(self.service.unused_sidecars)
+        self.metrics.sidecar_problems.set(self.service.sidecar_problem_count)
         texts = self.service.texts
         self.metrics.text_problem.set(texts is not None and texts.problem is not None)
         if texts is not None and texts.documents is not None:

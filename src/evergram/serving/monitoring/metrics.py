@@ -85,8 +85,8 @@ class Metrics:
             "text_encoder_failed",
             "1 while strings are refused, as their encoder fails or is another.",
         )
-        self.unused_sidecars: Gauge = gauge(
-            "unused_sidecars", "Files of sidecars that cannot be used as they are; see the log."
+        self.sidecar_problems: Gauge = gauge(
+            "sidecar_problems", "Files of sidecars that cannot be used as they are; see the log."
         )
         self.kept: Gauge = gauge(
             "kept_vectors", "Vectors computed by searches and kept.", ["version"]
