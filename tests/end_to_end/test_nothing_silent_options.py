@@ -58,7 +58,7 @@ def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> No
     names = set(every_command())
     rest = names - set(WITHOUT_A_RECIPE) - {"reproduce"}  # it has recipes of its own
     bare = {"init", "prepare", "vectors align", "vectors encode", "vectors plan-migration"}
-    bare |= {"vectors finish-migration", "vectors sidecar"}
+    bare |= {"vectors finish-migration", "vectors sidecar", "store check"}
     trained = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune"}
     assert rest - bare == trained
     for name in sorted(names - {"reproduce"}):

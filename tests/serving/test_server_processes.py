@@ -8,19 +8,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
 import pytest
 from tests.support.command import run_process
-from tests.support.lineages import DIMS, lineage_of, publish
+from tests.support.lineages import DIMS, lineage_of, publish, vectors_of
 from tests.support.serving_process import PATIENCE, ServingProcess, serving
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.serving import listen_processes
+from evergram.serving.settings import ServiceSettings
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.parquet import write_embeddings
 
 pytestmark = pytest.mark.long
 
@@ -222,3 +227,33 @@ def test_why_a_replacement_cannot_serve_is_logged(
     assert "ended with code -9; another is started" in caplog.text
     reason = caplog.text.partition("ended with code 1: ")[2].partition("; another is started")[0]
     assert "lineage.json is damaged" in reason
+
+
+def test_a_process_whose_sidecar_is_gone_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lineage = lineage_of(tmp_path / "shop", versions=2, canaries=5)
+    old = tmp_path / "old.parquet"
+    write_embeddings(old, [(pa.array(range(300)), vectors_of(0))])
+    sidecar = tmp_path / "1.safetensors"
+    make_sidecar(lineage, open_embeddings(old), size=2).save(sidecar)
+    settings = ServiceSettings(sidecars=(str(sidecar),))
+    with listen_processes(tmp_path / "shop", 1, port=0, settings=settings) as service:
+        keeping = threading.Thread(target=service.run)
+        keeping.start()
+        try:
+            sidecar.unlink()
+            service._running[0].process.kill()
+            soon(lambda: "another is started" in caplog.text)
+            with httpx.Client(base_url=service.url) as client:
+
+                def answers() -> bool:
+                    with suppress(httpx.TransportError):
+                        return "idecar" in client.get("/readyz").text
+                    return False
+
+                soon(answers)
+        finally:
+            service.stop()
+            keeping.join()
+    assert caplog.text.count("another is started") == 1

@@ -8,7 +8,7 @@ Read in this order:
 2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),
    `starting` (init), `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
    and the folder `reproduction` (reproduce).
-3. A file or a folder for each group: `lineage/`, `consumers`, `stores`, `vectors/`.
+3. A file or a folder for each group: `lineage/`, `consumers`, `stores/`, `vectors/`.
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.

@@ -99,7 +99,7 @@ consumer_commands: typer.Typer = group(
     "The programs that read a lineage: the version of each, its token, and its probe."
 )
 store_commands: typer.Typer = group(
-    "Stores that hold embeddings: fill and index them, and refresh their older rows."
+    "Stores that hold embeddings: fill, index and check them, and refresh their older rows."
 )
 vector_commands: typer.Typer = group(
     "Files of vectors: align, rewrite, import, export and encode them."

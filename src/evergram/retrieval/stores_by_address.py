@@ -12,6 +12,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import SideProgress, fill, stores_to_fill
 from evergram.stores.open_store import open_store
+from evergram.stores.store import Store
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,22 @@ def fill_stores(
 
 
 @contextmanager
-def open_backfill(lineage: Lineage, side: str, address: str) -> Iterator[Backfill]:
-    """Open a store for a `with` block, as a backfill to production's version.
+def open_side(lineage: Lineage, side: str, address: str) -> Iterator[Store]:
+    """Open the store of a side for a `with` block.
 
     Raises: LineageError: the lineage has no such side. StoreError: the store cannot be opened.
     """
     # The side is checked before a store is opened, which may be a database far away.
     lineage.stored(side, lineage.production)
     with open_store(address) as store:
+        yield store
+
+
+@contextmanager
+def open_backfill(lineage: Lineage, side: str, address: str) -> Iterator[Backfill]:
+    """Open a store for a `with` block, as a backfill to production's version.
+
+    Raises: as `open_side`.
+    """
+    with open_side(lineage, side, address) as store:
         yield Backfill(lineage, store, side)

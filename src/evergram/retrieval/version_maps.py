@@ -73,7 +73,9 @@ class VersionMaps:
             if affine_map is not None:
                 return affine_map.rows(vectors)
             chain = self._lineage.chain
-            read: Floats = chain.apply(torch.from_numpy(vectors), source, target).numpy()
+            # torch warns of an array that may not be written, as some stores return.
+            own = torch.from_numpy(np.require(vectors, None, "W"))
+            read: Floats = chain.apply(own, source, target).numpy()
             return read
 
     def affine(self, source: int, target: int) -> AffineMap:

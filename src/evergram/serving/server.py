@@ -139,9 +139,14 @@ def listen(
         raise
 
 
-def sidecars_of(settings: ServiceSettings) -> SidecarFiles:
-    """Return the sidecars that settings name. Raises: DataError: their depth is not positive."""
-    return SidecarFiles(settings.sidecars, settings.sidecar_depth)
+def sidecars_of(settings: ServiceSettings, *, required: bool = True) -> SidecarFiles:
+    """Return the sidecars that settings name.
+
+    Args:
+        required: as of `SidecarFiles`.
+    Raises: DataError: their depth is not positive.
+    """
+    return SidecarFiles(settings.sidecars, settings.sidecar_depth, required=required)
 
 
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:

@@ -47,12 +47,18 @@ GRACE = 10.0
 
 @dataclass(frozen=True)
 class _Work:
-    """The arguments of `listen`, which each process opens for itself."""
+    """The arguments of `listen`, which each process opens for itself.
+
+    Args:
+        again: whether the process takes the place of one that has ended. It serves without the
+            sidecars that are gone, as those that read them before go on without a new look.
+    """
 
     place: str | Path
     stores: Mapping[str, str] | None
     settings: ServiceSettings
     log_format: LogFormat = field(default_factory=log_format)
+    again: bool = False
 
 
 @dataclass
@@ -153,10 +159,10 @@ class ServerProcesses:
         assert facts is not None
         return facts
 
-    def _start(self, number: int) -> _Running:
+    def _start(self, number: int, *, again: bool = False) -> _Running:
         ours, theirs = self._spawn.Pipe()
         settings = replace(self._work.settings, process=number)
-        work = replace(self._work, settings=settings)
+        work = replace(self._work, settings=settings, again=again)
         process = self._spawn.Process(
             target=_serve, args=(work, self._listening, theirs), name=f"evergram-serve-{number}"
         )
@@ -192,7 +198,9 @@ class ServerProcesses:
             running.pipe.close()
             if not self._stopping.wait(PAUSE):
                 # The others answer meanwhile, so nobody waits until it listens.
-                self._running[number] = replace(self._start(number), facts=running.facts)
+                self._running[number] = replace(
+                    self._start(number, again=True), facts=running.facts
+                )
 
     def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -259,7 +267,8 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     log_to_stderr(number)
     try:
         service = Service.open(
-            work.place, work.stores, texts_of(work.settings), sidecars_of(work.settings)
+            *(work.place, work.stores, texts_of(work.settings)),
+            sidecars_of(work.settings, required=not work.again),
         )
         server = Server(service, work.settings, listening)
     except EvergramError as error:

@@ -283,3 +283,25 @@ def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) 
     old = (meaning @ randn(1, 6, 5) + 0.3 * randn(6, 900, 5)).numpy()
     with closing(Reader.open(again, sidecars=[path])) as reader:
         assert error(reader.embed(id_names(900), 0).vectors, old) == pytest.approx(made.error)
+
+
+def test_what_is_not_required_may_come_later(made: Made, tmp_path: Path) -> None:
+    named, folder = tmp_path / "2.sidecar", tmp_path / "more"
+    files = SidecarFiles([named, folder], required=False)
+    assert not files.read(made.lineage).apply(SIDE, 0, [1, 2])
+    for path, problem in zip((named, folder), files.problems, strict=True):
+        assert problem.startswith(str(path))
+        assert problem.endswith("It is not used.")
+    stamps = files.stamps()
+    shutil.copy(made.sidecars[2], named)
+    folder.mkdir()
+    shutil.copy(made.sidecars[1], folder / "1.safetensors")
+    assert files.stamps() != stamps
+    sidecars = files.read(made.lineage)
+    assert not files.problems
+    assert sidecars.apply(SIDE, 1, [2])
+    assert sidecars.apply(SIDE, 0, [1])
+    # What is wrong with it now is a problem, and no error.
+    named.write_bytes(b"half")
+    files.read(made.lineage)
+    assert len(files.problems) == 1

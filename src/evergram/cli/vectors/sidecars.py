@@ -12,7 +12,7 @@ from evergram.cli.app import vector_commands
 from evergram.cli.command_line.completion import versions
 from evergram.cli.options import Force, IdColumn, Json, LineageFolder, VectorColumn, columns_of
 from evergram.cli.printing import dump
-from evergram.cli.stores import print_progress
+from evergram.cli.stores.options import print_progress
 from evergram.errors import DataError
 
 

@@ -139,14 +139,14 @@ class Sidecar:
             codes: [N, size] of `encode`.
         Raises: ShapeError: they are of other objects, or of another sidecar.
         """
-        packed = torch.as_tensor(codes)
+        packed = _tensor(codes)
         if packed.shape != (len(new), self.size) or packed.dtype != torch.uint8:
             raise ShapeError(
                 f"The codes are {list(packed.shape)} of {packed.dtype}; uint8 "
                 f"[{len(new)}, {self.size}] is needed, one row for each vector."
             )
         steps = torch.from_numpy(unpack(packed.numpy(), self.bits.numpy()))
-        vectors = torch.as_tensor(new)
+        vectors = _tensor(new)
         wide = torch.promote_types(vectors.dtype, torch.float32)
         back = _mapped(self.weight, self.offset, vectors, wide)
         read = back + self._worth(steps, wide) @ self.basis.T.to(wide)
@@ -223,8 +223,13 @@ def _first_level(bits: Tensor) -> Tensor:
 def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis:
     if not len(residual):
         raise DataError("There are no vectors to choose a sidecar by; give some.")
-    power = float(torch.as_tensor(old).double().square().sum(1).mean())
+    power = float(_tensor(old).double().square().sum(1).mean())
     return ResidualBasis.of(residual.T @ residual / len(residual), power)
+
+
+def _tensor(array: Tensor | npt.NDArray[Any]) -> Tensor:
+    """Return an array as a tensor; a copy of one that may not be written, of which torch warns."""
+    return array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, None, "W"))
 
 
 def _like(vectors: Vectors, value: Tensor) -> Vectors:
@@ -248,8 +253,8 @@ def _residual(weight: Tensor, offset: Tensor | None, new: Vectors, old: Vectors)
             f"Old vectors are {list(old.shape)}; [{len(new)}, {len(weight)}] is needed, of the "
             "objects of the new ones."
         )
-    before = torch.as_tensor(old).detach().double()
-    residual = before - _mapped(weight, offset, torch.as_tensor(new))
+    before = _tensor(old).detach().double()
+    residual = before - _mapped(weight, offset, _tensor(new))
     if not bool(residual.isfinite().all()):
         raise DataError("A vector has a NaN or an infinity; correct it or leave it out.")
     return residual

@@ -30,23 +30,24 @@ class SidecarFiles:
     Args:
         paths: of files and folders, one or several.
         depth: as of `Sidecars`.
+        required: whether what is named must be there when it is read first.
     Raises: DataError: a path is empty, or `depth` is not a positive number.
     """
 
-    def __init__(self, paths: Paths = (), depth: int = DEPTH) -> None:
+    def __init__(self, paths: Paths = (), depth: int = DEPTH, *, required: bool = True) -> None:
         named = [paths] if isinstance(paths, str | Path) else paths
         if not all(str(path) for path in named):
             raise DataError("The path of a sidecar is empty; name a file or a folder.")
         check_depth(depth)
         # Whole paths, so that errors name them wherever the process runs.
         self._paths = [Path(path).absolute() for path in named]
-        self._folders = {path for path in self._paths if _is_folder(path)}
+        self._folders: set[Path] = set()
         self._depth = depth
+        self._strict = required
         # What each file was when it was opened last, and what could be read of it last.
         self._opened: dict[Path, tuple[Stamp, VersionSidecar | None, DataError | None]] = {}
         # The files of each folder when it could be read last.
         self._listed: dict[Path, list[Path]] = {}
-        self._accepted: set[Path] = set()
         self._logged: set[str] = set()
         self._reading = threading.Lock()
         # What was wrong when they were read last, one sentence each.
@@ -54,20 +55,21 @@ class SidecarFiles:
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
         """Return what tells whether any file has changed, come or gone."""
-        stamps = [(str(folder), _stamp(folder)) for folder in sorted(self._folders)]
-        return (*stamps, *((str(path), _stamp(path)) for path in self._files([])))
+        files = self._files([])
+        folders = [(str(folder), _stamp(folder)) for folder in sorted(self._folders)]
+        return (*folders, *((str(path), _stamp(path)) for path in files))
 
     def read(self, lineage: ReadOnlyLineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
-        A file that was named must be one, unless it was when it was read before: its version may
-        have been withdrawn since. One of a folder is left out. A file or a folder that cannot be
-        read any more, or has other content that cannot, is used as it was. Of two files of one side
-        and version a named one is used, or else the later one. All this is said in `problems`, and
-        logged once.
+        What is `required` must be such when it is read first; its version may be withdrawn later. A
+        file of a folder that is none is left out. A file or a folder that cannot be read any more,
+        or has other content that cannot, is used as it was. Of two files of one side and version a
+        named one is used, or else the later one. All this is said in `problems`, and logged once.
 
-        Raises: DataError: a named file or a folder cannot be read at first, or two named files are
-            of one side and version. IntegrityError: a named file is of another lineage.
+        Raises, the first time, unless they are not required: DataError: a named file or a folder
+            cannot be read, or two named files are of one side and version. IntegrityError: a named
+            file is of another lineage.
         """
         with self._reading:
             problems: list[str] = []
@@ -81,7 +83,7 @@ class SidecarFiles:
             self._log(logging.WARNING, problems + gaps)
             # A sentence is news again if it was not true in between.
             self._logged &= {*facts, *problems, *gaps}
-            self.problems = problems
+            self.problems, self._strict = problems, False
         return sidecars
 
     def _log(self, level: int, sentences: list[str]) -> None:
@@ -105,17 +107,17 @@ class SidecarFiles:
                 sidecar = self._open(path, stamp, problems)
                 sidecar.check(lineage, str(path))
             except (DataError, IntegrityError) as error:
-                if is_named and path not in self._accepted:
+                if is_named and self._strict:
                     raise
-                if stamp is not None or not is_named:
+                # Of a version that was withdrawn nobody needs to keep the file.
+                if stamp is not None or self._opened[path][1] is None:
                     problems.append(f"{error} It is not used.")
                 continue
-            self._accepted.add(path)
             key, new = (sidecar.side, sidecar.version), (path, sidecar)
             before = chosen.setdefault(key, new)
             if before is not new:
                 what = f"of side {key[0]!r} and version {key[1]}"
-                if files[before[0]] and is_named:
+                if files[before[0]] and is_named and self._strict:
                     raise DataError(f"{before[0]} and {path} are both {what}; give one of them.")
                 used = max(before, new, key=lambda one: (files[one[0]], _changed(one[0])))
                 other = new if used is before else before
@@ -149,7 +151,6 @@ class SidecarFiles:
         """Drop what was read of files that are gone from their folders."""
         for path in [path for path in self._opened if path not in files]:
             sidecar = self._opened.pop(path)[1]
-            self._accepted.discard(path)
             if sidecar is not None:
                 log.warning("%s is gone, and not used any more (%s).", path, sidecar)
 
@@ -157,18 +158,19 @@ class SidecarFiles:
         """Return the files, and whether each was named itself; those that a folder had before if it
         cannot be read now.
 
-        Raises: DataError: a folder was never read, and cannot be.
+        Raises: DataError: a folder that is required cannot be read.
         """
+        self._folders.update(path for path in self._paths if _is_folder(path))
         files = {path: True for path in self._paths if path not in self._folders}
         for folder in sorted(self._folders):
             try:
                 inside = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
             except OSError as error:
                 sentence = f"{folder} cannot be read: {reason_and_remedy(error)}."
-                if folder not in self._listed:
+                if self._strict:
                     raise DataError(sentence) from error
                 problems.append(f"{sentence} What was read of it before is used on.")
-                inside = self._listed[folder]
+                inside = self._listed.get(folder, [])
             self._listed[folder] = inside
             for file in inside:
                 files.setdefault(file, False)

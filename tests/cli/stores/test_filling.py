@@ -1,40 +1,12 @@
-"""`evergram store fill` and `store backfill`: stores are filled, refreshed and put back."""
+"""`evergram store fill` and `store index`: what is written, and what is indexed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from tests.cli.stores.conftest import ROWS, versions_in
 from tests.support.command import Command
-from tests.support.lineages import lineage_of, publish
-
-from evergram.stores.open_store import open_store
-
-ROWS = 300
-
-
-@pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lineage of one version in `line`, beside which the command runs."""
-    monkeypatch.chdir(tmp_path)
-    lineage_of(tmp_path / "line", versions=1)
-    return tmp_path / "line"
-
-
-@pytest.fixture
-def outdated(line: Path, evergram: Command) -> Path:
-    """A lineage whose store `rows` still holds the version before production."""
-    from evergram.lineage.lineage import Lineage
-
-    assert evergram("store", "fill", "line", "--store", "object=rows").code == 0
-    publish(Lineage.open(line), 1)
-    return line
-
-
-def versions_in(address: str) -> dict[int, int]:
-    """Return how many rows a store has of each version."""
-    with open_store(address) as store:
-        return dict(store.count())
 
 
 def test_fill_says_what_it_has_written_where(evergram: Command, line: Path) -> None:
@@ -52,55 +24,6 @@ def test_fill_writes_the_version_that_is_asked_for(evergram: Command, outdated: 
     assert (out["version"], versions_in("new")) == (1, {1: ROWS})
     wrong = evergram.refused("store", "fill", "line", "--store", "object=other", "--as", "v7")
     assert "7" in wrong
-
-
-def test_progress_on_a_terminal_is_one_line_that_is_written_over(
-    evergram: Command,
-    line: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    err = evergram("store", "fill", "line", "--store", "object=rows").err
-    assert err.startswith("\r")
-    assert err.endswith(f"\r{ROWS} of {ROWS} rows of side object\n")
-    assert err.count("\n") == 1
-
-
-def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdated: Path) -> None:
-    store = ("line", "--store", "object=rows")
-    planned = evergram.json("store", "backfill", "plan", *store, "--batch", 100)
-    assert (planned["target"], planned["rows"], planned["refreshed"]) == (1, ROWS, 0)
-    half = evergram.json("store", "backfill", "apply", *store, "--rows", 150)
-    assert half["refreshed"] == 150
-    assert versions_in("rows") == {0: 150, 1: 150}
-    assert evergram.json("store", "backfill", "status", *store) == half
-    whole = evergram("store", "backfill", "apply", *store)
-    assert whole.code == 0
-    assert f"{ROWS} of {ROWS} rows refreshed to version 1; 0.0% of the predicted" in whole.out
-    assert f"Rows held: {ROWS} of version 1." in whole.out
-    assert whole.err.splitlines()[-1] == f"{ROWS} of {ROWS} rows"
-    assert "had no row" not in whole.out
-    assert evergram("store", "backfill", "rollback", *store).code == 0
-    assert versions_in("rows") == {0: ROWS}
-    with open_store("rows") as rows:
-        rows.delete(list(range(3)))
-    assert evergram.json("store", "backfill", "plan", *store)["absent"] == 3
-    planned = evergram("store", "backfill", "status", *store).out
-    assert "3 objects of it had no row when this was planned, and get none: 'evergram" in planned
-
-
-@pytest.mark.parametrize("command", ["plan", "apply", "status", "rollback"])
-def test_a_backfill_of_two_stores_is_refused(evergram: Command, line: Path, command: str) -> None:
-    stores = ("--store", "object=a", "--store", "other=b")
-    sentence = evergram.refused("store", "backfill", command, "line", *stores)
-    assert "A backfill is of one store; 2 were given by --store: run the command once" in sentence
-
-
-def test_backfill_without_a_command_prints_its_help(evergram: Command) -> None:
-    code, out, err = evergram("store", "backfill")
-    assert (code, err) == (2, "")
-    assert all(command in out for command in ("plan", "apply", "status", "rollback"))
 
 
 def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
@@ -161,7 +84,7 @@ def test_codes_of_lancedb_and_of_a_folder_of_qdrant(
 
 
 def test_every_kind_of_codes_can_be_asked_for() -> None:
-    from evergram.cli.stores import CodeKind
+    from evergram.cli.stores.filling import CodeKind
     from evergram.stores.index_codes import CODES
 
     assert tuple(kind.value for kind in CodeKind) == CODES

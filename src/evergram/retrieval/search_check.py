@@ -1,0 +1,218 @@
+"""Searches of a store at each version, compared with all of its rows.
+
+An index is built for queries that are like its rows. Those of a past version become others when
+they are read by the newest, and an index may miss more of what they are nearest to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import Progress
+from evergram.retrieval.reader import Metric, Reader
+from evergram.retrieval.version_maps import VersionMaps, checked_vectors
+from evergram.stores.adopted_store import AdoptedStore
+from evergram.stores.rows import check_k
+from evergram.stores.store import Floats, Hits, Store
+from evergram.vector_files.base import EmbeddingFile
+
+Doubles = npt.NDArray[np.float64]
+# Rows that are compared at a time.
+BLOCK = 16_384
+# Of a query's largest score: two that differ by less are equal, as a store's are float32.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class SearchCheck:
+    """How many of the best rows the searches at a version return.
+
+    Args:
+        version: of the queries.
+        queries: how many there were.
+        recall: the share of each query's k best rows that a search returns, the mean over queries;
+            None if it was not measured.
+        worst: that of the query with the smallest share.
+        problem: why it was not measured.
+    """
+
+    version: int
+    queries: int
+    recall: float | None = None
+    worst: float | None = None
+    problem: str | None = None
+
+    def reaches(self, least: float) -> bool:
+        """Return whether the recall is that much; not where it was not measured."""
+        return self.recall is not None and self.recall >= least
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def checked_versions(lineage: Lineage, store: Store) -> list[int]:
+    """Return the versions that may be searched in a store: those to production or, where the store
+    has later rows, to the latest of these."""
+    last = max([lineage.production, *store.filled()])
+    return [version for version in lineage.readable if version <= last]
+
+
+def canary_queries(
+    lineage: Lineage, versions: Iterable[int], side: str, sample: int = 200, seed: int = 0
+) -> dict[int, Floats]:
+    """Return vectors [≤ sample, D_j] of version j for each version: of its canaries of the side
+    "query", or of `side` where it has no queries.
+
+    They are as the version published them, so that what they are nearest to is what its readers
+    look for. Of a version without canaries there are none.
+    """
+    drawn = {}
+    for version in versions:
+        canaries = lineage.canaries(version)
+        of_side = canaries.get("query", canaries.get(side))
+        vectors = np.zeros((0, lineage.manifest(version).dim), dtype=np.float32)
+        if of_side is not None:
+            vectors = of_side[1].numpy().astype(np.float32)
+        order = np.random.default_rng(seed).permutation(len(vectors))
+        drawn[version] = vectors[np.sort(order[:sample])]
+    return drawn
+
+
+def file_queries(
+    lineage: Lineage, version: int, file: EmbeddingFile, sample: int = 200, seed: int = 0
+) -> Floats:
+    """Return vectors [≤ sample, D_j] of a file, as queries of version j.
+
+    Raises: ShapeError, DataError: they are no finite vectors of the version. LineageError: the file
+        says that they are of another.
+    """
+    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
+    order = np.random.default_rng(seed).permutation(file.rows)
+    wanted, start, parts = np.sort(order[:sample]), 0, []
+    for ids, vectors in file.blocks():
+        places = wanted[(wanted >= start) & (wanted < start + len(ids))] - start
+        parts.append(vectors[places].numpy())
+        start += len(ids)
+    dim = lineage.manifest(version).dim
+    return checked_vectors(np.concatenate(parts), dim, version)
+
+
+def check_searches(
+    lineage: Lineage,
+    store: Store,
+    side: str,
+    queries: Mapping[int, Floats],
+    k: int = 10,
+    metric: Metric = "ip",
+    progress: Progress | None = None,
+) -> list[SearchCheck]:
+    """Compare what searches return with the best of all rows, which are read once, in float64.
+
+    Ties count for whichever row is returned. Nothing should write to the store meanwhile: a row
+    that came or went between a search and its comparison counts as missed.
+
+    Args:
+        queries: vectors [Q, D_j] of version j, for each version that is searched.
+        progress: called with the rows compared and the rows in all.
+    Returns: one for each version, in their order.
+    Raises: DataError: `k` is not positive, there are no rows, a query has no cosine, or it is a
+        table of your own, which has no index that is searched. LineageError, IntegrityError: as
+        `Reader`.
+    """
+    check_k(k)
+    if isinstance(store, AdoptedStore):
+        raise DataError(
+            f"{store.address} is a table of your own, whose searches compare all rows: there is no "
+            "index to check."
+        )
+    reader, maps = Reader(lineage, {side: store}), VersionMaps(lineage)
+    total = sum(store.count().values())
+    if not total:
+        raise DataError(f"{store.address} has no rows, so there is nothing to search.")
+    checks = {version: SearchCheck(version, len(asked)) for version, asked in queries.items()}
+    hits: dict[int, list[Hits]] = {}
+    for version, asked in queries.items():
+        problem = (
+            f"version {version} keeps no canaries; give queries of it" if not len(asked) else ""
+        )
+        if not problem:
+            try:
+                hits[version] = reader.search(asked, k, version, side, metric)
+            except LineageError as error:
+                problem = str(error).rstrip(".")
+        if problem:
+            checks[version] = SearchCheck(version, len(asked), problem=problem)
+    best = {version: _Best(queries[version], k, metric) for version in hits}
+    done = 0
+    for rows in store.scan(size=BLOCK) if best else ():
+        own = rows.vectors[:, : maps.dim(rows.version)]
+        for version, of_version in best.items():
+            of_version.add(maps.rows(own, rows.version, version))
+        done += len(rows)
+        if progress is not None:
+            progress(done, total)
+    for version, of_version in best.items():
+        shares = [
+            _share(reader, version, side, h, of_version, i) for i, h in enumerate(hits[version])
+        ]
+        mean, worst = float(np.mean(shares)), float(np.min(shares))
+        checks[version] = SearchCheck(version, len(shares), mean, worst)
+    return list(checks.values())
+
+
+@dataclass
+class _Best:
+    """The k best scores of each query so far, and the largest of any size."""
+
+    queries: Floats
+    k: int
+    metric: Metric
+    scores: Doubles = field(init=False)
+    largest: Doubles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scores = np.zeros((len(self.queries), 0))
+        self.largest = np.zeros(len(self.queries))
+
+    def add(self, rows: Floats) -> None:
+        """Compare rows [n, D_j]."""
+        new = _scores(self.queries, rows, self.metric)
+        self.largest = np.maximum(self.largest, np.abs(new).max(axis=1, initial=0.0))
+        both = np.concatenate([self.scores, new], axis=1)
+        if both.shape[1] > self.k:
+            both = -np.partition(-both, self.k - 1, axis=1)[:, : self.k]
+        self.scores = both
+
+
+def _share(reader: Reader, version: int, side: str, hits: Hits, best: _Best, place: int) -> float:
+    """Return the share of a query's best rows that are among its hits."""
+    embedded = reader.embed(hits.ids.unique(), version, side)
+    query = best.queries[place : place + 1]
+    scores = _scores(query, embedded.vectors[embedded.sources >= 0], best.metric)[0]
+    least = best.scores[place].min() - TOLERANCE * best.largest[place]
+    count = best.scores.shape[1]
+    return min(int((scores >= least).sum()), count) / count
+
+
+def _scores(queries: Floats, rows: Floats, metric: Metric) -> Doubles:
+    """Return the scores [Q, n] of rows, in float64."""
+    q, z = queries.astype(np.float64), rows.astype(np.float64)
+    if metric == "cosine":
+        q, z = _unit(q), _unit(z)
+    products: Doubles = q @ z.T
+    if metric == "l2":
+        products = 2 * products - (q**2).sum(axis=1)[:, None] - (z**2).sum(axis=1)
+    return products
+
+
+def _unit(vectors: Doubles) -> Doubles:
+    """Return vectors at length 1; zeros stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)

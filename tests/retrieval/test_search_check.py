@@ -1,0 +1,191 @@
+"""Searches compared with all rows: misses are counted, and what is unmeasured never passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of, publish, read_as, vectors_of
+from tests.support.store_kinds import STORES
+
+from evergram.errors import DataError, LineageError, ShapeError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import fill
+from evergram.retrieval.search_check import (
+    canary_queries,
+    check_searches,
+    checked_versions,
+    file_queries,
+)
+from evergram.stores.store import Floats, Rows, Space
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.provenance import FINGERPRINT
+
+METRICS = ["ip", "l2", "cosine"]
+
+
+class Forgetful(DictionaryStore):
+    """A store whose index knows the rows with an even id alone."""
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        known = [key for key in self._rows if isinstance(key, int) and key % 2 == 0]
+        return super()._nearest(version, queries, k, pa.array(known, self.id_type))
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line", canaries=5)
+
+
+def test_versions_are_those_to_production_or_to_the_latest_row(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=2)
+    publish(line, 2, promote=False)
+    store = DictionaryStore()
+    fill(line, store, "object", 1)
+    assert checked_versions(line, store) == [0, 1]
+    fill(line, store, "object", 2)
+    assert checked_versions(line, store) == [0, 1, 2]
+    line.retire(0)
+    assert checked_versions(line, store) == [1, 2]
+
+
+def test_queries_are_canaries_as_each_version_published_them(line: Lineage) -> None:
+    drawn = canary_queries(line, [0, 2], "object", sample=20)
+    for version, vectors in drawn.items():
+        published = vectors_of(version)[::5].numpy()
+        assert vectors.shape == (20, published.shape[1])
+        assert all((published == row).all(axis=1).any() for row in vectors)
+        assert len(np.unique(vectors, axis=0)) == 20
+    assert len(canary_queries(line, [0], "object", sample=1000)[0]) == 60
+    other = canary_queries(line, [0], "object", sample=20, seed=1)[0]
+    assert (other != drawn[0]).any()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kind", sorted(STORES))
+def test_exact_searches_miss_nothing_at_any_version(
+    tmp_path: Path, line: Lineage, kind: str, metric: str
+) -> None:
+    with STORES[kind](tmp_path, "int64") as store:
+        fill(line, store, "object")
+        queries = canary_queries(line, checked_versions(line, store), "object", sample=10)
+        steps: list[tuple[int, int]] = []
+        checks = check_searches(
+            *(line, store, "object", queries, 7, metric),  # type: ignore[arg-type]
+            progress=lambda done, total: steps.append((done, total)),
+        )
+    assert [(c.version, c.queries, c.recall, c.worst) for c in checks] == [
+        (version, 10, 1.0, 1.0) for version in range(3)
+    ]
+    assert steps[-1] == (300, 300)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_row_that_a_search_does_not_return_is_counted(
+    line: Lineage, version: int, metric: str
+) -> None:
+    store = Forgetful()
+    fill(line, store, "object")
+    queries = canary_queries(line, [version], "object", sample=25)
+    (check,) = check_searches(line, store, "object", queries, 8, metric)  # type: ignore[arg-type]
+    rows = read_as(2, version).double()
+    asked = torch.from_numpy(queries[version]).double()
+    if metric == "cosine":
+        rows, asked = (torch.nn.functional.normalize(part) for part in (rows, asked))
+    scores = -torch.cdist(asked, rows) if metric == "l2" else asked @ rows.T
+    # By counting, for another algorithm: a row is among the best 8 if fewer than 8 score more.
+    best = [[i for i in range(300) if (row > row[i]).sum() < 8] for row in scores]
+    shares = [sum(i % 2 == 0 for i in of_query) / 8 for of_query in best]
+    assert check.recall == pytest.approx(np.mean(shares))
+    assert check.worst == min(shares)
+    assert check.recall < 0.9
+    assert check.reaches(check.recall)
+    assert not check.reaches(0.9)
+
+
+def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = Forgetful()
+    space = Space(0, 6, line.manifest(0).fingerprint)
+    once = vectors_of(0, 50).numpy()
+    ids = pa.array(range(100))
+    store.load(space, [Rows(0, ids, np.repeat(once, 2, axis=0))])
+    (check,) = check_searches(line, store, "object", {0: once[:9]}, 1)
+    assert (check.recall, check.worst) == (1.0, 1.0)
+    (check,) = check_searches(line, store, "object", {0: once[:9]}, 2)
+    # Both of a pair are the best two, and one of them is not known to the index.
+    assert check.recall == 0.5
+
+
+def test_fewer_rows_than_results_are_all_to_be_returned(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = Forgetful()
+    some = Rows(0, pa.array([0, 1, 2]), vectors_of(0, 3).numpy())
+    store.load(Space(0, 6, line.manifest(0).fingerprint), [some])
+    (check,) = check_searches(line, store, "object", {0: some.vectors}, 10)
+    assert check.recall == pytest.approx(2 / 3)
+
+
+def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = DictionaryStore()
+    fill(line, store, "object")
+    (check,) = check_searches(line, store, "object", canary_queries(line, [0], "object"))
+    assert (check.queries, check.recall, check.worst) == (0, None, None)
+    assert check.problem is not None
+    assert "canaries" in check.problem
+    assert not check.reaches(0.0)
+
+
+def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
+    line: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    publish(line, 3, canaries=5)
+    monkeypatch.setattr(Lineage, "forward", lambda *_: None)
+    versions = checked_versions(line, store)
+    assert versions == [0, 1, 2, 3]
+    queries = canary_queries(line, versions, "object")
+    *before, last = check_searches(line, store, "object", queries)
+    assert [check.recall for check in before] == [1.0, 1.0, 1.0]
+    assert last.recall is None
+    assert last.problem is not None
+    assert "backfill" in last.problem
+    assert not last.problem.endswith(".")
+
+
+def test_what_cannot_be_checked_is_refused(line: Lineage) -> None:
+    store = DictionaryStore()
+    queries = canary_queries(line, [2], "object")
+    with pytest.raises(DataError, match="no rows"):
+        check_searches(line, store, "object", queries)
+    fill(line, store, "object")
+    with pytest.raises(DataError, match="k is 0"):
+        check_searches(line, store, "object", queries, 0)
+
+
+def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_path: Path) -> None:
+    vectors = vectors_of(1, 40)
+    path = tmp_path / "queries.parquet"
+    write_embeddings(path, [(pa.array(range(40)), vectors)])
+    file = open_embeddings(path)
+    drawn = file_queries(line, 1, file, sample=15)
+    assert drawn.shape == (15, 8)
+    assert all((vectors.numpy() == row).all(axis=1).any() for row in drawn)
+    assert (file_queries(line, 1, file, sample=99) == vectors.numpy()).all()
+    with pytest.raises(ShapeError, match="version 0 have dim 6"):
+        file_queries(line, 0, file)
+    marked = {FINGERPRINT: line.manifest(2).fingerprint}
+    write_embeddings(path, [(pa.array(range(40)), vectors_of(2, 40))], marked)
+    with pytest.raises(LineageError, match="version 2"):
+        file_queries(line, 1, open_embeddings(path))
