@@ -15,8 +15,8 @@ from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
+from evergram.process_settings import while_training
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.loop import no_denormals
 from evergram.training.recipe import Recipe
 
 HISTORIES = (2, 32)
@@ -114,7 +114,7 @@ def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
             ("alone", ""): Turns(recipe, corpus, settings),
             ("joint", ""): Turns(recipe, corpus, settings, joint),
         }
-        with no_denormals():
+        with while_training():
             times = interleaved(turns, rounds)
         pairs = zip(times["joint", ""], times["alone", ""], strict=True)
         ratios[encoder] = median(a / b for a, b in pairs)

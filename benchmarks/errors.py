@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.measure import base, base_split
 from evergram.encoders.features import SIDES
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.callbacks import Point
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -83,7 +84,7 @@ def tracking_errors(
     counts = {side: corpus.counts(side) for side in SIDES}
     tracking = Tracking(rivals, counts, every=every)
     done = epoch = 0
-    with no_denormals():
+    with while_training():
         while done < steps:
             for batch, objective in run_epoch(step, sampler, draws, epoch, device):
                 done += 1

@@ -13,10 +13,11 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from benchmarks.towers import Clock
 from evergram.data.corpus import Corpus
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -75,7 +76,7 @@ def _step(recipe: Recipe, training: Corpus, overrides: list[str]) -> float:
     changed = Recipe.of(recipe.model_dump(), overrides)
     step, sampler, draws = prepare(FitSettings.of(changed, training, 0), training, CPU)
     times: list[float] = []
-    with no_denormals():
+    with while_training():
         batches = run_epoch(step, sampler, draws, 0, CPU)
         for _ in range(14):
             started = time.process_time()

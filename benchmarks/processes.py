@@ -19,11 +19,12 @@ from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus
 from evergram.training.distributed.process_group import ProcessCollectives, join_processes
 from evergram.training.distributed.shared_embedding import embed_together
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -175,7 +176,7 @@ def main() -> None:
     if together.is_first:
         save_file(step.encoder.state_dict(), out / "start.safetensors")
     seconds, taken, epoch = 0.0, 0, 0
-    with no_denormals():
+    with while_training():
         while taken < WARM + steps:
             began = time.perf_counter()
             for _ in run_epoch(step, sampler, draws, epoch, CPU):

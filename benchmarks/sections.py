@@ -27,6 +27,7 @@ from benchmarks import (
     growth,
     heads,
     index_codes,
+    kept_memory,
     known_consumers,
     large_run,
     last_epochs,
@@ -195,6 +196,9 @@ SECTIONS = {
         selection_protocols.tiny,
         selection_protocols.table,
         needs_data=True,
+    ),
+    "kept-memory": Section(
+        kept_memory.measure, kept_memory.tiny, kept_memory.table, needs_data=True
     ),
     "partition-cost": Section(
         partition_cost.partition_cost, partition_cost.tiny, partition_cost.table

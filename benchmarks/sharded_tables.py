@@ -16,9 +16,10 @@ import torch
 
 from benchmarks.process_runs import run_processes
 from evergram.data.corpus import Corpus
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.distributed.process_group import ProcessCollectives, join_processes
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -157,7 +158,7 @@ def main() -> None:
     step, sampler, draws = parts
     step.collectives = together
     taken, began = 0, 0.0
-    with no_denormals():
+    with while_training():
         for _ in run_epoch(step, sampler, draws, 0, CPU):
             taken += 1
             if taken == WARM:

@@ -12,9 +12,10 @@ import torch
 
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
+from evergram.process_settings import while_training
 from evergram.training.build import Companions, prepare
 from evergram.training.joint import Joint
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -77,7 +78,7 @@ def step_ratios(
         for variant, column in names:
             settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
             turns[variant, column] = Turns(recipe, corpus, [*model, *settings])
-        with no_denormals():
+        with while_training():
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
         result.milliseconds[encoder] = 1000 * median(bare)

@@ -22,9 +22,10 @@ from benchmarks.tiny import recipes
 from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -83,7 +84,7 @@ def _measure(data: str, recipe: Recipe, split: Split, settings: peers.Settings) 
     def recall(result: Result) -> float:
         return peers.judge(result, split, pairs)[METRIC]
 
-    with _one_thread(), no_denormals():
+    with _one_thread(), while_training():
         dim = recipe.model.dim_of(0)
         fitted = implicit_als(
             split,

@@ -18,8 +18,9 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import GATHERED, Batch
 from evergram.encoders.features import SIDES, EntityInputs
 from evergram.encoders.row_encoder import RowEncoder
+from evergram.process_settings import while_training
 from evergram.training.build import prepare
-from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.loop import run_epoch
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -82,7 +83,7 @@ def measure(
         rounds: steps of each, by default in each block as many as are gathered at once.
     """
     shape = Shape() if shape is None else shape
-    with no_denormals():
+    with while_training():
         return {
             m: _rates(m, shape, rounds or BLOCKS * max(12, GATHERED // m.batch)) for m in models
         }

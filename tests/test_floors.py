@@ -26,6 +26,7 @@ FLOORS = {
     "tracing": 1,
     "log_lines": 1,
     "did_you_mean": 0,
+    "process_settings": 0,
     "data": 2,
     "vector_files": 2,
     "texts": 2,

@@ -107,6 +107,7 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     shares = [sum(i % 2 == 0 for i in of_query) / 8 for of_query in best]
     assert check.recall == pytest.approx(np.mean(shares))
     assert check.worst == min(shares)
+    assert check.recall is not None
     assert check.recall < 0.9
     assert check.reaches(check.recall)
     assert not check.reaches(0.9)

@@ -198,7 +198,7 @@ def _share(reader: Reader, version: int, side: str, hits: Hits, best: _Best, pla
     scores = _scores(query, embedded.vectors[embedded.sources >= 0], best.metric)[0]
     least = best.scores[place].min() - TOLERANCE * best.largest[place]
     count = best.scores.shape[1]
-    return min(int((scores >= least).sum()), count) / count
+    return float(min(int((scores >= least).sum()), count) / count)
 
 
 def _scores(queries: Floats, rows: Floats, metric: Metric) -> Doubles:

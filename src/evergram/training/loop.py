@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -16,6 +15,7 @@ from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import copied_beside
+from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.run_state import gather, restore, scatter, seeded, state_of
 from evergram.training.checkpoints.state_file import TrainingState
@@ -91,7 +91,7 @@ class Trainer:
         collectives = self.step.collectives
         if not collectives.is_first:
             self.callbacks = []
-        with no_denormals():
+        with while_training():
             try:
                 collectives.from_first(self._start_callbacks)
                 follow_first(self)
@@ -229,20 +229,6 @@ class Trainer:
             self.step.collectives.from_first(save)
         else:
             save()
-
-
-@contextmanager
-def no_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero inside the block.
-
-    Adagrad's tiny ones made a CPU step 20 times slower. The setting is restored at the end.
-    """
-    was = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(was)
 
 
 def run_epoch(

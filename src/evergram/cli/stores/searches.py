@@ -91,7 +91,9 @@ def check(
         if queries is None:
             asked = canary_queries(opened, chosen, side, sample, seed)
         else:
-            file = open_embeddings(queries, **columns_of([queries], id_column, vector_column))
+            names = columns_of([queries], id_column, vector_column)
+            id_name, vector_name = names["id_column"], names["vector_column"]
+            file = open_embeddings(queries, id_column=id_name, vector_column=vector_name)
             asked = {chosen[0]: file_queries(opened, chosen[0], file, sample, seed)}
         rows = partial(print_progress, what="rows compared")
         checks = check_searches(opened, there, side, asked, k, metric.value, rows)

@@ -14,7 +14,7 @@ from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
 from evergram.tasks.partition.limited_shares import limit_shares
 
 # Scores [T, N] that are in memory at once.
-TILE_SCORES = 1 << 22
+TILE_SCORES = 1 << 24
 # Of a tile, scores that are turned into shares at once: on a processor they stay in its cache.
 CACHED_SCORES = 1 << 18
 

@@ -1,0 +1,112 @@
+"""Settings of the process inside a block: memory that is kept, denormals that are zero."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from evergram import process_settings
+from evergram.process_settings import CHOSEN, kept_memory, no_denormals
+
+# Prints the page faults of twenty tensors of 64 MiB, one after the other, in a block and after it.
+FAULTS = """
+import resource, sys
+from contextlib import nullcontext
+import torch
+from evergram.process_settings import kept_memory
+
+def faults(block):
+    with block:
+        for _ in range(12):  # until each finds a place that fits
+            torch.ones(2**24)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(2**24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(faults(kept_memory()), faults(nullcontext()))
+"""
+
+
+def faults(**environment: str) -> tuple[int, int]:
+    """Return the page faults inside and after a block, of a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(CHOSEN)}
+    # Pages of two megabytes would be fewer.
+    result = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        env={**clean, "THP_MEM_ALLOC_ENABLE": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    inside, after = result.stdout.split()
+    return int(inside), int(after)
+
+
+@pytest.fixture
+def glibc() -> None:
+    if process_settings._glibc() is None:
+        pytest.skip("the C library is not glibc, or its settings were chosen")
+
+
+@pytest.mark.usefixtures("glibc")
+def test_freed_memory_is_used_again_inside_the_block_and_given_back_after_it() -> None:
+    inside, after = faults()
+    a_tensor = 2**26 // os.sysconf("SC_PAGE_SIZE")
+    assert inside < a_tensor
+    assert after > 10 * a_tensor
+
+
+@pytest.mark.usefixtures("glibc")
+def test_settings_that_somebody_chose_stay() -> None:
+    inside, _ = faults(MALLOC_MMAP_MAX_="65536")
+    assert inside > 10 * 2**26 // os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_last_of_nested_blocks_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    class Library:
+        def mallopt(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return 1
+
+        def malloc_trim(self, pad: int) -> int:
+            calls.append((pad,))
+            return 1
+
+    monkeypatch.setattr(process_settings, "_glibc", Library)
+    with kept_memory():
+        begun = len(calls)
+
+        def inner() -> None:
+            with kept_memory():
+                pass
+
+        thread = threading.Thread(target=inner)
+        thread.start()
+        thread.join()
+        with pytest.raises(ValueError, match="wrong"), kept_memory():
+            raise ValueError("wrong")
+        assert len(calls) == begun
+    assert calls[-1] == (0,)
+    assert calls[0] == (process_settings.MMAP_MAX, 0)
+    assert (process_settings.MMAP_MAX, process_settings.USUAL_MMAP_MAX) in calls
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_settings, "_glibc", lambda: None)
+    with kept_memory():
+        assert torch.ones(3).sum() == 3
+
+
+def test_denormals_are_zero_inside_the_block_alone() -> None:
+    tiny = torch.tensor([1e-310], dtype=torch.float64)
+    with no_denormals():
+        inside = float(tiny * 0.5)
+    assert (inside, float(tiny * 0.5) > 0) == (0.0, True)
