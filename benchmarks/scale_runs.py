@@ -24,7 +24,7 @@ from benchmarks.instrument.figures import Figure
 from benchmarks.scale_model import FLOAT, Size, StepRates, memory, parts, seconds
 from benchmarks.training_rate import LoopStep, Model, Shape, corpus_of
 from evergram.data.sampling import GATHERED
-from evergram.process_settings import while_training
+from evergram.process_settings import no_denormals
 
 SIZES = (
     Size(100_000, 1_000_000, 32, 1024),
@@ -125,7 +125,7 @@ def figures(measured: list[Checked]) -> list[Figure]:
 
 def _checked(size: Size) -> Checked:
     torch.set_num_threads(1)  # a new process's are all of the machine's
-    with while_training():
+    with no_denormals():
         return _check(size)
 
 

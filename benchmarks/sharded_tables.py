@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.process_runs import run_processes
 from evergram.data.corpus import Corpus
-from evergram.process_settings import while_training
+from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
 from evergram.training.distributed.process_group import ProcessCollectives, join_processes
 from evergram.training.loop import run_epoch
@@ -158,7 +158,7 @@ def main() -> None:
     step, sampler, draws = parts
     step.collectives = together
     taken, began = 0, 0.0
-    with while_training():
+    with no_denormals():
         for _ in run_epoch(step, sampler, draws, 0, CPU):
             taken += 1
             if taken == WARM:

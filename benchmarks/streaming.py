@@ -33,7 +33,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.column_file import new_column
 from evergram.data.prepared.prepared_corpus import load_prepared
-from evergram.process_settings import while_training
+from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
 from evergram.training.corpora import split_for
 from evergram.training.loop import run_epoch
@@ -206,7 +206,7 @@ def rates(folder: Path, rounds: int) -> dict[str, list[float]]:
     for kind, corpus in memory.items():
         parts[kind] = prepare(FitSettings.of(recipe, corpus, 0), corpus, device)
     measured: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    with while_training():
+    with no_denormals():
         for number in range(rounds):
             for kind in KINDS if number % 2 else KINDS[::-1]:
                 step, sampler, draws = parts[kind]
@@ -258,7 +258,7 @@ def watched(folder: Path, kind: str, trained: int) -> Memory:
     device = torch.device("cpu")
     step, sampler, draws = prepare(settings, training, device)
     steps = -(-trained // sampler.batch_size)
-    with while_training():
+    with no_denormals():
         epoch = 0
         while steps > 0:
             for _ in run_epoch(step, sampler, draws, epoch, device):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evergram import process_settings
-from evergram.process_settings import CHOSEN, kept_memory, no_denormals
+from evergram.process_settings import CHOSEN, kept_memory, no_denormals, while_training
 
 # Prints the page faults of twenty tensors of 64 MiB, one after the other, in a block and after it.
 FAULTS = """
@@ -110,3 +110,15 @@ def test_denormals_are_zero_inside_the_block_alone() -> None:
     with no_denormals():
         inside = float(tiny * 0.5)
     assert (inside, float(tiny * 0.5) > 0) == (0.0, True)
+
+
+@pytest.mark.parametrize(("large", "kept"), [(8, True), (7, False)])
+def test_beside_many_parameters_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, large: int, kept: bool
+) -> None:
+    monkeypatch.setattr(process_settings, "LARGE", large)
+    tiny = torch.tensor([1e-310], dtype=torch.float64)
+    with while_training([torch.zeros(2)]):
+        assert (process_settings._KEEPING.blocks == 1) is kept
+        assert float(tiny * 0.5) == 0
+    assert process_settings._KEEPING.blocks == 0

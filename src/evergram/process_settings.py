@@ -5,27 +5,36 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # glibc's numbers of what mallopt(3) sets, and its greatest value.
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 MOST = 2**31 - 1
 # What glibc allows of MMAP_MAX unless it is told, and the ends of what it learns by itself.
 USUAL_MMAP_MAX, LEARNED_MMAP_THRESHOLD = 65_536, 32 * 2**20
+# Bytes of parameters.
+LARGE = 2**30
 # Variables by which somebody has chosen how memory is allocated.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextmanager
-def while_training() -> Iterator[None]:
-    """The settings of a training for a block: `no_denormals` and `kept_memory`."""
-    with no_denormals(), kept_memory():
+def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
+    """The settings of a training for a block: `no_denormals` and `kept_memory`.
+
+    Args:
+        parameters: what is trained; where they are more than `LARGE`, memory is given back as ever,
+            as little is to be gained beside them and what is kept may be wanted elsewhere.
+    """
+    large = sum(p.numel() * p.element_size() for p in parameters) > LARGE
+    with no_denormals(), nullcontext() if large else kept_memory():
         yield
 
 
@@ -48,8 +57,9 @@ def kept_memory() -> Iterator[None]:
     """Reuse the memory of freed tensors inside the block, in place of asking the system anew.
 
     glibc gives every block above 32 MiB back at once, and each new one comes as pages of zeros that
-    are made when they are first written: a third of a step whose tables are 80 MB. Up to 2 GiB
-    stay with the process until the block ends; blocks may be nested, and in several threads.
+    are made when they are first written: a third of a step whose tables are 80 MB. What was freed
+    stays with the process until the block ends, but for more than 2 GiB at the heap's end; blocks
+    may be nested, and in several threads.
 
     Nothing changes where the C library is another, or where a variable of the environment
     (`MALLOC_…`, `GLIBC_TUNABLES`, `LD_PRELOAD`) says that somebody chose an allocator's settings.

@@ -91,7 +91,7 @@ class Trainer:
         collectives = self.step.collectives
         if not collectives.is_first:
             self.callbacks = []
-        with while_training():
+        with while_training(self.encoder.parameters()):
             try:
                 collectives.from_first(self._start_callbacks)
                 follow_first(self)
