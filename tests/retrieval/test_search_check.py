@@ -69,21 +69,20 @@ def test_queries_are_canaries_as_each_version_published_them(line: Lineage) -> N
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("kind", sorted(STORES))
 def test_exact_searches_miss_nothing_at_any_version(
-    tmp_path: Path, line: Lineage, kind: str, metric: str
+    tmp_path: Path, line: Lineage, kind: str
 ) -> None:
     with STORES[kind](tmp_path, "int64") as store:
         fill(line, store, "object")
         queries = canary_queries(line, checked_versions(line, store), "object", sample=10)
         steps: list[tuple[int, int]] = []
         checks = check_searches(
-            *(line, store, "object", queries, 7, metric),  # type: ignore[arg-type]
+            *(line, store, "object", queries, 7),
             progress=lambda done, total: steps.append((done, total)),
         )
-    assert [(c.version, c.queries, c.recall, c.worst) for c in checks] == [
-        (version, 10, 1.0, 1.0) for version in range(3)
+    assert [(c.version, c.metric, c.queries, c.recall, c.worst) for c in checks] == [
+        (version, metric, 10, 1.0, 1.0) for version in range(3) for metric in METRICS
     ]
     assert steps[-1] == (300, 300)
 
@@ -96,7 +95,7 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     store = Forgetful()
     fill(line, store, "object")
     queries = canary_queries(line, [version], "object", sample=25)
-    (check,) = check_searches(line, store, "object", queries, 8, metric)  # type: ignore[arg-type]
+    (check,) = check_searches(line, store, "object", queries, 8, [metric])  # type: ignore[list-item]
     rows = read_as(2, version).double()
     asked = torch.from_numpy(queries[version]).double()
     if metric == "cosine":
@@ -120,31 +119,49 @@ def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
     once = vectors_of(0, 50).numpy()
     ids = pa.array(range(100))
     store.load(space, [Rows(0, ids, np.repeat(once, 2, axis=0))])
-    (check,) = check_searches(line, store, "object", {0: once[:9]}, 1)
+    (check,) = check_searches(line, store, "object", {0: once[:9]}, 1, ["l2"])
     assert (check.recall, check.worst) == (1.0, 1.0)
-    (check,) = check_searches(line, store, "object", {0: once[:9]}, 2)
+    (check,) = check_searches(line, store, "object", {0: once[:9]}, 2, ["l2"])
     # Both of a pair are the best two, and one of them is not known to the index.
     assert check.recall == 0.5
 
 
-def test_fewer_rows_than_results_are_all_to_be_returned(tmp_path: Path) -> None:
+def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
     line = lineage_of(tmp_path / "line", versions=1)
     store = Forgetful()
     some = Rows(0, pa.array([0, 1, 2]), vectors_of(0, 3).numpy())
     store.load(Space(0, 6, line.manifest(0).fingerprint), [some])
-    (check,) = check_searches(line, store, "object", {0: some.vectors}, 10)
-    assert check.recall == pytest.approx(2 / 3)
+    for k in (3, 10):
+        with pytest.raises(DataError, match=f"has 3 rows, and searches for {k} would return"):
+            check_searches(line, store, "object", {0: some.vectors}, k)
+    assert len(check_searches(line, store, "object", {0: some.vectors}, 2)) == 3
+
+
+def test_rows_that_are_older_than_the_version_are_missed_by_distance_and_cosine(
+    tmp_path: Path,
+) -> None:
+    line = lineage_of(tmp_path / "line", versions=1, rows=3000, canaries=30)
+    store = DictionaryStore()
+    fill(line, store, "object")
+    publish(line, 1, rows=3000, canaries=30)
+    queries = canary_queries(line, [1], "object")
+    recalls = {c.metric: c.recall for c in check_searches(line, store, "object", queries)}
+    # Norms of later versions are not stored, so that candidates of an inner product are re-ranked.
+    assert recalls["ip"] == 1.0
+    assert recalls["cosine"] is not None
+    assert recalls["cosine"] < 1.0
 
 
 def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path: Path) -> None:
     line = lineage_of(tmp_path / "line", versions=1)
     store = DictionaryStore()
     fill(line, store, "object")
-    (check,) = check_searches(line, store, "object", canary_queries(line, [0], "object"))
-    assert (check.queries, check.recall, check.worst) == (0, None, None)
-    assert check.problem is not None
-    assert "canaries" in check.problem
-    assert not check.reaches(0.0)
+    checks = check_searches(line, store, "object", canary_queries(line, [0], "object"))
+    assert len(checks) == 3
+    for check in checks:
+        assert (check.queries, check.recall, check.worst) == (0, None, None)
+        assert check.problem == "there is no query whose length is above 0"
+        assert not check.reaches(0.0)
 
 
 def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
@@ -157,7 +174,7 @@ def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
     versions = checked_versions(line, store)
     assert versions == [0, 1, 2, 3]
     queries = canary_queries(line, versions, "object")
-    *before, last = check_searches(line, store, "object", queries)
+    *before, last = check_searches(line, store, "object", queries, metrics=["ip"])
     assert [check.recall for check in before] == [1.0, 1.0, 1.0]
     assert last.recall is None
     assert last.problem is not None
@@ -168,7 +185,7 @@ def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
 def test_what_cannot_be_checked_is_refused(line: Lineage) -> None:
     store = DictionaryStore()
     queries = canary_queries(line, [2], "object")
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="0 rows"):
         check_searches(line, store, "object", queries)
     fill(line, store, "object")
     with pytest.raises(DataError, match="k is 0"):
@@ -184,8 +201,12 @@ def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_
     assert drawn.shape == (15, 8)
     assert all((vectors.numpy() == row).all(axis=1).any() for row in drawn)
     assert (file_queries(line, 1, file, sample=99) == vectors.numpy()).all()
-    with pytest.raises(ShapeError, match="version 0 have dim 6"):
+    with pytest.raises(ShapeError, match=r"queries.parquet has vectors of dim 8.*version 0 have 6"):
         file_queries(line, 0, file)
+    zeros = torch.cat([torch.zeros(3, 8), vectors_of(1, 2)])
+    write_embeddings(tmp_path / "zeros.parquet", [(pa.array(range(5)), zeros)])
+    drawn = file_queries(line, 1, open_embeddings(tmp_path / "zeros.parquet"))
+    assert (drawn == zeros[3:].numpy()).all()
     marked = {FINGERPRINT: line.manifest(2).fingerprint}
     write_embeddings(path, [(pa.array(range(40)), vectors_of(2, 40))], marked)
     with pytest.raises(LineageError, match="version 2"):

@@ -99,7 +99,9 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
         return _at_once(fields, [(q, c - power) for q, c in asked], k, ids, exact=True)
 
     def score(query: npt.NDArray[np.float64], read: npt.NDArray[np.float64]) -> Floats:
-        scores: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
+        # As above, beyond float32 a score is infinite.
+        with np.errstate(over="ignore"):
+            scores: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
         return scores
 
     merged = []

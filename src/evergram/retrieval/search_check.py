@@ -1,19 +1,20 @@
 """Searches of a store at each version, compared with all of its rows.
 
 An index is built for queries that are like its rows. Those of a past version become others when
-they are read by the newest, and an index may miss more of what they are nearest to.
+they are read by the newest, and an index may miss more of what they are nearest to. Rows that are
+older than the version are not compared exactly by distance and by cosine, index or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from evergram.errors import DataError, LineageError
+from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import Progress
 from evergram.retrieval.reader import Metric, Reader
@@ -36,6 +37,7 @@ class SearchCheck:
 
     Args:
         version: of the queries.
+        metric: that they searched by.
         queries: how many there were.
         recall: the share of each query's k best rows that a search returns, the mean over queries;
             None if it was not measured.
@@ -44,6 +46,7 @@ class SearchCheck:
     """
 
     version: int
+    metric: Metric
     queries: int
     recall: float | None = None
     worst: float | None = None
@@ -68,7 +71,7 @@ def canary_queries(
     lineage: Lineage, versions: Iterable[int], side: str, sample: int = 200, seed: int = 0
 ) -> dict[int, Floats]:
     """Return vectors [≤ sample, D_j] of version j for each version: of its canaries of the side
-    "query", or of `side` where it has no queries.
+    "query", or of `side` where it has no queries; none of length 0, which is as near to all rows.
 
     They are as the version published them, so that what they are nearest to is what its readers
     look for. Of a version without canaries there are none.
@@ -80,6 +83,7 @@ def canary_queries(
         vectors = np.zeros((0, lineage.manifest(version).dim), dtype=np.float32)
         if of_side is not None:
             vectors = of_side[1].numpy().astype(np.float32)
+        vectors = _not_zero(vectors)
         order = np.random.default_rng(seed).permutation(len(vectors))
         drawn[version] = vectors[np.sort(order[:sample])]
     return drawn
@@ -88,20 +92,26 @@ def canary_queries(
 def file_queries(
     lineage: Lineage, version: int, file: EmbeddingFile, sample: int = 200, seed: int = 0
 ) -> Floats:
-    """Return vectors [≤ sample, D_j] of a file, as queries of version j.
+    """Return vectors [≤ sample, D_j] of a file, as queries of version j; none of length 0.
+
+    A file that does not say of which version they are is believed.
 
     Raises: ShapeError, DataError: they are no finite vectors of the version. LineageError: the file
         says that they are of another.
     """
     lineage.check_fingerprint(file.fingerprint, version, str(file.path))
+    dim = lineage.manifest(version).dim
+    if file.dim != dim:
+        raise ShapeError(
+            f"{file.path} has vectors of dim {file.dim}; those of version {version} have {dim}."
+        )
     order = np.random.default_rng(seed).permutation(file.rows)
     wanted, start, parts = np.sort(order[:sample]), 0, []
     for ids, vectors in file.blocks():
         places = wanted[(wanted >= start) & (wanted < start + len(ids))] - start
         parts.append(vectors[places].numpy())
         start += len(ids)
-    dim = lineage.manifest(version).dim
-    return checked_vectors(np.concatenate(parts), dim, version)
+    return _not_zero(checked_vectors(np.concatenate(parts), dim, version))
 
 
 def check_searches(
@@ -110,7 +120,7 @@ def check_searches(
     side: str,
     queries: Mapping[int, Floats],
     k: int = 10,
-    metric: Metric = "ip",
+    metrics: Sequence[Metric] = get_args(Metric),
     progress: Progress | None = None,
 ) -> list[SearchCheck]:
     """Compare what searches return with the best of all rows, which are read once, in float64.
@@ -120,11 +130,11 @@ def check_searches(
 
     Args:
         queries: vectors [Q, D_j] of version j, for each version that is searched.
+        k: less than there are rows, as all of them are what any search returns.
         progress: called with the rows compared and the rows in all.
-    Returns: one for each version, in their order.
-    Raises: DataError: `k` is not positive, there are no rows, a query has no cosine, or it is a
-        table of your own, which has no index that is searched. LineageError, IntegrityError: as
-        `Reader`.
+    Returns: one for each version and metric, in their order.
+    Raises: DataError: `k` is not positive, or not less than there are rows; or it is a table of
+        your own, which has no index that is searched. LineageError, IntegrityError: as `Reader`.
     """
     check_k(k)
     if isinstance(store, AdoptedStore):
@@ -134,36 +144,41 @@ def check_searches(
         )
     reader, maps = Reader(lineage, {side: store}), VersionMaps(lineage)
     total = sum(store.count().values())
-    if not total:
-        raise DataError(f"{store.address} has no rows, so there is nothing to search.")
-    checks = {version: SearchCheck(version, len(asked)) for version, asked in queries.items()}
-    hits: dict[int, list[Hits]] = {}
-    for version, asked in queries.items():
-        problem = (
-            f"version {version} keeps no canaries; give queries of it" if not len(asked) else ""
+    if total <= k:
+        raise DataError(
+            f"{store.address} has {total} rows, and searches for {k} would return them all: give a "
+            "smaller k, or fill it first."
         )
-        if not problem:
+    checks: dict[tuple[int, Metric], SearchCheck] = {}
+    hits: dict[tuple[int, Metric], list[Hits]] = {}
+    for version, asked in queries.items():
+        for metric in metrics:
+            problem = "" if len(asked) else "there is no query whose length is above 0"
             try:
-                hits[version] = reader.search(asked, k, version, side, metric)
+                if not problem:
+                    hits[version, metric] = reader.search(asked, k, version, side, metric)
             except LineageError as error:
                 problem = str(error).rstrip(".")
-        if problem:
-            checks[version] = SearchCheck(version, len(asked), problem=problem)
-    best = {version: _Best(queries[version], k, metric) for version in hits}
+            checks[version, metric] = SearchCheck(
+                version, metric, len(asked), problem=problem or None
+            )
+    best = {(v, metric): _Best(queries[v], k, metric) for v, metric in hits}
     done = 0
     for rows in store.scan(size=BLOCK) if best else ():
         own = rows.vectors[:, : maps.dim(rows.version)]
-        for version, of_version in best.items():
-            of_version.add(maps.rows(own, rows.version, version))
+        for version in dict.fromkeys(version for version, _ in best):
+            read = maps.rows(own, rows.version, version)
+            for metric in metrics:
+                if (version, metric) in best:
+                    best[version, metric].add(read)
         done += len(rows)
         if progress is not None:
             progress(done, total)
-    for version, of_version in best.items():
-        shares = [
-            _share(reader, version, side, h, of_version, i) for i, h in enumerate(hits[version])
-        ]
+    for (version, metric), of_search in best.items():
+        returned = enumerate(hits[version, metric])
+        shares = [_share(reader, version, side, h, of_search, i) for i, h in returned]
         mean, worst = float(np.mean(shares)), float(np.min(shares))
-        checks[version] = SearchCheck(version, len(shares), mean, worst)
+        checks[version, metric] = SearchCheck(version, metric, len(shares), mean, worst)
     return list(checks.values())
 
 
@@ -216,3 +231,9 @@ def _unit(vectors: Doubles) -> Doubles:
     """Return vectors at length 1; zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def _not_zero(vectors: Floats) -> Floats:
+    """Return the vectors [n, D] of a length above 0."""
+    some: Floats = vectors[vectors.any(axis=1)]
+    return some

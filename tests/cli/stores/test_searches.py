@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.command import Command
-from tests.support.lineages import lineage_of, vectors_of
+from tests.support.lineages import lineage_of, publish, vectors_of
 
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats
@@ -45,34 +46,70 @@ def half_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exact_searches_pass_at_every_version(evergram: Command) -> None:
     done = evergram("store", "check", "line", *STORE)
     assert done.code == 0
-    assert "Searches by ip in snapshot:rows" in done.out
-    assert done.out.count("1.0000") == 6
+    assert "Searches in snapshot:rows" in done.out
+    assert "Rows: 300 of version 2." in done.out
+    assert "Not searched" not in done.out
+    assert done.out.count("1.0000") == 18
     assert done.err.splitlines()[-1] == "300 of 300 rows compared"
     checked = evergram.json("store", "check", "line", *STORE, "-k", 3, "--metric", "l2")
     assert checked == {
         "store": "snapshot:rows",
         "side": "object",
         "k": 3,
-        "metric": "l2",
         "least": 0.95,
         "passes": True,
-        "versions": [
-            {"version": v, "queries": 60, "recall": 1.0, "worst": 1.0, "problem": None}
-            for v in range(3)
+        "rows": {"2": 300},
+        "not_read_from_it": [],
+        "searches": [
+            {
+                "version": version,
+                "metric": "l2",
+                "queries": 60,
+                "recall": 1.0,
+                "worst": 1.0,
+                "problem": None,
+            }
+            for version in range(3)
         ],
     }
+    several = ("--metric", "ip", "--metric", "cosine", "--as", "v1")
+    searches = evergram.json("store", "check", "line", *STORE, *several)["searches"]
+    assert [one["metric"] for one in searches] == ["ip", "cosine"]
 
 
 @pytest.mark.usefixtures("filled", "half_lost")
 def test_a_version_whose_rows_are_missed_fails_and_is_named(evergram: Command) -> None:
-    done = evergram("store", "check", "line", *STORE)
+    check = ("store", "check", "line", *STORE, "--metric", "ip")
+    done = evergram(*check)
     assert done.code == 1
-    assert "Version 0 is below 0.95" in done.out
-    assert "Version 2" not in done.out
-    assert evergram("store", "check", "line", *STORE, "--as", "v0").code == 1
-    assert evergram("store", "check", "line", *STORE, "--as", "v2").code == 0
-    measured = evergram("store", "check", "line", *STORE, "--as", 0, "--least", 0.1, "--json").json
-    assert 0.1 < measured["versions"][0]["recall"] < 0.9
+    assert "Searches by ip at version 0 return 0." in done.err
+    assert "less than 0.95: have the index look further" in done.err
+    assert "at version 2" not in done.err
+    logged = evergram("--log-format", "json", *check).err.splitlines()[-1]
+    assert json.loads(logged)["event"] == "past_limit"
+    assert evergram(*check, "--as", "v0").code == 1
+    assert evergram(*check, "--as", "v2").code == 0
+    measured = evergram(*check, "--as", 0, "--least", 0.1, "--json").json
+    assert 0.1 < measured["searches"][0]["recall"] < 0.9
+
+
+@pytest.mark.usefixtures("filled")
+def test_older_rows_are_named_where_searches_of_them_are_not_exact(
+    tmp_path: Path, evergram: Command
+) -> None:
+    line = lineage_of(tmp_path / "other", versions=1, rows=3000, canaries=30)
+    assert evergram("store", "fill", "other", "--store", "object=rows2").code == 0
+    publish(line, 1, rows=3000, canaries=30)
+    check = ("store", "check", "other", "--store", "object=rows2", "--least", 1)
+    done = evergram(*check)
+    assert done.code == 1
+    assert "by cosine at version 1 return 0." in done.err
+    assert "3000 rows are of versions before it" in done.err
+    assert "evergram store backfill" in done.err
+    publish(line, 2, rows=3000, canaries=30, promote=False)
+    assert "Not searched" in evergram(*check).out
+    assert evergram(*check, "--json").out.count('"version": 2') == 0
+    assert '"not_read_from_it": [\n    2\n  ]' in evergram(*check, "--json").out
 
 
 def test_a_version_that_was_not_measured_fails(
@@ -83,18 +120,19 @@ def test_a_version_that_was_not_measured_fails(
     assert evergram("store", "fill", "line", *STORE).code == 0
     done = evergram("store", "check", "line", *STORE, "--least", 0)
     assert done.code == 1
-    assert "Version 0 was not measured" in done.out
+    assert "Searches by ip at version 0 were not measured: there is no query" in done.err
     assert evergram("store", "check", "line", *STORE, "--json").code == 1
     write_embeddings(Path("queries.parquet"), [(pa.array(range(9)), vectors_of(0, 9))])
-    asked = ("store", "check", "line", *STORE, "--queries", "queries.parquet")
-    assert evergram.json(*asked, "--as", 0)["versions"][0]["queries"] == 9
-    assert evergram.json(*asked, "--as", 0, "--sample", 4)["versions"][0]["queries"] == 4
+    asked = ("store", "check", "line", *STORE, "--queries", "queries.parquet", "--as", 0)
+    assert evergram.json(*asked)["searches"][0]["queries"] == 9
+    assert evergram.json(*asked, "--sample", 4)["searches"][0]["queries"] == 4
 
 
 @pytest.mark.usefixtures("filled")
 def test_what_cannot_be_checked_is_one_sentence(evergram: Command) -> None:
     check = ("store", "check", "line")
     assert "once for each" in evergram.refused(*check, *STORE, "--store", "object=other")
+    assert "would return them all" in evergram.refused(*check, *STORE, "-k", 300)
     assert "'user'" in evergram.refused(*check, "--store", "user=rows")
     assert "rows2" in evergram.refused(*check, "--store", "object=rows2")
     assert "no version 7" in evergram.refused(*check, *STORE, "--as", "v7").lower()

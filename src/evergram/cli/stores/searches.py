@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,8 +17,10 @@ from evergram.cli.options import IdColumn, Json, LineageFolder, VectorColumn, co
 from evergram.cli.printing import dump, number, paragraph, table
 from evergram.cli.stores.options import OneStore, one_store, print_progress
 from evergram.errors import DataError
+from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
+    from evergram.retrieval.reader import Metric
     from evergram.retrieval.search_check import SearchCheck
 
 
@@ -40,12 +44,15 @@ def check(
             "--as",
             metavar="VERSION",
             help="Search as this version or label; repeatable.",
-            show_default="all that can be read",
+            show_default="all that are read from it",
             autocompletion=versions,
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results of a search.")] = 10,
-    metric: Annotated[MetricName, typer.Option(help="How vectors are compared.")] = MetricName.ip,
+    metric: Annotated[
+        list[MetricName] | None,
+        typer.Option(help="How vectors are compared; repeatable.", show_default="all of them"),
+    ] = None,
     queries: Annotated[
         Path | None,
         typer.Option(
@@ -65,9 +72,9 @@ def check(
     as_json: Json = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed that draws queries.")] = 0,
 ) -> None:
-    """Compare what searches return with the best of all rows, at each version.
+    """Compare what searches return with the best of all rows, at each version and by each metric.
 
-    Exit code 1 if at a version they return less than --least, or if it could not be measured.
+    Exit code 1 if any return less than --least, or if that could not be measured.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.retrieval.search_check import (
@@ -95,27 +102,48 @@ def check(
             id_name, vector_name = names["id_column"], names["vector_column"]
             file = open_embeddings(queries, id_column=id_name, vector_column=vector_name)
             asked = {chosen[0]: file_queries(opened, chosen[0], file, sample, seed)}
-        rows = partial(print_progress, what="rows compared")
-        checks = check_searches(opened, there, side, asked, k, metric.value, rows)
-        facts = {"store": there.address, "side": side, "k": k, "metric": metric.value}
-    passes = all(one.reaches(least) for one in checks)
+        metrics = cast("list[Metric]", [one.value for one in metric or MetricName])
+        progress = partial(print_progress, what="rows compared")
+        checks = check_searches(opened, there, side, asked, k, metrics, progress)
+        shown, rows = there.address, there.count()
+    unread = [v for v in opened.readable if not version and v not in asked]
+    wrong = [_sentence(one, rows, least) for one in checks if not one.reaches(least)]
+    passes = bool(checks) and not wrong
     if as_json:
-        dump({**facts, "least": least, "passes": passes, "versions": [c.as_json() for c in checks]})
+        facts = {"store": shown, "side": side, "k": k, "least": least, "passes": passes}
+        searches = [one.as_json() for one in checks]
+        dump({**facts, "rows": rows, "not_read_from_it": unread, "searches": searches})
     else:
-        _print_checks(facts, checks, least)
+        header = ["version", "metric", "queries", f"recall@{k}", "lowest of a query"]
+        table(f"Searches in {shown}", header, [_cells(one) for one in checks])
+        held = ", ".join(f"{count} of version {v}" for v, count in rows.items())
+        sys.stdout.write(f"Rows: {held}.\n")
+        if unread:
+            listed = ", ".join(map(str, unread))
+            paragraph(f"Not searched, as readers do not read it from this store: version {listed}.")
+    for sentence in wrong:
+        write_line("past_limit", sentence, level="warning")
     if not passes:
         raise typer.Exit(1)
 
 
-def _print_checks(facts: dict[str, Any], checks: list[SearchCheck], least: float) -> None:
-    header = ["version", "queries", f"recall@{facts['k']}", "worst query"]
-    lines = [[str(c.version), str(c.queries), number(c.recall), number(c.worst)] for c in checks]
-    table(f"Searches by {facts['metric']} in {facts['store']}", header, lines)
-    for one in checks:
-        if one.problem is not None:
-            paragraph(f"Version {one.version} was not measured: {one.problem}.")
-        elif not one.reaches(least):
-            paragraph(
-                f"Version {one.version} is below {least}: searches miss rows that its readers look "
-                'for; docs/stores.md, "Check searches at every version", says what to do.'
-            )
+def _cells(one: SearchCheck) -> list[str]:
+    return [str(one.version), one.metric, str(one.queries), number(one.recall), number(one.worst)]
+
+
+def _sentence(one: SearchCheck, rows: Mapping[int, int], least: float) -> str:
+    """Return what is wrong with searches, and what to do."""
+    what = f"Searches by {one.metric} at version {one.version}"
+    if one.recall is None:
+        return f"{what} were not measured: {one.problem}."
+    older = sum(count for version, count in rows.items() if version < one.version)
+    remedy = (
+        "have the index look further, or search without it: "
+        'docs/stores.md, "Check searches at every version".'
+    )
+    if older and one.metric != "ip":
+        remedy = (
+            f"{older} rows are of versions before it, which such searches do not compare exactly; "
+            "refresh them by 'evergram store backfill'."
+        )
+    return f"{what} return {one.recall:.4f} of the best rows, less than {least:g}: {remedy}"
