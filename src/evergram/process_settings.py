@@ -57,7 +57,7 @@ def kept_memory() -> Iterator[None]:
     """Reuse the memory of freed tensors inside the block, in place of asking the system anew.
 
     glibc gives every block above 32 MiB back at once, and each new one comes as pages of zeros that
-    are made when they are first written: a third of a step whose tables are 80 MB. What was freed
+    are made when they are first written: a quarter of a step whose tables are 80 MB. What was freed
     stays with the process until the block ends, but for more than 2 GiB at the heap's end; blocks
     may be nested, and in several threads.
 
