@@ -15,7 +15,7 @@ Read in this order:
 5. `migrating/`: search while an index moves to another model's vectors. `sidecars/`: rows and hits
    at an old version, by a few bytes of each old vector.
 6. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
-   worst first.
+   worst first. `search_check`: searches of a store, compared with all of its rows.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.
