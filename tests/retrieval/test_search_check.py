@@ -21,6 +21,7 @@ from evergram.retrieval.search_check import (
     checked_versions,
     file_queries,
 )
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Rows, Space
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.parquet import write_embeddings
@@ -211,3 +212,24 @@ def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_
     write_embeddings(path, [(pa.array(range(40)), vectors_of(2, 40))], marked)
     with pytest.raises(LineageError, match="version 2"):
         file_queries(line, 1, open_embeddings(path))
+
+
+def test_rows_past_float32_are_not_measured(line: Lineage, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    queries = canary_queries(line, [0], "object")
+    whole = VersionMaps.rows
+    wrong = {"rows": 0}
+
+    def overflowing(self: VersionMaps, vectors: Floats, source: int, target: int) -> Floats:
+        read = whole(self, vectors, source, target).copy()
+        if len(read) == 300:  # all of them, and not those that were returned
+            read[0], wrong["rows"] = np.inf, wrong["rows"] + 1
+        return read
+
+    monkeypatch.setattr(VersionMaps, "rows", overflowing)
+    with np.errstate(invalid="ignore"):
+        (check,) = check_searches(line, store, "object", queries, metrics=["ip"])
+    assert wrong["rows"]
+    assert (check.recall, check.problem) == (None, "a row is past float32 as that version reads it")
+    assert not check.reaches(0.0)

@@ -8,7 +8,7 @@ older than the version are not compared exactly by distance and by cosine, index
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -175,6 +175,10 @@ def check_searches(
         if progress is not None:
             progress(done, total)
     for (version, metric), of_search in best.items():
+        if not np.isfinite(of_search.largest).all():
+            problem = "a row is past float32 as that version reads it"
+            checks[version, metric] = replace(checks[version, metric], problem=problem)
+            continue
         returned = enumerate(hits[version, metric])
         shares = [_share(reader, version, side, h, of_search, i) for i, h in returned]
         mean, worst = float(np.mean(shares)), float(np.min(shares))
