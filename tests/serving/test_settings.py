@@ -71,14 +71,3 @@ def test_texts_need_an_encoder_and_their_vectors_need_texts() -> None:
     with pytest.raises(ServiceError, match="which are not given"):
         ServiceSettings(encoders=("recorded",), kept="kept").check(tokens=False)
     ServiceSettings(encoders=("recorded",), texts="texts.csv", kept="kept").check(tokens=False)
-
-
-def test_sidecars_are_read_no_deeper_than_a_request_may_look() -> None:
-    with pytest.raises(ServiceError, match="--sidecar-depth is 100001; it may be at most 100000"):
-        ServiceSettings(sidecars=("v1.safetensors",), sidecar_depth=100_001).check(tokens=False)
-    ServiceSettings(sidecars=("v1.safetensors",), sidecar_depth=100_000).check(tokens=False)
-    with pytest.raises(
-        ServiceError, match="--max-k is 25001; with --sidecar it may be at most 25000"
-    ):
-        ServiceSettings(sidecars=("v1.safetensors",), max_k=25_001).check(tokens=False)
-    ServiceSettings(max_k=25_001).check(tokens=False)

@@ -25,7 +25,7 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.side_stores import SideStores, opened_stores
-from evergram.retrieval.sidecars.reading import reread
+from evergram.retrieval.sidecars.reading import queries_at_once, reread
 from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
@@ -247,13 +247,19 @@ class Reader:
             )
         checked = self.queries(queries, target)
         named = self.default_side if side is None else side
+        depth = self._sidecars.depth(named, target, k) if scores == "raw" else k
+        at_once = queries_at_once(depth) if depth > k else len(checked)
+        if len(checked) > at_once:
+            parts_of_queries = np.split(checked, range(at_once, len(checked), at_once))
+            asked_of = k, target, side, metric, ids
+            answers = [self.search(part, *asked_of, filter=filter) for part in parts_of_queries]
+            return [hits for answer in answers for hits in answer]
 
         def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
             chosen = view if filter is None else view.where(filter)
             if scores == "raw":
                 rereads = self._sidecars.apply(named, target, chosen.filled())
-                depth = self._sidecars.depth(named, target, k) if rereads else k
-                asked = self._maps, target, checked, depth, metric, ids
+                asked = self._maps, target, checked, depth if rereads else k, metric, ids
                 return rereads, [search_view(chosen, *asked, proposals=rereads)]
             asked = self._maps, target, checked, k, metric, ids
             # Before they are calibrated, scores of two versions' rows are not comparable.
@@ -369,26 +375,6 @@ class Reader:
         if query_side is None:
             query_side = "query" if "query" in self.sides else side
         return query_side, side
-
-    def looked_at(
-        self,
-        k: int,
-        version: Version = None,
-        side: str | None = None,
-        *,
-        among: int | None = None,
-        scores: Scores = "raw",
-    ) -> int:
-        """Return how many stored objects a search for k may look at, for each query.
-
-        Args:
-            among: the number of `ids` of the search. The others are as of `search`.
-        """
-        if scores == "calibrated":
-            return k
-        named = self.default_side if side is None else side
-        depth = self._sidecars.depth(named, self.lineage.resolve(version), k)
-        return depth if among is None else max(k, min(depth, among))
 
     def recommend(
         self,

@@ -9,7 +9,6 @@ from functools import cached_property
 from ipaddress import ip_address
 
 from evergram.errors import ServiceError
-from evergram.retrieval.sidecars.reading import PER_RESULT
 
 # Seconds that the system's timers take, of any unit.
 LONGEST = 1_000_000
@@ -132,16 +131,6 @@ class ServiceSettings:
             raise ServiceError(
                 "--kept is the folder of vectors of --texts, which are not given; add --texts "
                 "FILE, or leave --kept out."
-            )
-        if self.sidecars and self.sidecar_depth > self.max_hits:
-            raise ServiceError(
-                f"--sidecar-depth is {self.sidecar_depth}; it may be at most {self.max_hits}, the "
-                "results that one request may ask for."
-            )
-        if self.sidecars and PER_RESULT * self.max_k > self.max_hits:
-            raise ServiceError(
-                f"--max-k is {self.max_k}; with --sidecar it may be at most "
-                f"{self.max_hits // PER_RESULT}, as {PER_RESULT} hits are read for each result."
             )
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):

@@ -82,25 +82,21 @@ def test_a_service_goes_on_when_the_version_is_withdrawn(folder: Path, evergram:
     service.close()
 
 
-def test_what_is_read_by_a_sidecar_counts_for_the_limit(folder: Path, evergram: Command) -> None:
+def test_a_sidecar_refuses_no_request_that_was_answered_before_it(
+    folder: Path, evergram: Command
+) -> None:
+    """120 queries of 1,000 hits each are more than the results of one request; an answer is not."""
     command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
     assert evergram(*command, "--bytes", "3").code == 0
-    settings = ServiceSettings(max_hits=1500, allowed_hosts=("testserver",))
-    query = {"vectors": [[1.0] * 6] * 2, "k": 3, "version": 0}
-    for sidecars, depth, more, status in (
-        ([], 1000, {}, 200),
-        (["v1.safetensors"], 700, {}, 200),
-        (["v1.safetensors"], 1000, {"scores": "calibrated"}, 200),
-        (["v1.safetensors"], 1000, {"ids": ["id1", "id2"]}, 200),
-        (["v1.safetensors"], 1000, {}, 413),
-    ):
-        files = SidecarFiles(sidecars, depth)
-        app = create_app(Service.open("line", sidecars=files), settings)
-        with TestClient(app) as client:
-            answer = client.post("/v1/search", json=query | more)
-            assert answer.status_code == status, answer.text
-            if status == 413:
-                assert "2 queries of 1000 results to read by a sidecar" in answer.text
+    settings = ServiceSettings(max_hits=360, allowed_hosts=("testserver",))
+    query = {"vectors": randn(9, 120, 6).tolist(), "k": 3, "version": 0}
+    for files in (SidecarFiles(), SidecarFiles("v1.safetensors")):
+        with TestClient(create_app(Service.open("line", sidecars=files), settings)) as client:
+            answer = client.post("/v1/search", json=query)
+            assert answer.status_code == 200, answer.text
+            assert [len(hits["hits"]) for hits in answer.json()["data"]] == [3] * 120
+            refused = client.post("/v1/search", json=query | {"k": 4})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit")
 
 
 def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(

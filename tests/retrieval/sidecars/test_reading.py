@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import Hits, Rows
+from evergram.stores.store import StoreView
 
 SIDE = "object"
 
@@ -132,9 +134,6 @@ def test_a_search_ranks_by_what_is_read(
             assert set(of_query.versions.tolist()) == {2}
     # More than the depth, among some, and at the version of the rows.
     with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, 3))) as reader:
-        assert reader.looked_at(50, 0) == 200
-        assert reader.looked_at(50, 0, among=70) == reader.looked_at(70, 2) == 70
-        assert reader.looked_at(50, 0, scores="calibrated") == 50
         among = made.ids.slice(0, 50)
         (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)
         first_rows = sorted(range(50), key=lambda n: -scores[0][n])
@@ -244,6 +243,35 @@ def test_more_is_looked_at_only_where_a_sidecar_may_help(
     assert opened.depth(SIDE, 0, 1250) == 5000
     assert opened.depth(SIDE, 1, 10) == opened.depth("query", 0, 10) == 10
     assert SidecarFiles([sidecars[1]], 20).read(made.lineage).depth(SIDE, 0, 4) == 20
+
+
+@pytest.mark.parametrize("metric", get_args(Metric))
+def test_queries_beyond_those_that_are_read_at_once_have_the_same_hits(
+    made: Made, sidecars: dict[int, Path], metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = made.vectors[0][:7].numpy() + 0.1
+    with closing(Reader.open(made.lineage, sidecars=SidecarFiles(sidecars[2], 40))) as reader:
+        depths: list[tuple[int, int]] = []
+
+        def searched(view: StoreView, *asked: Any, **options: Any) -> list[Hits]:
+            depths.append((len(asked[2]), asked[3]))
+            return search_view(view, *asked, **options)
+
+        monkeypatch.setattr("evergram.retrieval.reader.search_view", searched)
+        alone = [reader.search(query, 3, 0, metric=metric)[0] for query in queries]
+        together = reader.search(queries, 3, 0, metric=metric)
+        monkeypatch.setattr(reading, "HITS", 100)
+        divided = reader.search(queries, 3, 0, metric=metric)
+        assert depths == [(1, 40)] * 7 + [(7, 40)] + [(2, 40)] * 3 + [(1, 40)]
+        # One that reads no sidecar is not divided.
+        reader.search(made.vectors[2][:9].numpy(), 3, 2, metric=metric)
+        reader.search(queries, 3, 0, metric=metric, scores="calibrated")
+        assert depths[-2:] == [(9, 3), (7, 3)]
+    for one, two, three in zip(alone, together, divided, strict=True):
+        assert one.ids.equals(two.ids)
+        assert one.ids.equals(three.ids)
+        np.testing.assert_allclose(two.scores, one.scores, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(three.scores, one.scores, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_that_was_removed_since_the_search_is_no_hit() -> None:

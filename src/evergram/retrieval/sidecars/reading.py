@@ -21,6 +21,8 @@ DEPTH = 1000
 PER_RESULT = 4
 # Queries whose hits are fetched together.
 BLOCK = 16
+# Hits that are held at once; those of more queries are read after one another.
+HITS = 65_536
 
 
 class Sidecars:
@@ -95,6 +97,11 @@ def check_depth(depth: object) -> None:
     """Raises: DataError: `depth`, of sidecars, is no whole number of at least 1."""
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise DataError(f"The depth of sidecars is {depth!r}; it must be a number of 1 or more.")
+
+
+def queries_at_once(depth: int) -> int:
+    """Return how many queries are searched together, if each has this many hits to be read."""
+    return max(1, HITS // depth)
 
 
 def reread(

@@ -121,14 +121,11 @@ def search(call: Call) -> Answer:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
         )
-    among = None if options.ids is None else parsed.count("ids")
-    looked_at = reader.looked_at(options.k, version, side, among=among, scores=options.scores)
-    if count * looked_at > settings.max_hits:
-        what = "results" if looked_at == options.k else "results to read by a sidecar"
+    if count * options.k > settings.max_hits:
         raise RefusedError(
             413,
             "limit",
-            f"{count} queries of {looked_at} {what} each are more than the "
+            f"{count} queries of {options.k} results each are more than the "
             f"{settings.max_hits} results that one request may ask for; send fewer at a time.",
         )
     ids = None
