@@ -7,11 +7,12 @@ from pathlib import Path
 
 from evergram.errors import DataError
 
+NPY_SIGN = b"\x93NUMPY"
 # The first bytes of files that are taken for others: what they are, and what to do.
 _SIGNS: tuple[tuple[bytes, str, str], ...] = (
     (b"PAR1", "a Parquet file", "let its name end in .parquet"),
     (b"ARROW1", "an Arrow file", "let its name end in .arrow"),
-    (b"\x93NUMPY", "an array of NumPy", "let its name end in .npy"),
+    (NPY_SIGN, "an array of NumPy", "let its name end in .npy"),
     (b"\x1f\x8b", "a gzip", "unpack it, or let its name end in .gz"),
     (b"PK\x03\x04", "a zip, or an office document", "give the file inside, or save it as CSV"),
     (b"PK\x05\x06", "an empty zip", "get it anew"),
@@ -76,7 +77,7 @@ def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
     text = getattr(error, "strerror", None) or str(error)
     reason = _ARROW_PREFIX.sub("", " ".join(text.split())).rstrip(".")
     reason = reason or type(error).__name__
-    if b"\x93NUMPY" in own and re.search(r"(?i)pickle|Python objects", reason):
+    if NPY_SIGN in own and re.search(r"(?i)pickle|Python objects", reason):
         return DataError(
             f"{path} holds Python objects, which are never unpickled; save an array of float32."
         )

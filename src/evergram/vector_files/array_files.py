@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.file_content import NPY_SIGN, unreadable
 from evergram.ids import first_missing, ids_of_text, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
 from evergram.vector_files.provenance import (
@@ -114,6 +115,11 @@ class NpyVectors(PlainVectors):
     """A .npy file, with the ids in a text file beside it."""
 
     def __init__(self, path: Path, ids: Path | None) -> None:
+        with path.open("rb") as file:
+            start = file.read(len(NPY_SIGN))
+        # np.load would take the file for a zip or a pickle.
+        if start != NPY_SIGN:
+            raise unreadable(path, ValueError("it is no array of NumPy"), NPY_SIGN)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
             raise DataError(

@@ -8,7 +8,7 @@ import pyarrow as pa
 from safetensors import SafetensorError
 
 from evergram.errors import DataError
-from evergram.file_content import unreadable
+from evergram.file_content import NPY_SIGN, unreadable
 from evergram.vector_files.array_files import NpyVectors, SafetensorsVectors, companion
 from evergram.vector_files.base import BLOCK, Block, EmbeddingFile
 from evergram.vector_files.column_files import ArrowVectors, ParquetVectors
@@ -23,7 +23,7 @@ SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
 _OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
 _SIGNS_OF = {
     **dict.fromkeys(PARQUET, (b"PAR1",)),
-    ".npy": (b"\x93NUMPY",),
+    ".npy": (NPY_SIGN,),
     ".safetensors": (b"safetensors",),
 }
 
