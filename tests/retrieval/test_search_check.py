@@ -76,14 +76,14 @@ def test_exact_searches_miss_nothing_at_any_version(
 ) -> None:
     with STORES[kind](tmp_path, "int64") as store:
         fill(line, store, "object")
-        queries = canary_queries(line, checked_versions(line, store), "object", sample=10)
+        queries = canary_queries(line, checked_versions(line, store), "object", sample=20)
         steps: list[tuple[int, int]] = []
         checks = check_searches(
             *(line, store, "object", queries, 7),
             progress=lambda done, total: steps.append((done, total)),
         )
     assert [(c.version, c.metric, c.queries, c.recall, c.worst) for c in checks] == [
-        (version, metric, 10, 1.0, 1.0) for version in range(3) for metric in METRICS
+        (version, metric, 20, 1.0, 1.0) for version in range(3) for metric in METRICS
     ]
     assert steps[-1] == (300, 300)
 
@@ -109,8 +109,14 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     assert check.worst == min(shares)
     assert check.recall is not None
     assert check.recall < 0.9
-    assert check.reaches(check.recall)
-    assert not check.reaches(0.9)
+    assert check.low is not None
+    assert check.high is not None
+    # The mean's standard error, by a formula in place of draws.
+    error = float(np.std(shares)) / 5
+    assert check.low == pytest.approx(check.recall - 1.96 * error, abs=0.3 * error)
+    assert check.high == pytest.approx(check.recall + 1.96 * error, abs=0.3 * error)
+    assert check.reaches(check.low)
+    assert not check.reaches(check.recall)
 
 
 def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
@@ -120,9 +126,9 @@ def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
     once = vectors_of(0, 50).numpy()
     ids = pa.array(range(100))
     store.load(space, [Rows(0, ids, np.repeat(once, 2, axis=0))])
-    (check,) = check_searches(line, store, "object", {0: once[:9]}, 1, ["l2"])
+    (check,) = check_searches(line, store, "object", {0: once[:20]}, 1, ["l2"])
     assert (check.recall, check.worst) == (1.0, 1.0)
-    (check,) = check_searches(line, store, "object", {0: once[:9]}, 2, ["l2"])
+    (check,) = check_searches(line, store, "object", {0: once[:20]}, 2, ["l2"])
     # Both of a pair are the best two, and one of them is not known to the index.
     assert check.recall == 0.5
 
@@ -132,10 +138,27 @@ def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
     store = Forgetful()
     some = Rows(0, pa.array([0, 1, 2]), vectors_of(0, 3).numpy())
     store.load(Space(0, 6, line.manifest(0).fingerprint), [some])
+    queries = {0: vectors_of(0, 20).numpy()}
     for k in (3, 10):
         with pytest.raises(DataError, match=f"has 3 rows, and searches for {k} would return"):
-            check_searches(line, store, "object", {0: some.vectors}, k)
-    assert len(check_searches(line, store, "object", {0: some.vectors}, 2)) == 3
+            check_searches(line, store, "object", queries, k)
+    assert [
+        check.recall is None for check in check_searches(line, store, "object", queries, 2)
+    ] == [
+        False,
+        False,
+        False,
+    ]
+
+
+def test_a_few_queries_are_no_measurement(line: Lineage) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    queries = canary_queries(line, [2], "object", sample=19)
+    for check in check_searches(line, store, "object", queries):
+        assert (check.queries, check.recall, check.low) == (19, None, None)
+        assert check.problem == "there are 19 queries whose length is above 0, and 20 are the least"
+        assert not check.reaches(0.0)
 
 
 def test_rows_that_are_older_than_the_version_are_missed_by_distance_and_cosine(
@@ -161,7 +184,7 @@ def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path
     assert len(checks) == 3
     for check in checks:
         assert (check.queries, check.recall, check.worst) == (0, None, None)
-        assert check.problem == "there is no query whose length is above 0"
+        assert check.problem == "there are 0 queries whose length is above 0, and 20 are the least"
         assert not check.reaches(0.0)
 
 

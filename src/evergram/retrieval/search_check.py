@@ -13,8 +13,10 @@ from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
+from evergram.evaluation.judged.paired_bootstrap import bootstrap
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import Progress
 from evergram.retrieval.reader import Metric, Reader
@@ -29,6 +31,8 @@ Doubles = npt.NDArray[np.float64]
 BLOCK = 16_384
 # Of a query's largest score: two that differ by less are equal, as a store's are float32.
 TOLERANCE = 1e-5
+# Fewer queries, all of which agree by chance, would pass for certainty.
+LEAST_QUERIES = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class SearchCheck:
         queries: how many there were.
         recall: the share of each query's k best rows that a search returns, the mean over queries;
             None if it was not measured.
+        low, high: the ends of the recall's 95 % interval, of other queries of the same kind.
         worst: that of the query with the smallest share.
         problem: why it was not measured.
     """
@@ -49,12 +54,15 @@ class SearchCheck:
     metric: Metric
     queries: int
     recall: float | None = None
+    low: float | None = None
+    high: float | None = None
     worst: float | None = None
     problem: str | None = None
 
     def reaches(self, least: float) -> bool:
-        """Return whether the recall is that much; not where it was not measured."""
-        return self.recall is not None and self.recall >= least
+        """Return whether the lower end of the interval is that much; not where it was not
+        measured."""
+        return self.low is not None and self.low >= least
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,7 +161,12 @@ def check_searches(
     hits: dict[tuple[int, Metric], list[Hits]] = {}
     for version, asked in queries.items():
         for metric in metrics:
-            problem = "" if len(asked) else "there is no query whose length is above 0"
+            problem = ""
+            if len(asked) < LEAST_QUERIES:
+                problem = (
+                    f"there are {len(asked)} queries whose length is above 0, and {LEAST_QUERIES} "
+                    "are the least"
+                )
             try:
                 if not problem:
                     hits[version, metric] = reader.search(asked, k, version, side, metric)
@@ -181,8 +194,9 @@ def check_searches(
             continue
         returned = enumerate(hits[version, metric])
         shares = [_share(reader, version, side, h, of_search, i) for i, h in returned]
-        mean, worst = float(np.mean(shares)), float(np.min(shares))
-        checks[version, metric] = SearchCheck(version, metric, len(shares), mean, worst)
+        of_queries = bootstrap(torch.tensor(shares))
+        recall = of_queries.mean, of_queries.low, of_queries.high, min(shares)
+        checks[version, metric] = SearchCheck(version, metric, len(shares), *recall)
     return list(checks.values())
 
 

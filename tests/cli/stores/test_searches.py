@@ -49,7 +49,7 @@ def test_exact_searches_pass_at_every_version(evergram: Command) -> None:
     assert "Searches in snapshot:rows" in done.out
     assert "Rows: 300 of version 2." in done.out
     assert "Not searched" not in done.out
-    assert done.out.count("1.0000") == 18
+    assert done.out.count("1.0000 to 1.0000") == 9
     assert done.err.splitlines()[-1] == "300 of 300 rows compared"
     checked = evergram.json("store", "check", "line", *STORE, "-k", 3, "--metric", "l2")
     assert checked == {
@@ -66,6 +66,8 @@ def test_exact_searches_pass_at_every_version(evergram: Command) -> None:
                 "metric": "l2",
                 "queries": 60,
                 "recall": 1.0,
+                "low": 1.0,
+                "high": 1.0,
                 "worst": 1.0,
                 "problem": None,
             }
@@ -90,7 +92,12 @@ def test_a_version_whose_rows_are_missed_fails_and_is_named(evergram: Command) -
     assert evergram(*check, "--as", "v0").code == 1
     assert evergram(*check, "--as", "v2").code == 0
     measured = evergram(*check, "--as", 0, "--least", 0.1, "--json").json
-    assert 0.1 < measured["searches"][0]["recall"] < 0.9
+    recall, low = (measured["searches"][0][name] for name in ("recall", "low"))
+    assert 0.1 < low < recall < 0.9
+    noisy = evergram(*check, "--as", 0, "--least", recall)
+    assert noisy.code == 1
+    assert f"and other queries might have {low:.4f} of theirs" in " ".join(noisy.err.split())
+    assert evergram(*check, "--as", 0, "--least", low).code == 0
 
 
 @pytest.mark.usefixtures("filled")
@@ -120,12 +127,15 @@ def test_a_version_that_was_not_measured_fails(
     assert evergram("store", "fill", "line", *STORE).code == 0
     done = evergram("store", "check", "line", *STORE, "--least", 0)
     assert done.code == 1
-    assert "Searches by ip at version 0 were not measured: there is no query" in done.err
+    assert "Searches by ip at version 0 were not measured: there are 0 queries whose" in done.err
     assert evergram("store", "check", "line", *STORE, "--json").code == 1
-    write_embeddings(Path("queries.parquet"), [(pa.array(range(9)), vectors_of(0, 9))])
+    write_embeddings(Path("queries.parquet"), [(pa.array(range(30)), vectors_of(0, 30))])
     asked = ("store", "check", "line", *STORE, "--queries", "queries.parquet", "--as", 0)
-    assert evergram.json(*asked)["searches"][0]["queries"] == 9
-    assert evergram.json(*asked, "--sample", 4)["searches"][0]["queries"] == 4
+    assert evergram.json(*asked)["searches"][0]["queries"] == 30
+    assert evergram.json(*asked, "--sample", 24)["searches"][0]["queries"] == 24
+    few = evergram(*asked, "--sample", 4, "--least", 0)
+    assert few.code == 1
+    assert "not measured: there are 4 queries" in few.err
 
 
 @pytest.mark.usefixtures("filled")

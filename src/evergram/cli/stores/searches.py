@@ -74,7 +74,8 @@ def check(
 ) -> None:
     """Compare what searches return with the best of all rows, at each version and by each metric.
 
-    Exit code 1 if any return less than --least, or if that could not be measured.
+    Exit code 1 if the lower end of a 95 % interval is less than --least, or if that could not be
+    measured.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.retrieval.search_check import (
@@ -114,7 +115,7 @@ def check(
         searches = [one.as_json() for one in checks]
         dump({**facts, "rows": rows, "not_read_from_it": unread, "searches": searches})
     else:
-        header = ["version", "metric", "queries", f"recall@{k}", "lowest of a query"]
+        header = ["version", "metric", "queries", f"recall@{k}", "95 %", "lowest of a query"]
         table(f"Searches in {shown}", header, [_cells(one) for one in checks])
         held = ", ".join(f"{count} of version {v}" for v, count in rows.items())
         sys.stdout.write(f"Rows: {held}.\n")
@@ -128,7 +129,9 @@ def check(
 
 
 def _cells(one: SearchCheck) -> list[str]:
-    return [str(one.version), one.metric, str(one.queries), number(one.recall), number(one.worst)]
+    ends = "–" if one.low is None else f"{number(one.low)} to {number(one.high)}"
+    shares = number(one.recall), ends, number(one.worst)
+    return [str(one.version), one.metric, str(one.queries), *shares]
 
 
 def _sentence(one: SearchCheck, rows: Mapping[int, int], least: float) -> str:
@@ -146,4 +149,10 @@ def _sentence(one: SearchCheck, rows: Mapping[int, int], least: float) -> str:
             f"{older} rows are of versions before it, which such searches do not compare exactly; "
             "refresh them by 'evergram store backfill'."
         )
-    return f"{what} return {one.recall:.4f} of the best rows, less than {least:g}: {remedy}"
+    share = f"{one.recall:.4f} of the best rows"
+    if one.recall >= least:
+        return (
+            f"{what} return {share}, and other queries might have {one.low:.4f} of theirs, less "
+            f"than {least:g}: measure more queries (--sample, --queries), or {remedy}"
+        )
+    return f"{what} return {share}, less than {least:g}: {remedy}"
