@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar.trellis import encode, level_places
 from evergram.errors import DataError, ShapeError
 
 OLD, NEW, ROWS = 8, 11, 3000
@@ -59,18 +60,16 @@ def test_it_leaves_much_less_than_as_many_coordinates_of_eight_bits(size: int) -
     assert sidecar.relative_error < (0.9 if size < 3 else 0.7) * alone
 
 
-def test_each_coordinate_is_read_as_the_nearest_of_its_levels() -> None:
+def test_coordinates_are_rounded_along_the_best_path_by_what_they_are_worth() -> None:
     sidecar, new, old = fitted(3, 4)
     read = sidecar.read(new, sidecar.encode(new, old))
     back = new @ sidecar.weight.T
     assert sidecar.offset is not None
-    coordinates = (read - back - sidecar.offset) @ sidecar.basis
-    exact = sidecar.coordinates(new, old)
-    parts = zip(sidecar.bits.tolist(), sidecar.scales.tolist(), strict=True)
-    for column, (bits, scale) in enumerate(parts):
-        levels = scale * sidecar.levels[2**bits - 2 : 2 ** (bits + 1) - 2]
-        nearest = levels[(exact[:, column, None] - levels).abs().argmin(1)]
-        torch.testing.assert_close(coordinates[:, column], nearest, rtol=0, atol=1e-12)
+    standard = ((read - back - sidecar.offset) @ sidecar.basis) / sidecar.scales
+    exact = sidecar.coordinates(new, old) / sidecar.scales
+    codes = encode(exact, sidecar.scales.square(), sidecar.bits, sidecar.levels)
+    levels = sidecar.levels[level_places(codes, sidecar.bits)]
+    torch.testing.assert_close(standard, levels, rtol=0, atol=1e-12)
 
 
 def test_all_coordinates_in_floats_are_the_old_vectors() -> None:
@@ -97,8 +96,11 @@ def test_a_coordinate_beyond_the_last_level_is_cut_off() -> None:
         read = sidecar.read(new[:1], code)
         assert sidecar.offset is not None
         part = (read - new[:1] @ sidecar.weight.T - sidecar.offset) @ sidecar.basis[:, 0]
-        most = sidecar.levels[2 ** (int(sidecar.bits[0]) + 1) - 3] * sidecar.scales[0]
-        assert float(part) == pytest.approx(sign * float(most))
+        count = int(sidecar.bits[0])
+        # The first coordinate of a path has every second level.
+        own = sidecar.levels[2 ** (count + 1) - 4 : 2 ** (count + 2) - 4 : 2]
+        most = own[-1 if sign > 0 else 0] * sidecar.scales[0]
+        assert float(part) == pytest.approx(float(most))
 
 
 def test_a_map_without_error_reads_the_old_vectors_with_any_bytes() -> None:

@@ -1,4 +1,4 @@
-"""The best 2^b numbers to round a normal variable to, for b = 1 to 8 bits."""
+"""The best 2^b numbers to round a normal variable to by itself, for b = 1 to 9 bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal_levels(bits: int) -> tuple[Tensor, float]:
     between its limits. It starts from the density of levels that is best for many, ∝ φ^(1/3).
 
     Args:
-        bits: 0 to `MOST_BITS`; of 0 bits the only level is 0, and the error 1.
+        bits: 0 to `MOST_BITS` + 1; of 0 bits the only level is 0, and the error 1.
     Source: Lloyd, "Least squares quantization in PCM", 1982; Max, "Quantizing for minimum
         distortion", 1960. The start: Panter and Dite 1951.
     """
@@ -38,13 +38,6 @@ def normal_levels(bits: int) -> tuple[Tensor, float]:
         levels = -heights.diff() / masses
     # Each level is the mean of its part, so that E(z − q)² = 1 − E q².
     return levels, 1.0 - float((masses * levels.square()).sum())
-
-
-@cache
-def all_levels() -> Tensor:
-    """Return the levels of 1, 2, … `MOST_BITS` bits in a row, float64; those of b bits begin at
-    2^b − 2."""
-    return torch.cat([normal_levels(bits)[0] for bits in range(1, MOST_BITS + 1)])
 
 
 @cache

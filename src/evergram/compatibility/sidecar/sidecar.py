@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,19 +13,21 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
-from evergram.compatibility.sidecar.normal_levels import MOST_BITS, all_levels
 from evergram.compatibility.sidecar.packed_bits import pack, packed_size, unpack
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
+from evergram.compatibility.sidecar.trellis import MEMORY, encode, level_places, trellis_levels
 from evergram.errors import DataError, ShapeError
 
-# Objects that are rounded at once, while the bytes for an error are looked for.
-ROWS = 4096
+# Objects by which the bytes for an error are looked for, before all of them are.
+SOME = 4096
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)
 class Sidecar:
     """The way back, and what it leaves along r directions, each in as many bits as it is worth.
+
+    A vector's coordinates are rounded together (`trellis`).
 
     Only the new vectors and the codes are stored. A new reader takes the new vectors as they are;
     an old one reads W z_k + b + U (levels of the codes · scales). Vectors are tensors or NumPy
@@ -35,7 +38,8 @@ class Sidecar:
         basis: U [D_{k-1}, r], orthonormal columns.
         scales: [r], √λ of each coordinate; what its levels are worth.
         bits: int64 [r], of each coordinate's code, 1 to 8.
-        levels: float64 [510], what codes of 1, 2, … 8 bits stand for; b bits begin at 2^b − 2.
+        levels: float64 [1020], what codes of 1, 2, … 8 bits may stand for, as of `trellis_levels`.
+        memory: as of `trellis.TAPS`; 0 in files of before, whose coordinates are rounded alone.
         missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
     Source: docs/migrate.md, "In Python".
@@ -59,6 +63,7 @@ class Sidecar:
     scales: Tensor
     bits: Tensor
     levels: Tensor
+    memory: int
     missing: float
     power: float
 
@@ -91,16 +96,21 @@ class Sidecar:
             raise DataError(f"The error is {error:g}; it must be a number of 0 or more.")
         residual = _residual(weight, offset, new, old)
         basis = _basis_of(residual, old)
-        errors = (_missing_by_size(basis, residual).clamp(min=0) / basis.power).sqrt()
-        enough = (errors <= error).nonzero()
-        if not len(enough):
-            best = int(errors.argmin())
-            raise DataError(
-                f"No sidecar leaves a relative error of {error:g}; the least is "
-                f"{float(errors[best]):.2g}, with {best} bytes a vector. Allow so much, or keep "
-                "the old vectors."
-            )
-        return _fitted(weight, offset, basis, residual, int(enough[0]))
+        some, sizes = residual[:: -(-len(residual) // SOME)], range(len(basis) + 1)
+
+        def enough(size: int) -> bool:
+            return _fitted(weight, offset, basis, some, size).relative_error <= error
+
+        for size in sizes[bisect_left(sizes, True, key=enough) :]:
+            fitted = _fitted(weight, offset, basis, residual, size)
+            if fitted.relative_error <= error:
+                return fitted
+        best = _fitted(weight, offset, basis, residual, sizes[-1])
+        raise DataError(
+            f"No sidecar leaves a relative error of {error:g}; the least is "
+            f"{best.relative_error:.2g}, with {best.size} bytes a vector. Allow so much, or keep "
+            "the old vectors."
+        )
 
     @property
     def rank(self) -> int:
@@ -127,8 +137,7 @@ class Sidecar:
 
         Raises: ShapeError: shapes do not fit. DataError: a number is not finite.
         """
-        coordinates = _residual(self.weight, self.offset, new, old) @ self.basis
-        codes = _nearest(coordinates, self.scales, self.bits, self.levels)
+        codes = self._codes(_residual(self.weight, self.offset, new, old) @ self.basis)
         return _like(new, torch.from_numpy(pack(codes.numpy(), self.bits.numpy())))
 
     def read(self, new: Vectors, codes: Tensor | npt.NDArray[np.uint8]) -> Vectors:
@@ -160,9 +169,14 @@ class Sidecar:
         """Return the old vectors by coordinates that were not rounded, float64 [N, D_{k-1}]."""
         return self.way_back(new) + coordinates.double() @ self.basis.T
 
+    def _codes(self, coordinates: Tensor) -> Tensor:
+        """Return the codes of coordinates, uint8 [N, r]."""
+        standard = coordinates / torch.where(self.scales > 0, self.scales, 1.0)
+        return encode(standard, self.scales.square(), self.bits, self.levels, self.memory)
+
     def _worth(self, codes: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
         """Return what codes [N, r] stand for."""
-        places = (codes + _first_level(self.bits).int()).flatten()
+        places = level_places(codes, self.bits, self.memory).flatten()
         levels = self.levels.to(wide).index_select(0, places).view(codes.shape)
         return levels.mul_(self.scales.to(wide))
 
@@ -180,44 +194,12 @@ def _fitted(
     rank = int((bits > 0).sum())
     shift = None if offset is None else offset.detach().double()
     own = basis.vectors[:, :rank], basis.values[:rank].sqrt(), bits[:rank]
-    fitted = Sidecar(weight.detach().double(), shift, *own, all_levels(), 0.0, basis.power)
+    parts = weight.detach().double(), shift, *own, trellis_levels(), MEMORY
+    fitted = Sidecar(*parts, missing=0.0, power=basis.power)
     coordinates = residual @ fitted.basis
-    rounded = fitted._worth(_nearest(coordinates, fitted.scales, fitted.bits, fitted.levels))
+    rounded = fitted._worth(fitted._codes(coordinates))
     missing = basis.values[rank:].sum() + (coordinates - rounded).square().mean(0).sum()
     return replace(fitted, missing=float(missing))
-
-
-def _missing_by_size(basis: ResidualBasis, residual: Tensor) -> Tensor:
-    """Return the mean square that 0, 1, … D bytes leave of the residuals, float64 [D + 1]."""
-    scales, levels = basis.values.sqrt(), all_levels()
-    sums = torch.zeros(len(basis), MOST_BITS, dtype=torch.float64)
-    for rows in torch.split(residual, ROWS):
-        coordinates = rows @ basis.vectors
-        for count in range(1, MOST_BITS + 1):
-            bits = torch.full((len(basis),), count)
-            codes = _nearest(coordinates, scales, bits, levels).long()
-            rounded = levels[codes + _first_level(bits)] * scales
-            sums[:, count - 1] += (coordinates - rounded).square().sum(0)
-    left = torch.cat([basis.values[:, None], sums / len(residual)], dim=1)
-    taken = -left.diff(dim=1).flatten()[bit_order(basis.values)]
-    after = basis.values.sum() - taken.cumsum(0)
-    return torch.cat([basis.values.sum()[None], after[MOST_BITS - 1 :: MOST_BITS]])
-
-
-def _nearest(coordinates: Tensor, scales: Tensor, bits: Tensor, levels: Tensor) -> Tensor:
-    """Return the number of the level that is nearest to each coordinate, uint8 [N, r]."""
-    standard = coordinates / torch.where(scales > 0, scales, 1.0)
-    codes = torch.empty(standard.shape, dtype=torch.uint8)
-    for count in sorted(set(bits.tolist())):
-        own = levels[2**count - 2 : 2 ** (count + 1) - 2]
-        columns = bits == count
-        part = standard[:, columns].contiguous()
-        codes[:, columns] = torch.bucketize(part, (own[1:] + own[:-1]) / 2).to(torch.uint8)
-    return codes
-
-
-def _first_level(bits: Tensor) -> Tensor:
-    return 2**bits - 2
 
 
 def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis:

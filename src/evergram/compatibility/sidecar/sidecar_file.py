@@ -2,9 +2,9 @@
 
 Tensors: `weight`, `offset` (if there is one), `basis`, `scales`, `levels` (float64); `bits`,
 `codes` (uint8). The only key of the metadata, `KEY`, is JSON: `format_version`, `missing`, `power`,
-`content` (the SHA-256 of the tensors) and `ids`: that of the ids in the order of the codes, since
-codes beside other vectors would read as nonsense. Files of format 1, whose codes are int8 with
-steps of one size, are read, too.
+`memory`, `content` (the SHA-256 of the tensors) and `ids`: that of the ids in the order of the
+codes, since codes beside other vectors would read as nonsense. Files of format 2, whose coordinates
+are rounded alone, and of format 1, whose codes are int8 with steps of one size, are read, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.normal_levels import MOST_BITS
 from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar.trellis import TAPS
 from evergram.errors import DataError, IntegrityError
 from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.sidecar"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Of files whose coordinates are rounded alone: those of b bits begin at 2^b − 2.
+LEVELS_BEFORE = 2 ** (MOST_BITS + 1) - 2
 
 
 def write_sidecar(
@@ -54,6 +57,7 @@ def write_sidecar(
     record = {
         "format_version": FORMAT_VERSION,
         "content": content_digest(tensors),
+        "memory": sidecar.memory,
         "missing": sidecar.missing,
         "power": sidecar.power,
         "ids": _digest(ids),
@@ -82,14 +86,14 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
         if record["format_version"] == 1:  # which has no digest of its content
             record, tensors = _of_format_1(record, tensors)
             record["content"] = content_digest(tensors)
-        if record["format_version"] != FORMAT_VERSION:
+        if record["format_version"] not in (2, FORMAT_VERSION):
             raise DataError(
                 f"{path} has the format version {record['format_version']}, and this Evergram "
-                f"reads 1 and {FORMAT_VERSION}; read it with the Evergram that wrote it, or a "
+                f"reads 1 to {FORMAT_VERSION}; read it with the Evergram that wrote it, or a "
                 "later one."
             )
         digest, codes = record["ids"], tensors["codes"]
-        sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
+        sidecar = sidecar_of(tensors, codes, record)
         if record["content"] != content_digest(tensors):
             sidecar = None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -128,21 +132,30 @@ def sidecar_tensors(sidecar: Sidecar) -> dict[str, Tensor]:
 
 
 def sidecar_of(
-    tensors: dict[str, Tensor], codes: Tensor, missing: float, power: float
+    tensors: Mapping[str, Tensor], codes: Tensor, record: Mapping[str, Any]
 ) -> Sidecar | None:
     """Return the sidecar of a file's tensors; None if these and the codes do not fit together.
 
-    Raises: KeyError: a tensor is not there.
+    Args:
+        record: `missing`, `power`, and `memory`, which a file of before has not.
+    Raises: KeyError: a tensor, or a part of the record, is not there.
     """
+    levels, memory = tensors["levels"], 0
+    if levels.shape == (LEVELS_BEFORE,):
+        # Codes without memory take every second level.
+        levels = levels.repeat_interleave(2)
+    else:
+        memory = int(record["memory"])
     sidecar = Sidecar(
         tensors["weight"],
         tensors.get("offset"),
         tensors["basis"],
         tensors["scales"],
         tensors["bits"].long(),
-        tensors["levels"],
-        float(missing),
-        float(power),
+        levels,
+        memory,
+        float(record["missing"]),
+        float(record["power"]),
     )
     offset = sidecar.offset
     fits = (
@@ -151,7 +164,8 @@ def sidecar_of(
         and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
         and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
         and codes.shape[1] == sidecar.size
-        and sidecar.levels.shape == (2 ** (MOST_BITS + 1) - 2,)
+        and sidecar.levels.shape == (2 ** (MOST_BITS + 2) - 4,)
+        and sidecar.memory in TAPS
         and len(sidecar.basis) == len(sidecar.weight)
         and (offset is None or offset.shape == (len(sidecar.weight),))
         and all(bool(t.isfinite().all()) for t in sidecar_tensors(sidecar).values())
@@ -164,7 +178,7 @@ def _of_format_1(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the parts of a file of format 1 as format 2 has them: every code has eight bits, whose
     levels are the whole numbers from -128 on."""
-    levels = torch.zeros(2 ** (MOST_BITS + 1) - 2, dtype=torch.float64)
+    levels = torch.zeros(LEVELS_BEFORE, dtype=torch.float64)
     levels[2**MOST_BITS - 2 :] = torch.arange(-128, 128)
     scales, codes = tensors["scales"], tensors["codes"]
     if codes.dtype != torch.int8:
@@ -176,7 +190,7 @@ def _of_format_1(
         "codes": (codes.int() + 128).to(torch.uint8),
     }
     missing = float(record["left"]) + rounding
-    return record | {"format_version": FORMAT_VERSION, "missing": missing}, parts
+    return record | {"format_version": 2, "missing": missing}, parts
 
 
 def _digest(ids: Sequence[int | str]) -> str:

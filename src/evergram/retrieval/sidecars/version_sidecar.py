@@ -31,7 +31,7 @@ from evergram.stores.store import Floats
 from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.version_sidecar"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class VersionSidecar:
             "target": self.target,
             "side": self.side,
             "fingerprints": list(self.fingerprints),
+            "memory": self.sidecar.memory,
             "missing": self.sidecar.missing,
             "power": self.sidecar.power,
             "error": self.error,
@@ -182,13 +183,13 @@ class VersionSidecar:
             tensors = load(content)  # checks the header, too
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             record = json.loads(header["__metadata__"][KEY])
-            if record["format_version"] != FORMAT_VERSION:
+            if record["format_version"] not in (1, FORMAT_VERSION):
                 raise DataError(
                     f"{path} has the format version {record['format_version']}, and this Evergram "
-                    f"reads {FORMAT_VERSION}; read it with a later Evergram."
+                    f"reads 1 and {FORMAT_VERSION}; read it with a later Evergram."
                 )
             codes = tensors["codes"]
-            sidecar = sidecar_of(tensors, codes, record["missing"], record["power"])
+            sidecar = sidecar_of(tensors, codes, record)
             ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
             shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
             whole = record["content"] == content_digest(tensors)
