@@ -28,9 +28,9 @@ from benchmarks.judged_corpora import Texts
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
-from evergram.compatibility.sidecar.normal_levels import normal_levels, rounding_errors
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar.trellis import encode, level_places, trellis_levels
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
@@ -147,7 +147,7 @@ def predicted_bytes(pair: MigrationVectors) -> dict[str, int]:
     needed.
 
     Half of the texts fit the map and the basis, a quarter says what is left along its directions,
-    and the last quarter is encoded and read, with ever more bytes until they are enough.
+    and how many bytes are enough for itself; so many are needed for the last quarter.
     """
     order = torch.randperm(len(pair.texts), generator=torch.Generator().manual_seed(0))
     half, quarter = len(order) // 2, 3 * len(order) // 4
@@ -165,27 +165,29 @@ def predicted_bytes(pair: MigrationVectors) -> dict[str, int]:
     basis = ResidualBasis.of(*moments(fitted))
     basis = basis.on(*moments(known))
     allowed = float(basis.values.sum()) / 16
-    own = residual(fresh) @ basis.vectors
     order_of_bits = bit_order(basis.values)
 
-    def predicted(size: int) -> float:
-        return float((basis.values * rounding_errors()[allocated(order_of_bits, 8 * size)]).sum())
+    def fewest(rows: Tensor) -> int:
+        own = residual(rows) @ basis.vectors
+        return bisect_left(
+            range(len(basis) + 1),
+            True,
+            key=lambda size: (
+                _left(own, basis.values, allocated(order_of_bits, 8 * size)) <= allowed
+            ),
+        )
 
-    def measured(size: int) -> float:
-        # Rounded without the class, to the nearest of the levels that a coordinate has.
-        bits, scales = allocated(order_of_bits, 8 * size).tolist(), basis.values.sqrt().tolist()
-        columns = zip(own.T, bits, scales, strict=True)
-        return sum(float((c - _nearest_level(c, b, s)).square().mean()) for c, b, s in columns)
-
-    def fewest(left: Callable[[int], float]) -> int:
-        return bisect_left(range(len(basis) + 1), True, key=lambda size: left(size) <= allowed)
-
-    return {"predicted": fewest(predicted), "needed": fewest(measured)}
+    return {"predicted": fewest(known), "needed": fewest(fresh)}
 
 
-def _nearest_level(values: Tensor, bits: int, scale: float) -> Tensor:
-    levels = scale * normal_levels(bits)[0]
-    return levels[(values[:, None] - levels).abs().argmin(1)]
+def _left(coordinates: Tensor, variances: Tensor, bits: Tensor) -> float:
+    """Return the mean square that codes leave of coordinates."""
+    kept = bits > 0
+    scales = variances[kept].sqrt().clamp(min=1e-30)
+    codes = encode(coordinates[:, kept] / scales, scales.square(), bits[kept], trellis_levels())
+    read = torch.zeros_like(coordinates)
+    read[:, kept] = trellis_levels()[level_places(codes, bits[kept]).long()] * scales
+    return float((coordinates - read).square().sum(1).mean())
 
 
 def table(results: dict[str, Any]) -> str:
