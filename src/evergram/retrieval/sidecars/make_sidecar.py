@@ -86,6 +86,8 @@ def make_sidecar(
     weight, offset = lineage.chain.affine(number, target)
     shift = offset if bool(offset.any()) else None
     before, after = _sampled(pairing, old.dim)
+    if progress is not None:
+        progress(0, len(pairing))  # as the bytes for an error take a while to be found
     if size is not None:
         sidecar = Sidecar.fit(weight, shift, after, before, size)
     else:
