@@ -171,12 +171,16 @@ def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None
         (("--bytes", "3"), "give the file of them (--old)"),
         (("--bytes", "3", "--old", "new.parquet"), "its dim is 8, not 6"),
         (("--bytes", "7", *old), "it must be 0 to 6"),
-        (("--error", "0.00001", *old), "No sidecar leaves a relative error of 1e-05"),
         (("--bytes", "3", "--id-column", "id"), "are of the file --old"),
         (("--bytes", "3", "--side", "query", *old), "no side 'query'"),
         (("--bytes", "3", "--version", "v0", *old), "needs no sidecar"),
     ):
         assert sentence in evergram.refused(*command, *arguments)
+    # What takes a while says so first.
+    sought = evergram(*command, "--error", "0.00001", *old)
+    waited, refused = sought.err.splitlines()
+    assert (sought.code, sought.out, waited) == (2, "", "0 of 1200 objects")
+    assert refused.startswith("error: No sidecar leaves a relative error of 1e-05")
     assert "must end in .safetensors" in evergram.refused(
         "vectors", "sidecar", "line", "v1.npy", "--bytes", "3", *old
     )

@@ -86,12 +86,12 @@ def make_sidecar(
     weight, offset = lineage.chain.affine(number, target)
     shift = offset if bool(offset.any()) else None
     before, after = _sampled(pairing, old.dim)
-    if progress is not None:
-        progress(0, len(pairing))  # as the bytes for an error take a while to be found
     if size is not None:
         sidecar = Sidecar.fit(weight, shift, after, before, size)
     else:
         assert error is not None
+        if progress is not None:
+            progress(0, len(pairing))  # the bytes for an error take a while to be found
         sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
         if not sidecar.size:
             log.warning(
