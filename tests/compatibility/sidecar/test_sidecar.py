@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from evergram.compatibility import Aligner
-from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.compatibility.sidecar.normal_levels import normal_levels
+from evergram.compatibility.sidecar.sidecar import SOME, Sidecar, _first
 from evergram.compatibility.sidecar.trellis import encode, level_places
 from evergram.errors import DataError, ShapeError
 
@@ -67,8 +70,9 @@ def test_coordinates_are_rounded_along_the_best_path_by_what_they_are_worth() ->
     assert sidecar.offset is not None
     standard = ((read - back - sidecar.offset) @ sidecar.basis) / sidecar.scales
     exact = sidecar.coordinates(new, old) / sidecar.scales
-    codes = encode(exact, sidecar.scales.square(), sidecar.bits, sidecar.levels)
-    levels = sidecar.levels[level_places(codes, sidecar.bits)]
+    settings = sidecar.bits, sidecar.levels, sidecar.memory
+    codes = encode(exact, sidecar.scales.square(), *settings)
+    levels = sidecar.levels[level_places(codes, sidecar.bits, sidecar.memory)]
     torch.testing.assert_close(standard, levels, rtol=0, atol=1e-12)
 
 
@@ -96,11 +100,8 @@ def test_a_coordinate_beyond_the_last_level_is_cut_off() -> None:
         read = sidecar.read(new[:1], code)
         assert sidecar.offset is not None
         part = (read - new[:1] @ sidecar.weight.T - sidecar.offset) @ sidecar.basis[:, 0]
-        count = int(sidecar.bits[0])
-        # The first coordinate of a path has every second level.
-        own = sidecar.levels[2 ** (count + 1) - 4 : 2 ** (count + 2) - 4 : 2]
-        most = own[-1 if sign > 0 else 0] * sidecar.scales[0]
-        assert float(part) == pytest.approx(float(most))
+        most = normal_levels(int(sidecar.bits[0]))[0][-1] * sidecar.scales[0]
+        assert float(part) == pytest.approx(sign * float(most))
 
 
 def test_a_map_without_error_reads_the_old_vectors_with_any_bytes() -> None:
@@ -137,6 +138,48 @@ def test_wrong_input_is_refused() -> None:
     for size in (-1, OLD + 1):
         with pytest.raises(ShapeError, match="0 to 8"):
             fitted(0, size)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("error", [0.6, 0.3, 0.18])
+def test_a_long_row_that_the_guess_has_or_has_not_changes_no_bytes(error: float, row: int) -> None:
+    """Of twice as many objects as the guess looks at, every second one is looked at."""
+    draw = torch.Generator().manual_seed(7)
+    old = torch.randn(2 * SOME, 12, generator=draw, dtype=torch.float64)
+    old[row] *= 15
+    new, weight = torch.zeros(len(old), 1, dtype=torch.float64), torch.zeros(12, 1)
+    fits = [Sidecar.fit(weight, None, new, old, size) for size in range(13)]
+    fewest = min(fit.size for fit in fits if fit.relative_error <= error)
+    assert Sidecar.fit_for_error(weight, None, new, old, error).size == fewest
+
+
+@pytest.mark.parametrize("dims", [2, 4, 8, 24])
+@pytest.mark.parametrize("falls", [0.0, 0.5])
+def test_a_few_coordinates_lose_next_to_nothing_by_a_path(dims: int, falls: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scales = torch.exp(-falls * torch.arange(dims))
+    old = torch.randn(2000, dims, generator=draw, dtype=torch.float64) * scales
+    new = torch.zeros(2000, 1, dtype=torch.float64)
+    for size in {1, dims // 2}:
+        sidecar = Sidecar.fit(torch.zeros(dims, 1), None, new, old, size)
+        alone = replace(sidecar, memory=0)
+        read = alone.read(new, alone.encode(new, old))
+        assert sidecar.relative_error < 1.015 * measured(alone, new, old, read)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 50])
+def test_the_first_number_is_found_from_any_guess_in_few_steps(count: int) -> None:
+    for first in range(count + 1):
+        for guess in range(count + 1):
+            tried: list[int] = []
+
+            def enough(number: int, first: int = first, tried: list[int] = tried) -> bool:
+                tried.append(number)
+                return number >= first
+
+            assert _first(guess, count, enough) == first
+            assert len(tried) <= 2 * abs(first - guess).bit_length() + 3
+            assert len(set(tried)) == len(tried)
 
 
 @pytest.mark.parametrize("error", [0.5, 0.3, 0.1, 0.02])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +20,7 @@ from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.compatibility.sidecar.trellis import MEMORY, encode, level_places, trellis_levels
 from evergram.errors import DataError, ShapeError
 
-# Objects by which the bytes for an error are looked for, before all of them are.
+# Objects by which the bytes for an error are guessed, before all of them are looked at.
 SOME = 4096
 Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
@@ -27,7 +29,8 @@ Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 class Sidecar:
     """The way back, and what it leaves along r directions, each in as many bits as it is worth.
 
-    A vector's coordinates are rounded together (`trellis`).
+    Which of the levels that its bits can name a coordinate is read as depends on the codes before
+    it: a vector's coordinates are rounded together (`trellis`).
 
     Only the new vectors and the codes are stored. A new reader takes the new vectors as they are;
     an old one reads W z_k + b + U (levels of the codes · scales). Vectors are tensors or NumPy
@@ -38,10 +41,10 @@ class Sidecar:
         basis: U [D_{k-1}, r], orthonormal columns.
         scales: [r], √λ of each coordinate; what its levels are worth.
         bits: int64 [r], of each coordinate's code, 1 to 8.
-        levels: float64 [1020], what codes of 1, 2, … 8 bits may stand for, as of `trellis_levels`.
-        memory: as of `trellis.TAPS`; 0 in files of before, whose coordinates are rounded alone.
+        levels: float64 [2040], what codes of 1, 2, … 8 bits may stand for, as of `trellis_levels`.
         missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
+        memory: as of `trellis.TAPS`; 0 in files of before, whose coordinates are rounded alone.
     Source: docs/migrate.md, "In Python".
 
     >>> import torch
@@ -63,9 +66,9 @@ class Sidecar:
     scales: Tensor
     bits: Tensor
     levels: Tensor
-    memory: int
     missing: float
     power: float
+    memory: int = MEMORY
 
     @classmethod
     def fit(
@@ -92,20 +95,23 @@ class Sidecar:
         Raises: DataError: no number of bytes leaves so little, as coordinates are rounded; or as of
             `fit`.
         """
-        if not error >= 0:
+        if not 0 <= error < math.inf:
             raise DataError(f"The error is {error:g}; it must be a number of 0 or more.")
         residual = _residual(weight, offset, new, old)
         basis = _basis_of(residual, old)
         some, sizes = residual[:: -(-len(residual) // SOME)], range(len(basis) + 1)
 
-        def enough(size: int) -> bool:
-            return _fitted(weight, offset, basis, some, size).relative_error <= error
+        @cache
+        def fitted(size: int, *, whole: bool = True) -> Sidecar:
+            return _fitted(weight, offset, basis, residual if whole else some, size)
 
-        for size in sizes[bisect_left(sizes, True, key=enough) :]:
-            fitted = _fitted(weight, offset, basis, residual, size)
-            if fitted.relative_error <= error:
-                return fitted
-        best = _fitted(weight, offset, basis, residual, sizes[-1])
+        guess = bisect_left(
+            sizes, True, key=lambda n: fitted(n, whole=False).relative_error <= error
+        )
+        size = _first(guess, len(sizes), lambda n: fitted(n).relative_error <= error)
+        if size in sizes:
+            return fitted(size)
+        best = fitted(sizes[-1])
         raise DataError(
             f"No sidecar leaves a relative error of {error:g}; the least is "
             f"{best.relative_error:.2g}, with {best.size} bytes a vector. Allow so much, or keep "
@@ -194,12 +200,28 @@ def _fitted(
     rank = int((bits > 0).sum())
     shift = None if offset is None else offset.detach().double()
     own = basis.vectors[:, :rank], basis.values[:rank].sqrt(), bits[:rank]
-    parts = weight.detach().double(), shift, *own, trellis_levels(), MEMORY
-    fitted = Sidecar(*parts, missing=0.0, power=basis.power)
+    fitted = Sidecar(weight.detach().double(), shift, *own, trellis_levels(), 0.0, basis.power)
     coordinates = residual @ fitted.basis
     rounded = fitted._worth(fitted._codes(coordinates))
     missing = basis.values[rank:].sum() + (coordinates - rounded).square().mean(0).sum()
     return replace(fitted, missing=float(missing))
+
+
+def _first(guess: int, count: int, enough: Callable[[int], bool]) -> int:
+    """Return the first number for which `enough` is true, from which on it is; `count` if there is
+    none below it. Few numbers are tried if the guess is near."""
+    low, high, place, step = 0, count, min(guess, count - 1), 1
+    seen: set[bool] = set()
+    while low < high:
+        below = enough(place)
+        seen.add(below)
+        low, high = (low, place) if below else (place + 1, high)
+        if len(seen) == 2:
+            place = (low + high) // 2
+        else:
+            place = max(low, high - step) if below else min(high - 1, low + step)
+        step *= 2
+    return low
 
 
 def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis:

@@ -25,7 +25,7 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.normal_levels import MOST_BITS
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.trellis import TAPS
+from evergram.compatibility.sidecar.trellis import LEVELS, TAPS, levels_alone
 from evergram.errors import DataError, IntegrityError
 from evergram.system_errors import reason_and_remedy
 
@@ -142,8 +142,7 @@ def sidecar_of(
     """
     levels, memory = tensors["levels"], 0
     if levels.shape == (LEVELS_BEFORE,):
-        # Codes without memory take every second level.
-        levels = levels.repeat_interleave(2)
+        levels = torch.cat([levels.new_zeros(LEVELS), levels_alone(levels)])
     else:
         memory = int(record["memory"])
     sidecar = Sidecar(
@@ -153,9 +152,9 @@ def sidecar_of(
         tensors["scales"],
         tensors["bits"].long(),
         levels,
-        memory,
         float(record["missing"]),
         float(record["power"]),
+        memory,
     )
     offset = sidecar.offset
     fits = (
@@ -164,7 +163,7 @@ def sidecar_of(
         and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
         and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
         and codes.shape[1] == sidecar.size
-        and sidecar.levels.shape == (2 ** (MOST_BITS + 2) - 4,)
+        and sidecar.levels.shape == (2 * LEVELS,)
         and sidecar.memory in TAPS
         and len(sidecar.basis) == len(sidecar.weight)
         and (offset is None or offset.shape == (len(sidecar.weight),))

@@ -5,6 +5,7 @@ after the other, to four subsets. The lowest bit of a code and those of the code
 which subset a coordinate takes its level from, by a convolutional code; the other bits say which
 level of it. So each row is rounded along the best of many paths, and what it leaves is nearer to
 the bound of rate-distortion theory than if every coordinate were rounded to the nearest of 2^b.
+The first coordinates have no codes before them, and are rounded to the nearest of 2^b.
 
 Source: Marcellin and Fischer, "Trellis coded quantization of memoryless and Gauss-Markov sources",
 1990. The code of 32 states: Ungerboeck, "Channel coding with multilevel/phase signals", 1982.
@@ -19,22 +20,27 @@ from torch import Tensor
 
 from evergram.compatibility.sidecar.normal_levels import MOST_BITS, normal_levels
 
-# How many codes back each of the subset's two bits looks, by the number of codes that are looked
-# back at. With none of them, a coordinate is rounded by itself, to every second level.
+# The number of a subset has a high and a low bit. Each is the sum of lowest bits of codes: of those
+# so many columns back, by how far it looks back at most, the memory. Without memory every
+# coordinate is rounded by itself.
 TAPS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {0: ((0,), ()), 5: ((0, 2, 5), (3,))}
 MEMORY = 5
 # Rows that are rounded at once.
 ROWS = 2048
-# Standard deviations beyond which all is one: float32 tells the paths apart up to there.
+# Standard deviations beyond which a number is taken for this one.
 FARTHEST = 1e4
 # Normal variables that levels of a few bits are fitted to, in so many steps. With more bits those
 # that are best without a trellis are as good.
 DRAWS, STEPS, FITTED = (256, 64), 6, 4
+# Levels of a path; as many more are of coordinates that are rounded by themselves.
+LEVELS = 2 ** (MOST_BITS + 2) - 4
 
 
-def first_level(bits: Tensor) -> Tensor:
-    """Return where the 2^(b+1) levels of b bits begin among all levels, those of 1 bit first."""
-    return 2 ** (bits + 1) - 4
+def first_level(bits: Tensor, memory: int = MEMORY) -> Tensor:
+    """Return where the 2^(b+1) levels of columns of b bits [r] begin among all, int64 [r]."""
+    low = TAPS[memory][1]
+    alone = min(low) if low else len(bits)
+    return 2 ** (bits + 1) - 4 + LEVELS * (torch.arange(len(bits)) < alone)
 
 
 def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
@@ -49,7 +55,7 @@ def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
     lowest = codes & 1
     subset = _sum_of_past(lowest, high).mul_(2).add_(_sum_of_past(lowest, low))
     within = (codes >> 1).int().mul_(4).add_(subset)
-    return within.add_(first_level(bits).int())
+    return within.add_(first_level(bits, memory).int())
 
 
 def encode(
@@ -57,33 +63,34 @@ def encode(
 ) -> Tensor:
     """Return the codes of rows, uint8 [n, r], along the path with the least Σ_j w_j (z_j − level)².
 
-    It is found by Viterbi's algorithm, in float32.
+    It is found by Viterbi's algorithm.
 
     Args:
         standard: z [n, r], of variance 1 as the levels are.
         weights: w [r], none below 0.
         bits: as of `level_places`.
-        levels: [1020], all of them, as `trellis_levels` has them; a number beyond the last level is
+        levels: [2 `LEVELS`], as `trellis_levels` has them; a number beyond the last level is
             stored as that.
     """
     codes = torch.empty(standard.shape, dtype=torch.uint8)
     if not codes.numel():
         return codes
     share = (weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)).tolist()
-    starts = first_level(bits).tolist()
+    starts = first_level(bits, memory).tolist()
     own = [
-        levels[start : start + 2 ** (count + 1)].float().view(-1, 4).T.contiguous()
+        levels[start : start + 2 ** (count + 1)].view(-1, 4).T.contiguous()
         for start, count in zip(starts, bits.tolist(), strict=True)
     ]
     for start in range(0, len(standard), ROWS):
-        rows = standard[start : start + ROWS].clamp(-FARTHEST, FARTHEST).float()
+        rows = standard[start : start + ROWS].double().clamp(-FARTHEST, FARTHEST)
         codes[start : start + ROWS] = _best_path(rows.T.contiguous(), share, own, memory)
     return codes
 
 
 @cache
 def trellis_levels() -> Tensor:
-    """Return the levels of 1, 2, … `MOST_BITS` bits for N(0, 1), float64 [1020], rising in each.
+    """Return the levels of 1, 2, … `MOST_BITS` bits for N(0, 1) on a path, rising in each, and then
+    those of coordinates by themselves, of which each is there twice; float64 [2 `LEVELS`].
 
     Lloyd's algorithm: a level becomes the mean of what is rounded to it, from the levels of one bit
     more that are best without a trellis. The same draws always.
@@ -95,17 +102,27 @@ def trellis_levels() -> Tensor:
         for _ in range(STEPS if count <= FITTED else 0):
             levels = _fitted(levels, draws, count)
         parts.append(levels)
-    return torch.cat(parts)
+    alone = [normal_levels(count)[0] for count in range(1, MOST_BITS + 1)]
+    return torch.cat([*parts, levels_alone(torch.cat(alone))])
+
+
+def levels_alone(levels: Tensor) -> Tensor:
+    """Return the best 2^b levels of all b in a row as `encode` takes them: every second one, as the
+    low bit of the subset is 0."""
+    return levels.repeat_interleave(2)
 
 
 def _fitted(levels: Tensor, draws: Tensor, count: int) -> Tensor:
     """Return levels [2^(b+1)] that are the means of draws rounded to them, alike on both sides."""
     bits = torch.full((draws.shape[1],), count)
-    start = int(first_level(bits[0]))
-    among = torch.cat([levels.new_zeros(start), levels])
+    start = 2 ** (count + 1) - 4
+    own = slice(start, start + len(levels))
+    among = torch.zeros(2 * LEVELS, dtype=torch.float64)
+    among[own] = levels
+    among[own.start + LEVELS : own.stop + LEVELS] = levels_alone(normal_levels(count)[0])
     places = level_places(encode(draws, torch.ones(len(bits)), bits, among), bits).flatten().long()
-    numbers = torch.bincount(places, minlength=len(among))[start:]
-    sums = torch.bincount(places, draws.flatten(), minlength=len(among))[start:]
+    numbers = torch.bincount(places, minlength=len(among))[own]
+    sums = torch.bincount(places, draws.flatten(), minlength=len(among))[own]
     numbers, sums = numbers + numbers.flip(0), sums - sums.flip(0)
     return torch.where(numbers > 0, sums / numbers.clamp(min=1), levels).sort().values
 
@@ -122,8 +139,9 @@ def _sum_of_past(lowest: Tensor, taps: tuple[int, ...]) -> Tensor:
 def _subsets(memory: int) -> Tensor:
     """Return the subset of each window of lowest bits, the newest lowest, int64 [2^(memory+1)]."""
     windows = torch.arange(2 ** (memory + 1))
-    high, low = (sum(((windows >> back) & 1 for back in taps), 0) for taps in TAPS[memory])
-    return 2 * (high % 2) + (low % 2) * torch.ones_like(windows)
+    none = torch.zeros_like(windows)
+    high, low = (sum(((windows >> back) & 1 for back in taps), none) for taps in TAPS[memory])
+    return 2 * (high % 2) + low % 2
 
 
 def _best_path(columns: Tensor, weights: list[float], own: list[Tensor], memory: int) -> Tensor:
@@ -140,12 +158,14 @@ def _best_path(columns: Tensor, weights: list[float], own: list[Tensor], memory:
     oldest = torch.empty(width, count, states, dtype=torch.bool)
     nearest = torch.empty(width, count, 4, dtype=torch.uint8)
     for j in range(width):
-        apart = torch.empty(count, 4)
+        apart = torch.empty(count, 4, dtype=torch.float64)
         for number, some in enumerate(own[j]):
             place = torch.bucketize(columns[j], (some[1:] + some[:-1]) / 2)
             apart[:, number] = (columns[j] - some[place]).square() * weights[j]
             nearest[j, :, number] = place
-        windows = cost[:, :, None] + apart[:, subsets].view(count, states, 2)
+        # Less the smallest, so that float32 holds what paths differ by behind a far one, too.
+        more = (apart - apart.min(dim=1, keepdim=True).values).float()
+        windows = cost[:, :, None] + more[:, subsets].view(count, states, 2)
         # Of two windows that end in one state, but for their oldest bit, the better one goes on.
         cost, choice = windows.view(count, 2, states).min(dim=1)
         oldest[j] = choice.bool()
