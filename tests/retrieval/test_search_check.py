@@ -16,6 +16,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.retrieval.search_check import (
+    SearchCheck,
     canary_queries,
     check_searches,
     checked_versions,
@@ -113,7 +114,7 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     assert check.high is not None
     # The mean's standard error, by a formula in place of draws.
     error = float(np.std(shares)) / 5
-    assert check.low == pytest.approx(check.recall - 1.96 * error, abs=0.3 * error)
+    assert check.recall - 4.5 * error < check.low < check.recall - 1.7 * error
     assert check.high == pytest.approx(check.recall + 1.96 * error, abs=0.3 * error)
     assert check.reaches(check.low)
     assert not check.reaches(check.recall)
@@ -151,14 +152,42 @@ def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_a_few_queries_are_no_measurement(line: Lineage) -> None:
+@pytest.mark.parametrize(("sample", "exact"), [(20, 0.8316), (60, 0.9404)])
+def test_few_queries_that_all_agree_are_not_certain(
+    line: Lineage, sample: int, exact: float
+) -> None:
     store = DictionaryStore()
     fill(line, store, "object")
-    queries = canary_queries(line, [2], "object", sample=19)
+    queries = canary_queries(line, [2], "object", sample=sample)
     for check in check_searches(line, store, "object", queries):
-        assert (check.queries, check.recall, check.low) == (19, None, None)
-        assert check.problem == "there are 19 queries whose length is above 0, and 20 are the least"
-        assert not check.reaches(0.0)
+        assert (check.queries, check.recall, check.high, check.worst) == (sample, 1.0, 1.0, 1.0)
+        assert check.low is not None
+        # Clopper and Pearson's lower end, of so many hits of as many: .025 ** (1 / n).
+        assert check.low == pytest.approx(exact, abs=0.03)
+        assert not check.reaches(0.96)
+
+
+def test_a_share_that_is_the_limit_reaches_it() -> None:
+    for share in (0.7, 0.8, 0.9, 0.95):
+        mean = float(torch.full((200,), share, dtype=torch.float64).mean())
+        assert SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(share)
+        assert not SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(share + 1e-6)
+
+
+def test_long_queries_do_not_hide_what_a_search_by_distance_misses(line: Lineage) -> None:
+    store = Forgetful()
+    fill(line, store, "object")
+    queries = {2: 1e4 * canary_queries(line, [2], "object")[2]}
+    (check,) = check_searches(line, store, "object", queries, 8, ["l2"])
+    assert check.recall is not None
+    assert check.recall < 0.9
+
+
+def test_a_query_that_is_there_twice_counts_once(line: Lineage, tmp_path: Path) -> None:
+    vectors = vectors_of(1, 4)
+    path = tmp_path / "queries.parquet"
+    write_embeddings(path, [(pa.array(range(12)), vectors.repeat(3, 1))])
+    assert (file_queries(line, 1, open_embeddings(path)) == vectors.numpy()).all()
 
 
 def test_rows_that_are_older_than_the_version_are_missed_by_distance_and_cosine(
@@ -184,7 +213,7 @@ def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path
     assert len(checks) == 3
     for check in checks:
         assert (check.queries, check.recall, check.worst) == (0, None, None)
-        assert check.problem == "there are 0 queries whose length is above 0, and 20 are the least"
+        assert check.problem == "there is no query whose length is above 0"
         assert not check.reaches(0.0)
 
 

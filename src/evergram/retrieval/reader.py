@@ -214,7 +214,7 @@ class Reader:
 
         With a sidecar, hits by the way back (`depth` of `SidecarFiles`) are read by it, and the k
         nearest are those by these vectors; not for calibrated scores, which are made for the way
-        back.
+        back. Many queries are then searched in parts, each in the store as it is at its moment.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
@@ -248,7 +248,8 @@ class Reader:
         checked = self.queries(queries, target)
         named = self.default_side if side is None else side
         depth = self._sidecars.depth(named, target, k) if scores == "raw" else k
-        at_once = queries_at_once(depth) if depth > k else len(checked)
+        read = depth if ids is None else min(depth, len(ids))
+        at_once = queries_at_once(read) if depth > k else len(checked)
         if len(checked) > at_once:
             parts_of_queries = np.split(checked, range(at_once, len(checked), at_once))
             asked_of = k, target, side, metric, ids

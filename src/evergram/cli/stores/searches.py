@@ -151,8 +151,9 @@ def _sentence(one: SearchCheck, rows: Mapping[int, int], least: float) -> str:
         )
     share = f"{one.recall:.4f} of the best rows"
     if one.recall >= least:
+        more = "measure more queries (--sample, --queries)"
         return (
             f"{what} return {share}, and other queries might have {one.low:.4f} of theirs, less "
-            f"than {least:g}: measure more queries (--sample, --queries), or {remedy}"
+            f"than {least:g}: {more}{'.' if one.recall == 1 else f', or {remedy}'}"
         )
     return f"{what} return {share}, less than {least:g}: {remedy}"

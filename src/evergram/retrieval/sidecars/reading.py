@@ -101,7 +101,7 @@ def check_depth(depth: object) -> None:
 
 def queries_at_once(depth: int) -> int:
     """Return how many queries are searched together, if each has this many hits to be read."""
-    return max(1, HITS // depth)
+    return max(1, HITS // max(1, depth))
 
 
 def reread(
