@@ -193,9 +193,9 @@ def check_searches(
             continue
         returned = enumerate(hits[version, metric])
         shares = [_share(reader, version, side, h, of_search, i) for i, h in returned]
-        own = torch.tensor(shares, dtype=torch.float64)
-        low, high = bootstrap(torch.cat([own, own.new_zeros(1)])).low, bootstrap(own).high
-        recall = float(own.mean()), low, high, min(shares)
+        with_none = bootstrap(torch.tensor([*shares, 0.0], dtype=torch.float64))
+        of_queries = bootstrap(torch.tensor(shares, dtype=torch.float64))
+        recall = of_queries.mean, with_none.low, of_queries.high, min(shares)
         checks[version, metric] = SearchCheck(version, metric, len(shares), *recall)
     return list(checks.values())
 
