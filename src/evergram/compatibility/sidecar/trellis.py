@@ -40,8 +40,8 @@ def first_level(bits: Tensor, memory: int = MEMORY) -> Tensor:
     """Return where the 2^(b+1) levels of columns of b bits [r] begin among all, int64 [r]."""
     low = TAPS[memory][1]
     alone = min(low) if low else len(bits)
-    places: Tensor = 2 ** (bits + 1) - 4
-    return places + LEVELS * (torch.arange(len(bits)) < alone)
+    places: Tensor = 2 ** (bits + 1) - 4 + LEVELS * (torch.arange(len(bits)) < alone)
+    return places
 
 
 def level_places(codes: Tensor, bits: Tensor, memory: int = MEMORY) -> Tensor:
