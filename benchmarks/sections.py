@@ -50,6 +50,7 @@ from benchmarks import (
     serving,
     sharded_tables,
     share_limits,
+    sidecar_rounding,
     sidecar_searches,
     snapshot_engine,
     sql_functions,
@@ -225,6 +226,9 @@ SECTIONS = {
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
+    "sidecar-rounding": Section(
+        sidecar_rounding.measure, sidecar_rounding.tiny, sidecar_rounding.table, needs_data=True
+    ),
     "sidecar-searches": Section(
         sidecar_searches.measure, sidecar_searches.tiny, sidecar_searches.table, needs_data=True
     ),
