@@ -20,8 +20,8 @@ from torch import Tensor
 
 from evergram.compatibility.sidecar.normal_levels import MOST_BITS, normal_levels
 
-# The number of a subset has a high and a low bit. Each is the sum of lowest bits of codes: of those
-# so many columns back, by how far it looks back at most, the memory. Without memory every
+# A subset's number has a high and a low bit, each the sum modulo 2 of the lowest bits of codes, of
+# those so many columns back. By memory: how far back the farthest is. With a memory of 0 every
 # coordinate is rounded by itself.
 TAPS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {0: ((0,), ()), 5: ((0, 2, 5), (3,))}
 MEMORY = 5
