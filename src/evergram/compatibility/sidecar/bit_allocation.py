@@ -15,7 +15,7 @@ def bit_order(variances: Tensor) -> Tensor:
     With b bits, coordinate j leaves λ_j e(b), where e are the `rounding_errors`. Each bit goes
     where it takes the most away. As e is convex, the first B of them leave the least that any B
     bits can leave. It is the water-filling of rate-distortion theory, in whole bits. Of
-    coordinates on a path (`trellis`) it is nearly so: they leave .85 of e(1), and less of the rest.
+    coordinates on a path (`trellis`) it is nearly so: what they leave of e(1) is a larger share.
 
     Args:
         variances: λ, [D], none below 0. A coordinate that is always 0 comes last.
