@@ -40,6 +40,8 @@ SOURCES = ("ours", "peers")
 # Of the training pairs one percent chooses the epoch; the softmax, which chooses none, holds out a
 # tenth of that.
 SQUARED = ["split.share=0.01", "training.refit=false", "training.budget=300"]
+# The softmax whose pairs pull their own candidates alone, and whose rows grow.
+ALONE = ["task.neighbour_share=0", "training.rescale_rows=false", "training.table_rate=0.04"]
 # With more dims a step takes longer; so many epochs fit ten minutes of two cores, and rates fall as
 # far in them.
 FEWER = {
@@ -152,11 +154,13 @@ def tiny() -> list[Row]:
 
 
 def _methods(name: str, dim: int) -> dict[str, Recipe]:
-    softmax, whole = softmax_recipe(name, dim), _ranked(dim)
-    data = [f"data.{key}={getattr(softmax.data, key)}" for key in ("path", "test")]
+    neighbours, whole = softmax_recipe(name, dim), _ranked(dim)
+    softmax = Recipe.of(neighbours.model_dump(), ALONE)
+    data = [f"data.{key}={getattr(neighbours.data, key)}" for key in ("path", "test")]
     settings = [*SQUARED, *whole, *data, f"model.dim={dim}"]
     squared = Recipe.load(gowalla.ROOT / "recipes" / "gowalla.toml", settings)
     return {
+        "Evergram, softmax over all, neighbours pulled": neighbours,
         "Evergram, softmax over all candidates": softmax,
         "Evergram, squared loss, SOGram": squared,
     }

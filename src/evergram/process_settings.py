@@ -27,15 +27,44 @@ CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 @contextmanager
 def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
-    """The settings of a training for a block: `no_denormals` and `kept_memory`.
+    """The settings of a training for a block: `no_denormals`, `kept_memory`, and on a GPU
+    `ordered_sums`.
 
     Args:
         parameters: what is trained; where they are more than `LARGE`, memory is given back as ever,
             as little is to be gained beside them and what is kept may be wanted elsewhere.
     """
-    large = sum(p.numel() * p.element_size() for p in parameters) > LARGE
-    with no_denormals(), nullcontext() if large else kept_memory():
+    trained = list(parameters)
+    large = sum(p.numel() * p.element_size() for p in trained) > LARGE
+    on_gpu = any(p.device.type == "cuda" for p in trained)
+    with (
+        no_denormals(),
+        nullcontext() if large else kept_memory(),
+        ordered_sums() if on_gpu else nullcontext(),
+    ):
         yield
+
+
+@contextmanager
+def ordered_sums() -> Iterator[None]:
+    """Have a GPU add in the same order each time inside the block, so that a seed repeats its bits.
+
+    Where torch knows no such algorithm it warns, and goes on with the one it has. A process that
+    asks for deterministic algorithms by itself keeps what it asked for.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    # torch warns of every product of matrices until cuBLAS has a workspace of its own.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[assignment]
 
 
 @contextmanager

@@ -105,7 +105,8 @@ class Kind:
         if (folder / "versions" / ("1" if self.upgrades else "0")).exists():
             return  # killed after its publication
         lineage = Lineage.open(folder) if self.upgrades else Lineage.create(folder, "killed")
-        settings: dict[str, Any] = {"checkpoints": checkpoints, "progress": False}
+        # A fork cannot use its parent's GPU.
+        settings: dict[str, Any] = {"checkpoints": checkpoints, "progress": False, "device": "cpu"}
         with lineage.training() as work:
             if self.upgrades:
                 artefact = upgrade(self.recipe(), lineage, corpus, folder=work, **settings)

@@ -79,7 +79,8 @@ def test_shards_have_the_rows_of_a_view_and_those_that_are_there_are_kept(
     files = [open_embeddings(shards.path(number)) for number in (0, 1)]
     blocks = [block for file in files for block in file.blocks(2)]
     assert pa.concat_arrays([block[0] for block in blocks]).equals(ids)
-    assert torch.equal(torch.cat([block[1] for block in blocks]), vectors)
+    # A library may sum the product of one row in another order than that of several.
+    torch.testing.assert_close(torch.cat([block[1] for block in blocks]), vectors)
     marks = provenance_of(view.fingerprint, view.computed_from)
     assert [file.provenance for file in files] == [marks, marks]
     with pytest.raises(DataError):

@@ -49,6 +49,12 @@ class Factorization(RowEncoder):
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.table_rows, has_all=inputs.has_all_ids)
 
+    @torch.no_grad()
+    def rescale(self) -> None:
+        """Set all rows to norm 1, which changes no embedding of unit norm; rows of zeros stay."""
+        for table in (self.query, self.candidate):
+            table.weight.copy_(nn.functional.normalize(table.weight, dim=1))
+
     def keyed(self) -> dict[str, str]:
         if self.schema.hashing is not None:
             return {}

@@ -99,12 +99,12 @@ def train(
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
-        pick_device(device),
+        pick_device(device, recipe.training.tables),
         Progress.of_choice(progress),
         _path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
-        collectives=join_processes(pick_device(device)),
+        collectives=join_processes(pick_device(device, recipe.training.tables)),
         checkpoints=checkpoints,
     )
     model = trained_encoder(trained, final.training, recipe.model)
@@ -231,7 +231,7 @@ def upgrade(
         consumers=consumers,
         keep_unknown=keep_unknown,
     )
-    chosen, shown = pick_device(device), Progress.of_choice(progress)
+    chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
     context = RunContext(chosen, shown, _path(folder), callbacks, checkpoints=checkpoints)
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
@@ -309,5 +309,5 @@ def upgrade_lost(
         allow_small_overlap=allow_small_overlap,
     )
     recipe = recipe.model_copy(update={"upgrade": settings})
-    context = RunContext(pick_device(device), Progress.of_choice(progress))
+    context = RunContext(pick_device(device, recipe.training.tables), Progress.of_choice(progress))
     return _upgraded(recipe, lineage, corpus, options, context)

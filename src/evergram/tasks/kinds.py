@@ -142,8 +142,9 @@ class SoftmaxAllSettings(TaskSettings):
     With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
     `denominator` "unobserved" a query's own pairs are not in its partition function. The
     log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
-    `largest_share` of a query's softmax. `products`: of queries and all candidates, summed in
-    float32 either way.
+    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the candidates
+    that most of its candidate's queries met, too, so many `neighbours` of each. `products`: of
+    queries and all candidates, summed in float32 either way.
     """
 
     kind = "softmax_all"
@@ -155,7 +156,18 @@ class SoftmaxAllSettings(TaskSettings):
     positive_temperature: Rate | None = None
     push: Rate = 1.0
     largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    neighbours: Positive = 10
     products: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _neighbours_of_means(self) -> SoftmaxAllSettings:
+        if self.neighbour_share and self.positive_temperature is not None:
+            raise ValueError(
+                f"task.neighbour_share is {self.neighbour_share:g}, and task.positive_temperature "
+                "is for scores of a query's own pairs alone; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _limit_of_all(self) -> SoftmaxAllSettings:
@@ -175,6 +187,13 @@ class SoftmaxAllSettings(TaskSettings):
 
         if self.largest_share is not None:
             check_share(self.largest_share, len(corpus.candidates))
+        neighbours = None
+        if self.neighbour_share:
+            from evergram.tasks.candidate_neighbours import CandidateNeighbours
+
+            pairs = corpus.column("query"), corpus.column("candidate")
+            sizes = len(corpus.queries), len(corpus.candidates)
+            neighbours = CandidateNeighbours.of(*pairs, *sizes, self.neighbours)
         return SoftmaxAll(
             self.temperature,
             positive_temperature=self.positive_temperature,
@@ -182,6 +201,8 @@ class SoftmaxAllSettings(TaskSettings):
             query_weight=query_weights(corpus.counts("query"), self.query_power),
             push=self.push,
             largest_share=self.largest_share,
+            neighbours=neighbours,
+            neighbour_share=self.neighbour_share,
             lower_products=self.products == "bfloat16",
         )
 

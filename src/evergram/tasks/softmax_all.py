@@ -7,6 +7,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
+from evergram.tasks.candidate_neighbours import CandidateNeighbours
 from evergram.tasks.partition.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
@@ -29,10 +30,13 @@ class SoftmaxAll(Task):
         push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
         largest_share: q, which no candidate's share of a query's softmax is above; None is no
             limit. There must be more than 1/q candidates, and `excludes_observed` be False.
+        neighbours, neighbour_share: K and ε: a pair's score is (1 − ε) s_ab + ε Σ_c K_bc s_ac, so
+            that candidates which the same queries met are pulled, too; not with τ₊.
         lower_products: multiply the batch's queries and all candidates in bfloat16, with sums in
             float32, where the processor can.
-    Source: docs/method.md, "The softmax over all candidates". The two temperatures, and κ:
-        Wu et al. 2024, Eq. (18), and the authors' code, in which κ is their ratio.
+    Source: docs/method.md, "The softmax over all candidates", and the sections below it. The two
+        temperatures, and κ: Wu et al. 2024, Eq. (18), and the authors' code, where κ is their
+        ratio.
     """
 
     wants_all_candidates = True
@@ -46,14 +50,20 @@ class SoftmaxAll(Task):
         query_weight: Tensor | None = None,
         push: float = 1.0,
         largest_share: float | None = None,
+        neighbours: CandidateNeighbours | None = None,
+        neighbour_share: float = 0.0,
         lower_products: bool = False,
     ) -> None:
         super().__init__()
+        if neighbours is not None and positive_temperature is not None:
+            raise ValueError("A second temperature is of a query's own pairs, without neighbours.")
         if largest_share is not None and excludes_observed:
             raise ValueError("A largest share is of all candidates; observed ones are excluded.")
         self.temperature = temperature
         self.push = push
         self.largest_share = largest_share
+        self.neighbours = neighbours
+        self.neighbour_share = neighbour_share
         self.lower_products = lower_products
         self.positive_temperature = positive_temperature
         self.excludes_observed = excludes_observed
@@ -84,9 +94,18 @@ class SoftmaxAll(Task):
             largest_share=self.largest_share,
             lower_products=self.lower_products,
         )
-        pulled = (weight * self._pull(score(encoded), own, times)).sum()
+        pulled = (weight * self._pull(self._scores(encoded, batch), own, times)).sum()
         loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
+
+    def _scores(self, encoded: Encoded, batch: Batch) -> Tensor:
+        """Return what pulls each pair together, [B]: its score, or that with its neighbours'."""
+        own = score(encoded)
+        if self.neighbours is None:
+            return own
+        assert encoded.all_candidates is not None
+        spread = self.neighbours(encoded.all_candidates)[batch.candidate]
+        return torch.lerp(own, (encoded.query * spread).sum(-1), self.neighbour_share)
 
     def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
         """Return the mean of each query's scores over τ, or the log-mean-exp at τ₊, [Q]."""

@@ -216,6 +216,7 @@ def prepare(
         0.0 if sweeps else settings.training.precondition,
         samples_gradient=settings.gramian.gradient == "sampled",
         decay=settings.training.decay,
+        rescales=settings.training.rescale_rows,
     )
     if isinstance(encoder, ShardedFactorization):
         encoder.attach(step.optimizers)
@@ -228,9 +229,11 @@ def prepare(
     )
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, tables: str = "auto") -> torch.device:
     """Return the device of a name; "auto" is CUDA if there is one.
 
+    Args:
+        tables: `training.tables`; for tables that are mapped from files, "auto" is the CPU.
     Raises: RecipeError: no device has that name, or there is no CUDA.
     """
     if name not in ("auto", "cpu", "cuda"):
@@ -241,7 +244,8 @@ def pick_device(name: str) -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+    chosen = name == "auto" and available and tables != "mapped"
+    return torch.device("cuda" if name == "cuda" or chosen else "cpu")
 
 
 def _encoder(

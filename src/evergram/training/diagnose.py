@@ -175,7 +175,9 @@ def diagnose(
     own = None if encoder is None else ModuleEncoder.of(encoder, training)
     settings = FitSettings.of(recipe, training, version)
     companions = Companions(past=past, own=own)
-    step, sampler, draws = prepare(settings, training, pick_device(device), companions)
+    step, sampler, draws = prepare(
+        settings, training, pick_device(device, recipe.training.tables), companions
+    )
     if not step.objective.wants_moments:
         return Diagnosis(version, sides, histograms, None, left_out=WITHOUT_GRAMIAN)
     tracking = Tracking(

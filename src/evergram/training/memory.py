@@ -86,7 +86,7 @@ def _obstacle(settings: FitSettings, device: torch.device) -> str:
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":
-        return f"tables on {device.type} are in the device's memory"
+        return f"tables on {device.type} are in the device's memory (--device cpu trains beside it)"
     if process_count() > 1:
         return f"{process_count()} processes share each batch, each with tables of its own"
     return ""

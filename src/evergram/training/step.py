@@ -14,6 +14,7 @@ from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.candidates_at_hand import CandidatesAtHand
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
@@ -43,6 +44,7 @@ class Step:
             sampling baselines of [G2] §4, or over those of the pairs.
         collectives: of the processes that share each batch; every one is given all of it.
         decay: each epoch's learning rates are so many times those of the epoch before.
+        rescales: whether each epoch begins with rows of norm 1; of a factorization on unit rows.
     """
 
     encoder: Encoder
@@ -59,6 +61,7 @@ class Step:
     samples_gradient: bool = False
     collectives: Collectives = ALONE
     decay: float = 1.0
+    rescales: bool = False
     # Of each side, the next batch's embeddings before the last step (of several processes, each has
     # its share of them), for estimators that want them.
     look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
@@ -66,7 +69,7 @@ class Step:
     look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
     def begin_epoch(self, start: int = 0, number: int = 0) -> None:
-        """Enter training mode with an epoch's rates, and forget the last epoch's look ahead.
+        """Enter training mode with an epoch's rates and rows, and forget the last one's look ahead.
 
         Args:
             start: the epoch's batch that comes first; after others, the look ahead stays.
@@ -76,6 +79,8 @@ class Step:
         self.encoder.train()
         if not start:
             self.look_ahead = {}
+            if self.rescales and isinstance(self.encoder, Factorization):
+                self.encoder.rescale()
 
     def __call__(
         self,

@@ -219,6 +219,15 @@ RULES = (
         needs="an optimizer that takes steps ('adaptive', 'adam', 'sgd')",
     ),
     Only(
+        "task.neighbours",
+        "task.neighbour_share",
+        test=lambda r: getattr(r.task.chosen, "neighbour_share", 0) > 0,
+        needs="task.neighbour_share above 0",
+    ),
+    Only("training.rescale_rows", "model.kind", ("factorization",)),
+    Only("training.rescale_rows", "model.normalize", (True,)),
+    Only("training.rescale_rows", "training.optimizer", ("adam",)),
+    Only(
         "model.start",
         "model.hash_rows",
         test=lambda r: getattr(r.model, "hash_rows", None) is None,

@@ -124,7 +124,9 @@ def tune(
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
     _check_ends(recipe, space, split.training)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
-    context = RunContext(pick_device(device), Progress.of_choice(progress), warns=False)
+    context = RunContext(
+        pick_device(device, recipe.training.tables), Progress.of_choice(progress), warns=False
+    )
     search = _Search(recipe, split, space, context, deadline)
     with claimed(folder):
         journal = TrialJournal(folder, identity, space)
