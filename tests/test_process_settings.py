@@ -6,12 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from evergram import process_settings
-from evergram.process_settings import CHOSEN, kept_memory, no_denormals, while_training
+from evergram.process_settings import (
+    CHOSEN,
+    kept_memory,
+    no_denormals,
+    ordered_sums,
+    while_training,
+)
 
 # Prints the pages that are made for twenty tensors of 64 MiB, one after the other, in a block; and
 # the resident pages when all are freed, in the block and after it, beyond those before it.
@@ -128,3 +136,29 @@ def test_beside_many_parameters_memory_is_given_back(
         assert (process_settings._KEEPING.blocks == 1) is kept
         assert float(tiny * 0.5) == 0
     assert process_settings._KEEPING.blocks == 0
+
+
+def test_sums_have_one_order_inside_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    chosen: Any = torch.utils.deterministic
+    fills = chosen.fill_uninitialized_memory
+    with ordered_sums():
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not chosen.fill_uninitialized_memory
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        warnings.warn("x does not have a deterministic implementation", UserWarning, stacklevel=1)
+        with ordered_sums():
+            assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert chosen.fill_uninitialized_memory == fills
+
+
+def test_somebodys_own_choice_of_algorithms_stays() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with ordered_sums():
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

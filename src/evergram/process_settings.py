@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -49,22 +50,26 @@ def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
 def ordered_sums() -> Iterator[None]:
     """Have a GPU add in the same order each time inside the block, so that a seed repeats its bits.
 
-    Where torch knows no such algorithm it warns, and goes on with the one it has. A process that
-    asks for deterministic algorithms by itself keeps what it asked for.
+    Where torch knows no such algorithm it goes on with the one it has; what it would warn of is
+    nothing that a user of a recipe could change. A process that asks for deterministic algorithms
+    by itself keeps what it asked for.
     """
     if torch.are_deterministic_algorithms_enabled():
         yield
         return
     # torch warns of every product of matrices until cuBLAS has a workspace of its own.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    chosen: Any = torch.utils.deterministic
+    fills = chosen.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+    chosen.fill_uninitialized_memory = False
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*determinis", category=UserWarning)
+            yield
     finally:
         torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[assignment]
+        chosen.fill_uninitialized_memory = fills
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.tasks.candidate_neighbours import CandidateNeighbours
+from evergram.tasks.kinds import SoftmaxAllSettings
 from evergram.tasks.softmax_all import SoftmaxAll, query_weights
 from evergram.tasks.task import Encoded
 
@@ -67,6 +69,39 @@ def test_gradients_are_those_of_finite_differences(positive: float | None, exclu
     task = SoftmaxAll(0.7, positive_temperature=positive, excludes_observed=excludes)
     sides = normal(6, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
+
+
+def with_neighbours(share: float) -> SoftmaxAll:
+    nearest = torch.tensor([[1, 2], [3, 0], [0, 1], [2, 0]])
+    shares = torch.tensor([[0.7, 0.3], [0.5, 0.5], [1.0, 0.0], [0.0, 0.0]])
+    neighbours = CandidateNeighbours(nearest, shares)
+    return SoftmaxAll(
+        0.7, query_weight=WEIGHT, push=PUSH, neighbours=neighbours, neighbour_share=share
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
+def test_neighbours_have_their_share_of_the_pull(share: float) -> None:
+    """Over the loss without: what a pair's own score loses, and its neighbours' scores gain."""
+    users, items = normal(6, 3), normal(4, 3, seed=1)
+    near = {0: {1: 0.7, 2: 0.3}, 1: {3: 0.5, 0: 0.5}, 2: {0: 1.0}, 3: {}}
+    expected = by_definition(users, items, 0.7, None, excludes=False)
+    for a, b in zip(QUERIES, PAIRS, strict=True):
+        theirs = sum(part * float(users[a] @ items[c]) for c, part in near[b].items())
+        own = float(users[a] @ items[b])
+        expected += float(WEIGHT[a]) * share * (own - theirs) / 0.7 / len(QUERIES)
+    task = with_neighbours(share)
+    assert float(task(encoded(users, items), batch(), {})) == pytest.approx(expected, rel=1e-6)
+    sides = users.requires_grad_(), items.requires_grad_()
+    assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
+
+
+def test_neighbours_are_refused_beside_a_second_temperature() -> None:
+    assert with_neighbours(0.2).is_mean_of_pairs
+    with pytest.raises(ValueError, match="leave one of them out"):
+        SoftmaxAllSettings(neighbour_share=0.1, positive_temperature=0.2)
+    with pytest.raises(ValueError, match="without neighbours"):
+        SoftmaxAll(positive_temperature=0.2, neighbours=with_neighbours(0.2).neighbours)
 
 
 def test_a_large_positive_temperature_is_the_mean() -> None:

@@ -70,7 +70,7 @@ def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path, k
     overrides = [*kind.split(), "model.dim=8", "model.hash_rows=150", "model.hash_seed=4"]
     recipe = Recipe.of(small.model_dump(), [*overrides, "upgrade.start=previous"])
     lineage = Lineage.create(tmp_path / "line", "line")
-    artefact = train(recipe)
+    artefact = train(recipe, device="cpu")
     assert artefact.encoder is not None
     assert artefact.encoder.options["hash_rows"] == 150
     sizes = {name: len(table) for name, table in artefact.encoder.state.items()}
@@ -139,7 +139,7 @@ def test_fewer_rows_need_less_memory(small: Recipe) -> None:
 
 def test_mapped_and_hashed_is_hashed(small: Recipe, tmp_path: Path) -> None:
     both = [
-        train(Recipe.of(small.model_dump(), ["model.hash_rows=40", f"training.tables={tables}"]))
-        for tables in ("memory", "mapped")
+        train(Recipe.of(small.model_dump(), ["model.hash_rows=40", tables]), device="cpu")
+        for tables in ("training.tables=memory", "training.tables=mapped")
     ]
     assert torch.equal(both[0].block("query")[1], both[1].block("query")[1])

@@ -69,7 +69,7 @@ def test_a_mapped_training_is_that_in_memory_bit_by_bit(
     values = small.model_dump()
     memory = Recipe.of(values, [*overrides.split(), "training.tables=memory"])
     mapped = Recipe.of(values, [*overrides.split(), MAPPED])
-    same(train(memory), train(mapped, folder=tmp_path))
+    same(train(memory, device="cpu"), train(mapped, folder=tmp_path))
     assert not any("mapped" in path.name for path in tmp_path.iterdir())
 
 
@@ -87,7 +87,7 @@ def test_several_blocks_are_the_same_too_and_their_vectors_are_mapped(tmp_path: 
         "task": {"penalty": 1.0, "l2": 0.1},
         "training": {"epochs": 2, "batch_size": 8192},
     }
-    one = train(Recipe.of(values, ["training.tables=memory"]), corpus)
+    one = train(Recipe.of(values, ["training.tables=memory"]), corpus, device="cpu")
     other = train(Recipe.of(values, [MAPPED]), corpus, folder=tmp_path)
     same(one, other)
     blocks = [vectors for _, vectors in other.blocks("query")]
@@ -159,7 +159,7 @@ def test_a_table_that_moved_on_after_the_checkpoint_does_not_leak_into_the_resum
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", MAPPED])
-    whole = train(recipe)
+    whole = train(recipe, device="cpu")
     with monkeypatch.context() as patch:
         real = Trainer._next_epoch
 
@@ -186,7 +186,7 @@ def test_an_upgrade_that_starts_from_the_previous_version_is_the_same(
         overrides = ["model.dim=8", "upgrade.start=previous", f"training.tables={tables}"]
         recipe = Recipe.of(small.model_dump(), overrides)
         lineage = Lineage.create(tmp_path / tables, tables)
-        publish(lineage, train(recipe))
+        publish(lineage, train(recipe, device="cpu"))
         made.append(upgrade(recipe, lineage, folder=lineage.work_dir))
     same(*made)
 

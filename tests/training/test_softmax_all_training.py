@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.candidates_at_hand import CandidatesAtHand
+from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.encoders.tables.embedding_tables import ROWS
 from evergram.errors import RecipeError
@@ -77,6 +78,58 @@ def test_an_epochs_gradients_are_the_whole_losss(
     for name, parameter in step.encoder.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_begins_with_rows_of_norm_one() -> None:
+    data = corpus()
+    chosen = recipe("training.optimizer=adam", "training.rescale_rows=true")
+    step, sampler, _ = prepare(FitSettings.of(chosen, data, 0), data, CPU)
+    assert isinstance(step.encoder, Factorization)
+    tables = step.encoder.query.weight, step.encoder.candidate.weight
+    for _ in run_epoch(step, sampler, None, 0, CPU):
+        pass
+
+    def embedded() -> list[Tensor]:
+        rows = step.encoder(step.scene)
+        return [rows.rows(s, torch.arange(len(data.counts(s)))).detach() for s in SIDES]
+
+    before = embedded()
+    lengths = [table.norm(dim=1) for table in tables]
+    assert not any(torch.allclose(own, torch.ones(())) for own in lengths)
+    step.begin_epoch(start=3, number=1)  # goes on with an interrupted epoch
+    assert all(torch.equal(t.norm(dim=1), own) for t, own in zip(tables, lengths, strict=True))
+    step.begin_epoch(number=1)
+    torch.testing.assert_close(embedded(), before)
+    for table in tables:
+        torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
+
+
+def test_rows_that_are_moved_as_far_in_every_epoch(small: Recipe) -> None:
+    """Without new lengths rows grow, and the same rate turns them ever less."""
+    unit = ["model.normalize=true", "model.start=smooth", "training.evaluate_every=3"]
+    settings = [*unit, "training.optimizer=adam", "training.table_rate=0.05"]
+    lengths = {}
+    for rescales in ("true", "false"):
+        of = Recipe.of(small.model_dump(), [*settings, f"training.rescale_rows={rescales}"])
+        encoder = train(of, device="cpu").encoder
+        assert encoder is not None
+        lengths[rescales] = float(encoder.state["query.weight"].norm(dim=1).mean())
+    assert lengths["true"] < lengths["false"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model.kind=two_tower", "training.optimizer=adam"], "model.kind"),
+        (["model.normalize=false", "training.optimizer=adam"], "model.normalize"),
+        ([], "training.optimizer"),
+    ],
+)
+def test_new_lengths_are_of_unit_rows_that_adam_moves(overrides: list[str], key: str) -> None:
+    with pytest.raises(RecipeError, match=f"rescale_rows is used with {key}"):
+        recipe("training.rescale_rows=true", *overrides)
+    with pytest.raises(RecipeError, match=r"neighbours is used with task\.neighbour_share above 0"):
+        recipe("task.neighbours=3")
 
 
 def test_automatic_settings() -> None:

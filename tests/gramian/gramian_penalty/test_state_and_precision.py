@@ -103,11 +103,12 @@ def test_evaluation_leaves_no_trace(estimator: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_it_moves_to_a_gpu_and_back(estimator: str) -> None:
-    penalty = GramianPenalty(DIM, estimator, prior=0.1)
+    # Of few batches SOGram's automatic rate is a tie, which rounding decides.
+    rate = 0.05 if estimator == "sogram" else "auto"
+    penalty = GramianPenalty(DIM, estimator, prior=0.1, rate=rate)
     other = copy.deepcopy(penalty).cuda()
     users, items = tables()
-    # Of the first batches alone, rounding would choose SOGram's rate.
-    for ids in (torch.arange(first, first + 5) for first in range(6)):  # ids may stay on the CPU
+    for ids in (torch.arange(5), torch.arange(3, 9)):  # ids may stay on the CPU
         expected = penalty(users[ids], items[ids], ids, ids)
         with torch.autocast("cuda"):
             value = other(users[ids].cuda(), items[ids].cuda(), ids, ids)

@@ -225,7 +225,12 @@ RULES = (
         needs="task.neighbour_share above 0",
     ),
     Only("training.rescale_rows", "model.kind", ("factorization",)),
-    Only("training.rescale_rows", "model.normalize", (True,)),
+    Only(
+        "training.rescale_rows",
+        "model.normalize",
+        test=lambda r: r.model.normalize,
+        needs="model.normalize = true",
+    ),
     Only("training.rescale_rows", "training.optimizer", ("adam",)),
     Only(
         "model.start",
