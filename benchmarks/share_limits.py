@@ -1,8 +1,9 @@
-"""What limits on candidates' shares, temperatures and pushes give on Gowalla and Yelp2018.
+"""What limits on candidates' shares, temperatures, pushes, neighbours and rescaled rows give.
 
-Each setting trains a recipe of `published_splits` for a third of its epochs, on nine tenths of the
-training pairs, and is judged by Recall@20 on the tenth that was held out; what the test part says
-is not kept. Results are kept in benchmarks/kept/share-limits, so that settings can be added.
+Each setting trains a recipe of `published_splits` for a third of its epochs, on nine tenths of
+Gowalla's or Yelp2018's training pairs, and is judged by Recall@20 on the tenth that was held out;
+what the test part says is not kept. Results are kept in benchmarks/kept/share-limits, so that
+settings can be added.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import gowalla
-from benchmarks.published_splits import KEPT, Kept
+from benchmarks.published_splits import ALONE, KEPT, Kept
 from benchmarks.tiny import recipes
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
@@ -32,23 +33,29 @@ SHORT = [
 
 @dataclass(frozen=True)
 class Setting:
-    """What is set in [task].
+    """What is set of [task] and [training].
 
     Args:
         share: `largest_share`; None is no limit.
+        neighbours: `neighbour_share`.
+        rescales: `rescale_rows`, at half of the rate.
     """
 
     temperature: float
     share: float | None
     push: float
+    neighbours: float = 0.0
+    rescales: bool = False
 
-    def override(self) -> str:
-        """Return the whole [task], as no key can take another's limit away."""
+    def overrides(self) -> list[str]:
+        """Return the whole [task], as no key can take another's limit away, and the rate."""
         share = "" if self.share is None else f", largest_share={self.share}"
-        return (
+        task = (
             f"task={{kind='softmax_all', products='bfloat16', temperature={self.temperature}, "
-            f"push={self.push}{share}}}"
+            f"push={self.push}{share}, neighbour_share={self.neighbours}}}"
         )
+        rescaled = ["training.rescale_rows=true", "training.table_rate=0.02"]
+        return [*ALONE, *(rescaled if self.rescales else []), task]
 
 
 @dataclass(frozen=True)
@@ -60,15 +67,18 @@ class Row:
     recall: float
 
 
+BESIDE = ((0.0, False), (0.0, True), (0.1, True), (0.2, True), (0.2, False))
 SETTINGS: dict[str, Sequence[Setting]] = {
     "yelp2018": [
-        *(Setting(0.12, share, 1.1) for share in (0.005, 0.01, 0.02, None)),
+        *(Setting(0.12, 0.01, 1.1, *beside) for beside in BESIDE),
+        *(Setting(0.12, share, 1.1) for share in (0.005, 0.02, None)),
         *(Setting(temperature, 0.01, 1.1) for temperature in (0.1, 0.14)),
         *(Setting(0.12, 0.01, push) for push in (1.0, 1.22)),
         Setting(0.12, 0.005, 1.0),
     ],
     "gowalla": [
-        *(Setting(0.1, share, 1.22) for share in (0.005, 0.01, 0.02, None)),
+        *(Setting(0.1, 0.01, 1.22, *beside) for beside in BESIDE),
+        *(Setting(0.1, share, 1.22) for share in (0.005, 0.02, None)),
         *(Setting(temperature, 0.01, 1.22) for temperature in (0.08, 0.12)),
         *(Setting(0.1, 0.01, push) for push in (1.1, 1.35)),
     ],
@@ -99,7 +109,7 @@ def _rows(
     name: str, path: Path, short: Sequence[str], settings: Sequence[Setting], kept: Kept
 ) -> Iterator[Row]:
     for setting in settings:
-        recipe = Recipe.load(path, [*short, setting.override()])
+        recipe = Recipe.load(path, [*short, *setting.overrides()])
         made = kept.get(_about(recipe), lambda r=recipe: _train(r))  # type: ignore[misc]
         if made is not None:
             yield Row(name, setting, made["recall"])
@@ -118,12 +128,17 @@ def _about(recipe: Recipe) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the settings, best first within each data set."""
-    lines = ["| data | temperature | largest share | push | Recall@20 |", "|---|---|---|---|---|"]
+    head = (
+        "| data | temperature | largest share | push | neighbours' share | rescaled | Recall@20 |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: (row.data, -row.recall)):
         own = row.setting
         share = "none" if own.share is None else f"{own.share:g}"
+        rescaled = "yes" if own.rescales else "no"
         lines.append(
-            f"| {row.data} | {own.temperature:g} | {share} | {own.push:g} | {row.recall:.4f} |"
+            f"| {row.data} | {own.temperature:g} | {share} | {own.push:g} | {own.neighbours:g} "
+            f"| {rescaled} | {row.recall:.4f} |"
         )
     return "\n".join(lines)
 

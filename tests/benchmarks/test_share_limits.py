@@ -11,13 +11,17 @@ from evergram.training.recipe import Recipe
 
 def setting_of(recipe: Recipe) -> Setting:
     task = recipe.task.model_dump()
-    return Setting(task["temperature"], task["largest_share"], task["push"])
+    training = recipe.training
+    return Setting(
+        *(task[key] for key in ("temperature", "largest_share", "push", "neighbour_share")),
+        rescales=training.rescale_rows,
+    )
 
 
 def test_a_setting_without_a_limit_takes_the_recipes_away() -> None:
     path = ROOT / "recipes" / "gowalla-softmax.toml"
     for share in (0.02, None):
-        recipe = Recipe.load(path, [*SHORT, Setting(0.3, share, 1.5).override()])
+        recipe = Recipe.load(path, [*SHORT, *Setting(0.3, share, 1.5).overrides()])
         assert setting_of(recipe) == Setting(0.3, share, 1.5)
 
 
