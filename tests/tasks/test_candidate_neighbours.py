@@ -77,3 +77,9 @@ def test_the_gradient_is_the_transposes() -> None:
     rows = normal(CANDIDATES, 3).requires_grad_()
     torch.testing.assert_close(made(rows), dense(made) @ rows)
     assert torch.autograd.gradcheck(made, rows)
+
+
+def test_a_single_candidate_has_no_neighbours() -> None:
+    rows = torch.zeros(3, dtype=torch.int64)
+    made = CandidateNeighbours.of(torch.arange(3), rows, 3, 1, k=10)
+    assert torch.equal(made(torch.ones(1, 2)), torch.zeros(1, 2))

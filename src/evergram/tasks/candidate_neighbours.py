@@ -34,8 +34,8 @@ class CandidateNeighbours(nn.Module):
         near, values = nearest.flatten(), share.flatten()
         order = torch.argsort(near, stable=True)
         parts = (
-            *(torch.arange(0, size * k + 1, k), near, values),
-            *(_starts(near, size), order // k, values[order]),  # of the transpose
+            *(k * torch.arange(size + 1), near, values),
+            *(_starts(near, size), order // max(k, 1), values[order]),  # of the transpose
         )
         names = (*PARTS, *(f"back_{part}" for part in PARTS))
         for name, part in zip(names, parts, strict=True):
