@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 from tests.support.task_batches import normal
 from torch import Tensor
@@ -46,6 +47,7 @@ def similarities(pairs: Pairs) -> list[list[float]]:
     ]
 
 
+@settings(deadline=None)
 @drawn(pairs_of, st.integers(1, 9))
 def test_the_nearest_share_by_similarity(pairs: Pairs, k: int) -> None:
     shares = dense(neighbours(pairs, k))
@@ -63,6 +65,7 @@ def test_the_nearest_share_by_similarity(pairs: Pairs, k: int) -> None:
             assert row[c] == pytest.approx(alike[c] / total, rel=1e-5)
 
 
+@settings(deadline=None)
 @drawn(pairs_of, st.integers(1, 4))
 def test_blocks_and_repeated_pairs_change_nothing(pairs: Pairs, k: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
