@@ -54,22 +54,48 @@ def ordered_sums() -> Iterator[None]:
     nothing that a user of a recipe could change. A process that asks for deterministic algorithms
     by itself keeps what it asked for.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        yield
-        return
-    # torch warns of every product of matrices until cuBLAS has a workspace of its own.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    chosen: Any = torch.utils.deterministic
-    fills = chosen.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    chosen.fill_uninitialized_memory = False
+    _ORDERING.enter()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*determinis", category=UserWarning)
             yield
     finally:
-        torch.use_deterministic_algorithms(False)
-        chosen.fill_uninitialized_memory = fills
+        _ORDERING.leave()
+
+
+@dataclass
+class _Ordering:
+    """How many blocks want sums in one order, and what torch had before the first of them."""
+
+    blocks: int = 0
+    chose: bool = False
+    fills: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self) -> None:
+        settings: Any = torch.utils.deterministic
+        with self.lock:
+            self.blocks += 1
+            if self.blocks > 1 or torch.are_deterministic_algorithms_enabled():
+                return
+            self.chose, self.fills = True, settings.fill_uninitialized_memory
+            # torch warns of every product of matrices until cuBLAS has a workspace of its own.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            settings.fill_uninitialized_memory = False
+
+    def leave(self) -> None:
+        settings: Any = torch.utils.deterministic
+        with self.lock:
+            self.blocks -= 1
+            if self.blocks or not self.chose:
+                return
+            self.chose = False
+            torch.use_deterministic_algorithms(False)
+            settings.fill_uninitialized_memory = self.fills
+
+
+_ORDERING = _Ordering()
 
 
 @contextmanager

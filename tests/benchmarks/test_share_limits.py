@@ -11,10 +11,12 @@ from evergram.training.recipe import Recipe
 
 def setting_of(recipe: Recipe) -> Setting:
     task = recipe.task.model_dump()
-    training = recipe.training
     return Setting(
-        *(task[key] for key in ("temperature", "largest_share", "push", "neighbour_share")),
-        rescales=training.rescale_rows,
+        task["temperature"],
+        task["largest_share"],
+        task["push"],
+        task["neighbour_share"],
+        recipe.training.rescale_rows,
     )
 
 

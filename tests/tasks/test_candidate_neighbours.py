@@ -51,12 +51,15 @@ def similarities(pairs: Pairs) -> list[list[float]]:
 @drawn(pairs_of, st.integers(1, 9))
 def test_the_nearest_share_by_similarity(pairs: Pairs, k: int) -> None:
     shares = dense(neighbours(pairs, k))
-    for row, alike in zip(shares.tolist(), similarities(pairs), strict=True):
+    for own, (row, alike) in enumerate(zip(shares.tolist(), similarities(pairs), strict=True)):
         best = sorted(alike, reverse=True)[: min(k, CANDIDATES - 1)]
         total = sum(best)
+        if not total:
+            assert row == [float(c == own) for c in range(CANDIDATES)]
+            continue
         chosen = [c for c, share in enumerate(row) if share > 0]
         assert sum(s > 0 for s in best) == len(chosen)
-        assert sum(row) == pytest.approx(1.0 if total else 0.0)
+        assert sum(row) == pytest.approx(1.0)
         # Of equals any may be chosen.
         assert sorted((alike[c] for c in chosen), reverse=True) == pytest.approx(
             [s for s in best if s > 0]
@@ -82,7 +85,7 @@ def test_the_gradient_is_the_transposes() -> None:
     assert torch.autograd.gradcheck(made, rows)
 
 
-def test_a_single_candidate_has_no_neighbours() -> None:
+def test_a_single_candidate_is_its_own_neighbour() -> None:
     rows = torch.zeros(3, dtype=torch.int64)
     made = CandidateNeighbours.of(torch.arange(3), rows, 3, 1, k=10)
-    assert torch.equal(made(torch.ones(1, 2)), torch.zeros(1, 2))
+    assert torch.equal(made(torch.ones(1, 2)), torch.ones(1, 2))

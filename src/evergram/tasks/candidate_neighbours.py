@@ -20,12 +20,12 @@ class CandidateNeighbours(nn.Module):
     """The k candidates nearest to each by the queries that they share, with shares that sum to one.
 
     The similarity of b and c is n_c^-½ Σ n_a^-½ over the queries a that met both, with the counts
-    n of distinct pairs: a cosine whose common factor n_b^-½ does not change the order, of rows in
-    which a query of many pairs says less of each.
+    n of distinct pairs: a cosine without n_b^-½, which is the same in a row, to which a shared
+    query counts n_a^-½.
 
     Args:
         nearest: int64 [N, k], rows of candidates.
-        share: float [N, k]; a row sums to one, or is zero where a candidate shares no query.
+        share: float [N, k]; rows sum to one. A candidate that shares no query is its own neighbour.
     """
 
     def __init__(self, nearest: Tensor, share: Tensor) -> None:
@@ -35,7 +35,7 @@ class CandidateNeighbours(nn.Module):
         order = torch.argsort(near, stable=True)
         parts = (
             *(k * torch.arange(size + 1), near, values),
-            *(_starts(near, size), order // max(k, 1), values[order]),  # of the transpose
+            *(_starts(near, size), order // k, values[order]),  # of the transpose
         )
         names = (*PARTS, *(f"back_{part}" for part in PARTS))
         for name, part in zip(names, parts, strict=True):
@@ -60,7 +60,7 @@ class CandidateNeighbours(nn.Module):
             _starts(query, queries), candidate, counts[0].rsqrt()[query], (queries, candidates)
         )
         order, ends = torch.argsort(candidate, stable=True), _starts(candidate, candidates)
-        k = min(k, candidates - 1)
+        k = max(1, min(k, candidates - 1))
         nearest = torch.empty(candidates, k, dtype=torch.int64)
         share = torch.empty(candidates, k)
         rows = max(1, BLOCK // candidates)
@@ -73,7 +73,10 @@ class CandidateNeighbours(nn.Module):
             own = torch.arange(stop - start)
             alike[own, own + start] = 0.0
             values, nearest[start:stop] = alike.topk(k, dim=1)
-            share[start:stop] = values / values.sum(1, keepdim=True).clamp(min=1e-30)
+            total = values.sum(1, keepdim=True)
+            share[start:stop] = values / total.clamp(min=1e-30)
+            alone = torch.nonzero(total[:, 0] == 0)[:, 0] + start
+            nearest[alone, 0], share[alone, 0] = alone, 1.0
         return cls(nearest, share)
 
     def forward(self, rows: Tensor) -> Tensor:
