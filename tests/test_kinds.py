@@ -40,6 +40,7 @@ NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     # Without rows to hash into, a seed of the hash is refused.
     ("model", "factorization"): {"hash_rows": 5},
     ("model", "two_tower"): {"hash_rows": 5},
+    ("task", "softmax_all"): {"neighbour_share": 0.1},
 }
 
 
