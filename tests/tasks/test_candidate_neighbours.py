@@ -89,3 +89,13 @@ def test_a_single_candidate_is_its_own_neighbour() -> None:
     rows = torch.zeros(3, dtype=torch.int64)
     made = CandidateNeighbours.of(torch.arange(3), rows, 3, 1, k=10)
     assert torch.equal(made(torch.ones(1, 2)), torch.ones(1, 2))
+
+
+def test_that_many_candidates_take_long_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    neighbours([(0, 0)], 2)
+    assert caplog.messages == []
+    monkeypatch.setattr(candidate_neighbours, "MANY", CANDIDATES - 1)
+    neighbours([(0, 0)], 2)
+    assert [m for m in caplog.messages if "compares each of 7 candidates with all others" in m]

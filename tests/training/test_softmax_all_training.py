@@ -104,8 +104,8 @@ def test_an_epoch_begins_with_rows_of_norm_one() -> None:
         torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
 
 
-def test_rows_that_are_moved_as_far_in_every_epoch(small: Recipe) -> None:
-    """Without new lengths rows grow, and the same rate turns them ever less."""
+def test_rows_grow_less_where_each_epoch_begins_anew(small: Recipe) -> None:
+    """After three epochs they have grown by one, in place of by three."""
     unit = ["model.normalize=true", "model.start=smooth", "training.evaluate_every=3"]
     settings = [*unit, "training.optimizer=adam", "training.table_rate=0.05"]
     lengths = {}

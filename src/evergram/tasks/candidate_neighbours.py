@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any, Self
 
@@ -10,8 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+log: logging.Logger = logging.getLogger(__name__)
+
 # Similarities [rows, N] that are in memory at once.
 BLOCK = 1 << 24
+# Candidates beyond which comparing each with all others is said to take long.
+MANY = 200_000
 # Of a matrix in compressed rows.
 PARTS = ("starts", "columns", "values")
 
@@ -50,6 +55,11 @@ class CandidateNeighbours(nn.Module):
             queries, candidates: how many there are.
             k: of each candidate; fewer where there are fewer others.
         """
+        if candidates > MANY:
+            log.warning(
+                f"task.neighbour_share compares each of {candidates:,} candidates with all others "
+                "before the first step, which takes long; set it to 0 to train without neighbours."
+            )
         key = torch.unique(query * candidates + candidate)
         query, candidate = key // candidates, key % candidates
         counts = [

@@ -142,8 +142,8 @@ class SoftmaxAllSettings(TaskSettings):
     With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
     `denominator` "unobserved" a query's own pairs are not in its partition function. The
     log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
-    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the candidates
-    that most of its candidate's queries met, too, so many `neighbours` of each. `products`: of
+    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to so many
+    `neighbours` of its candidate, which are the most like it by their queries. `products`: of
     queries and all candidates, summed in float32 either way.
     """
 

@@ -48,7 +48,8 @@ def place_tables(
     obstacle = _obstacle(settings, device)
     if choice == "mapped" and obstacle:
         raise RecipeError(
-            f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'."
+            f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'"
+            f"{'' if device.type == 'cpu' else ', or train with --device cpu'}."
         )
     exceeds = needed_bytes(model, corpus, version) > memory_bytes()
     if choice == "memory" or obstacle or (choice == "auto" and not exceeds):
@@ -86,7 +87,7 @@ def _obstacle(settings: FitSettings, device: torch.device) -> str:
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":
-        return f"tables on {device.type} are in the device's memory (--device cpu trains beside it)"
+        return f"tables on {device.type} are in the device's memory"
     if process_count() > 1:
         return f"{process_count()} processes share each batch, each with tables of its own"
     return ""

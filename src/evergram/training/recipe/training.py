@@ -37,8 +37,8 @@ class TrainingRecipe(RecipeTable):
     layer_rate: Rate = 2e-4
     # Each epoch's rates are so many times those of the epoch before.
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # Of unit rows: set tables' rows to norm 1 before each epoch, so that a rate turns a row as far
-    # in every epoch, however often it was moved.
+    # Of unit rows: set tables' rows to norm 1 before each epoch; rows that have grown would learn
+    # ever more slowly.
     rescale_rows: bool = False
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Weight = 0.1
