@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -25,6 +25,7 @@ ENCODERS = {
     "two_tower, hidden 512, 512": ["model.kind=two_tower", "model.hidden=[512, 512]"],
 }
 NONE = "no penalty"
+LIMITS = ("products", "products, weights and gradient")
 VARIANTS = {
     "SOGram, previous batch": [],
     # l2 as recipes have it unless told otherwise; all other rows are without.
@@ -65,7 +66,8 @@ def step_ratios(
 ) -> StepRatios:
     """Return medians over rounds of a step's time over that of the same step without a penalty.
 
-    Every variant has a turn of some steps in each round, in alternating order. A step is that of
+    Every variant has a turn of some steps in each round, in alternating order, and so have the bare
+    products, which find their rows as far away as a step after another's would. A step is that of
     the loop: it cuts its batch from the epoch's order, which is drawn outside of the measured time;
     evaluations are not measured either.
     """
@@ -74,7 +76,11 @@ def step_ratios(
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
-        turns = {(NONE, ""): Turns(recipe, corpus, [*model, "task.penalty=0.0"])}
+        turns: dict[tuple[str, str], Turns | Products] = {
+            (NONE, ""): Turns(recipe, corpus, [*model, "task.penalty=0.0"]),
+            (LIMITS[0], ""): Products(recipe, whole=False),
+            (LIMITS[1], ""): Products(recipe, whole=True),
+        }
         for variant, column in names:
             settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
             turns[variant, column] = Turns(recipe, corpus, [*model, *settings])
@@ -82,9 +88,8 @@ def step_ratios(
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
         result.milliseconds[encoder] = 1000 * median(bare)
-        limits = _limits(recipe, rounds)
         result.products[encoder], result.least[encoder] = (
-            1 + median(seconds) / median(bare) for seconds in limits
+            1 + median(times[limit, ""]) / median(bare) for limit in LIMITS
         )
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
@@ -105,8 +110,7 @@ def table(measured: StepRatios) -> str:
         "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    limits = {"products": measured.products, "products, weights and gradient": measured.least}
-    for name, limit in limits.items():
+    for name, limit in zip(LIMITS, (measured.products, measured.least), strict=True):
         cells = " | ".join(f"{limit[e]:.2f} | –" for e in encoders)
         lines.append(f"| the bare matrix {name} | {cells} |")
     for variant in VARIANTS:
@@ -118,30 +122,33 @@ def table(measured: StepRatios) -> str:
     return "\n".join(lines)
 
 
-def _limits(values: dict[str, Any], rounds: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of 2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing else;
-    and of these with weighted rows, the value ⟨Uᵀ U, G⟩ and the addition to another gradient."""
-    recipe = Recipe.of(values)
-    dim = recipe.model.dim_of(0)
-    size = values["training"]["batch_size"]
-    rows, matrix = torch.randn(size, dim), torch.randn(dim, dim)
-    weights, gradients = torch.rand(size, 1), torch.zeros(2, size, dim)
-    products, least = [], []
-    for number in range(rounds + 2):
+class Products:
+    """2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing else.
+
+    Args:
+        whole: True weighs the rows, and has the value ⟨Uᵀ U, G⟩ and the addition to another
+            gradient, too.
+    """
+
+    def __init__(self, values: dict[str, Any], whole: bool) -> None:
+        dim, size = Recipe.of(values).model.dim_of(0), values["training"]["batch_size"]
+        self.whole = whole
+        self.matrix, self.weights = torch.randn(dim, dim), torch.rand(size, 1)
+        self.sides = [(torch.randn(size, dim), torch.zeros(size, dim)) for _ in range(2)]
+
+    def take(self) -> float:
+        """Return the seconds."""
         started = time.perf_counter()
-        for _ in range(2):
-            rows.T @ rows
-            rows @ matrix
-        between = time.perf_counter()
-        for gradient in gradients:
-            weighted = rows * weights
+        for rows, gradient in self.sides:
+            if not self.whole:
+                rows.T @ rows
+                rows @ self.matrix
+                continue
+            weighted = rows * self.weights
             moment = weighted.T @ rows
-            (moment * matrix).sum()
-            gradient.add_(weighted @ matrix)
-        if number > 1:
-            products.append(between - started)
-            least.append(time.perf_counter() - between)
-    return products, least
+            (moment * self.matrix).sum()
+            gradient.add_(weighted @ self.matrix)
+        return time.perf_counter() - started
 
 
 class Turns:
@@ -183,7 +190,7 @@ class Turns:
 
 
 def interleaved(
-    turns: dict[tuple[str, str], Turns], rounds: int
+    turns: Mapping[tuple[str, str], Turns | Products], rounds: int
 ) -> dict[tuple[str, str], list[float]]:
     times: dict[tuple[str, str], list[float]] = {name: [] for name in turns}
     names = list(turns)

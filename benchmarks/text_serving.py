@@ -2,19 +2,23 @@
 
 Version 0 is of a static encoder, version 1 of the sentence encoder all-MiniLM-L6-v2: each request
 is encoded by MiniLM and taken back through the chain. Every text is new, so that no cache answers.
-The client, httpx over a socket, is part of the service's time and not of the encoder's.
+The client, httpx over a socket, is part of the service's time and not of the encoder's; what HTTP
+takes by itself is measured beside it, by uvicorn with an application that answers at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import httpx
 import numpy as np
@@ -25,7 +29,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.encode_file import Texts, encode_file
-from evergram.serving.server import listen
+from evergram.serving.server import bound_socket, listen
 from evergram.serving.settings import ServiceSettings
 from evergram.texts.addresses import open_text_encoder
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
@@ -36,12 +40,19 @@ SIZES = (1, 8)
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds a request of `texts` texts, by the service and by the bare encoder: medians."""
+    """Seconds a request of `texts` texts, as medians.
+
+    Args:
+        service: by the service.
+        bare: of the encoder alone.
+        http: of a request with the same body to an application that answers at once, as long.
+    """
 
     texts: int
     characters: float
     service: float
     bare: float
+    http: float
 
 
 def measure() -> list[Latency]:
@@ -87,16 +98,20 @@ def latencies(texts: list[str], sizes: tuple[int, ...], rounds: int) -> list[Lat
             thread = threading.Thread(target=server.run)
             thread.start()
             try:
-                with httpx.Client(base_url=server.url, timeout=60.0) as http:
+                with (
+                    _empty_application() as empty,
+                    httpx.Client(base_url=server.url, timeout=60.0) as http,
+                ):
                     _await(http)
 
-                    def send(some: list[str]) -> None:
+                    def send(some: list[str], to: str = "") -> None:
                         body = {"model": "line@v0", "input": some, "encoding_format": "base64"}
-                        http.post("/v1/embeddings", json=body).raise_for_status()
+                        http.post(f"{to}/v1/embeddings", json=body).raise_for_status()
 
                     actions: dict[str, Callable[[list[str]], object]] = {
                         "service": send,
                         "bare": bare.encode,
+                        "http": lambda some: send(some, empty),
                     }
                     return [_latency(actions, fresh, size, rounds, draw) for size in sizes]
             finally:
@@ -115,15 +130,44 @@ def _latency(
     characters = 0
     for round_ in range(rounds + 2):
         some = [texts[i] for i in draw.integers(0, len(texts), size)]
-        # The same texts for both, and either may be the first to bring them into caches.
-        for name in sorted(actions, reverse=bool(round_ % 2)):
+        # The same texts for all, and each may be the first to bring them into caches.
+        names = sorted(actions)
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
             started = time.perf_counter()
             actions[name](some)
             if round_ >= 2:
                 times[name].append(time.perf_counter() - started)
         characters += sum(map(len, some))
     mean = characters / (rounds + 2) / size
-    return Latency(size, mean, median(times["service"]), median(times["bare"]))
+    return Latency(size, mean, *(median(times[name]) for name in ("service", "bare", "http")))
+
+
+@contextmanager
+def _empty_application() -> Iterator[str]:
+    """Give the address of an application that reads a request, and answers a constant of as many
+    bytes as one vector takes."""
+    import uvicorn
+
+    answer = b"0" * 2_200
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": answer})
+
+    listening = bound_socket("127.0.0.1", 0)
+    server = uvicorn.Server(
+        uvicorn.Config(application, log_level="critical", lifespan="off", http="h11")
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def _encoded(path: Path, address: str, texts: list[str]) -> EmbeddingFile:
@@ -144,12 +188,13 @@ def _await(http: httpx.Client) -> None:
 
 def table(measured: list[Latency]) -> str:
     lines = [
-        "| texts a request | characters a text | service, p50 ms | bare encoder, p50 ms | ratio |",
-        "|---|---|---|---|---|",
+        "| texts a request | characters a text | service, p50 ms | bare encoder, p50 ms | "
+        "HTTP alone, p50 ms | service over encoder | over encoder and HTTP |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {m.texts} | {m.characters:.0f} | {1e3 * m.service:.1f} | {1e3 * m.bare:.1f} | "
-        f"{m.service / m.bare:.2f} |"
+        f"{1e3 * m.http:.1f} | {m.service / m.bare:.2f} | {m.service / (m.bare + m.http):.2f} |"
         for m in measured
     ]
     return "\n".join(lines)

@@ -2,9 +2,9 @@
 
 Every objective has as many settings drawn at random, chosen by the selection pairs of the first
 split; test pairs are used once, for every seed, each with a split of its own. Results are kept in
-build/which-loss, so that an interrupted run resumes. `python -m benchmarks.which_loss --data
-wikispeedia` makes a part; with --kept it only shows what is there, and with --write the document
-gets it. `which_loss_report` makes the tables.
+benchmarks/kept/which-loss, so that an interrupted run resumes, on another machine, too.
+`python -m benchmarks.which_loss --data wikispeedia` makes a part; with --kept it only shows what is
+there, and with --write the document gets it. `which_loss_report` makes the tables.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import gowalla
-from benchmarks.defaults import KEPT, METRIC, NotKeptError, Runs, recipe_of
+from benchmarks.defaults import METRIC, NotKeptError, Runs, recipe_of
 from benchmarks.tiny import recipes
 from benchmarks.which_loss_report import Kind, Row, tables
 
 TRIALS, SEEDS = 6, 3
-FOLDER = KEPT.parent / "which-loss"
+FOLDER = gowalla.ROOT / "benchmarks" / "kept" / "which-loss"
 DATA = (
     "amazon-musical-instruments",
     "movielens-latest-small",
@@ -61,6 +61,14 @@ def _unit(draw: random.Random) -> list[str]:
     ]
 
 
+def _neighbours(draw: random.Random) -> list[str]:
+    return [
+        *_unit(draw),
+        f"task.neighbour_share={draw.choice([0.1, 0.2, 0.3])}",
+        "training.rescale_rows=true",
+    ]
+
+
 def _free(draw: random.Random) -> list[str]:
     return [
         *(*SOFTMAX, f"task.l2={_between(draw, 0.003, 1):.3g}"),
@@ -90,6 +98,7 @@ OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
     "squared": _squared,
     "squared, solver": _solver,
     "softmax, unit rows": _unit,
+    "softmax, unit rows, neighbours": _neighbours,
     "softmax, free rows": _free,
     "softmax, 256 clusters": _clusters,
     "second-order softmax": _second_order,

@@ -167,6 +167,19 @@ def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.Monk
     prepare(settings, data, CPU)
 
 
+def test_sums_over_neighbours_count_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = corpus()
+    settings = FitSettings.of(recipe("task.neighbour_share=0.1", "task.neighbours=2"), data, 0)
+    dim = settings.model.dim_of(0)
+    # Sums and their gradient, and two neighbours of each with their shares, there and back.
+    needed = 948 + 9 * (2 * 4 * dim + 2 * 2 * (8 + 4))
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(RecipeError, match=f"at least {needed:,} bytes"):
+        prepare(settings, data, CPU)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed)
+    prepare(settings, data, CPU)
+
+
 @pytest.mark.parametrize(
     ("task", "sentence"),
     [

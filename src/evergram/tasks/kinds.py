@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
     from evergram.tasks.task import Task
 
+# Bytes of a number, and of a row's index.
+FLOAT, INDEX = 4, 8
+
 
 class TaskSettings(KindSettings):
     """Settings of a task, what training must provide for it, and how it is made."""
@@ -41,6 +44,11 @@ class TaskSettings(KindSettings):
     def sees_whole_queries(self) -> bool:
         """Whether the loss is defined by all pairs of a query together."""
         return False
+
+    def candidates_bytes(self, candidates: int, dim: int) -> int:
+        """Return the bytes that a step needs at least for all candidates, beside the model: where
+        it wants them all, their embeddings, the gradient of these, and that of a table."""
+        return 3 * FLOAT * candidates * dim if self.wants_all_candidates else 0
 
     @abstractmethod
     def build(self, corpus: Corpus) -> Task:
@@ -181,6 +189,14 @@ class SoftmaxAllSettings(TaskSettings):
     @property
     def sees_whole_queries(self) -> bool:
         return self.denominator == "unobserved" or self.positive_temperature is not None
+
+    def candidates_bytes(self, candidates: int, dim: int) -> int:
+        whole = super().candidates_bytes(candidates, dim)
+        if not self.neighbour_share:
+            return whole
+        entries = candidates * min(self.neighbours, candidates - 1)
+        # Sums over neighbours and their gradient; neighbours and their shares, there and back.
+        return whole + 2 * FLOAT * candidates * dim + 2 * (INDEX + FLOAT) * entries
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.softmax_all import SoftmaxAll, check_share, query_weights

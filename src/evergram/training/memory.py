@@ -25,8 +25,6 @@ LAYER_COPIES = 4
 # Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
 # are evaluated and published; a checkpoint has the first two.
 MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
-# Of all candidates, where a step has them: the embeddings, their gradient, and a table's.
-STEP_COPIES = 3
 # Files that state a container's limit.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -126,7 +124,7 @@ def refuse_candidates(settings: FitSettings, corpus: Corpus) -> None:
             f"{other}."
         )
     dim = settings.model.dim_of(settings.version)
-    needed = STEP_COPIES * FLOAT * dim * len(corpus.candidates)
+    needed = task.chosen.candidates_bytes(len(corpus.candidates), dim)
     needed += needed_bytes(settings.model, corpus, settings.version)
     there = memory_bytes()
     if needed > there:
