@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -13,10 +14,8 @@ from torch.nn import functional
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# Similarities [rows, N] that are in memory at once.
-BLOCK = 1 << 24
-# Candidates beyond which comparing each with all others is said to take long.
-MANY = 200_000
+# Similarities that are in memory at once, and beyond which they are said to take long.
+BLOCK, MANY = 1 << 24, 1 << 34
 # Of a matrix in compressed rows.
 PARTS = ("starts", "columns", "values")
 
@@ -55,37 +54,36 @@ class CandidateNeighbours(nn.Module):
             queries, candidates: how many there are.
             k: of each candidate; fewer where there are fewer others.
         """
-        if candidates > MANY:
-            log.warning(
-                f"task.neighbour_share compares each of {candidates:,} candidates with all others "
-                "before the first step, which takes long; set it to 0 to train without neighbours."
-            )
         key = torch.unique(query * candidates + candidate)
         query, candidate = key // candidates, key % candidates
-        counts = [
-            torch.bincount(rows, minlength=size).clamp(min=1).float()
-            for rows, size in ((query, queries), (candidate, candidates))
-        ]
+        of_query = torch.bincount(query, minlength=queries)
+        counts = torch.bincount(candidate, minlength=candidates)
         met = _csr(
-            _starts(query, queries), candidate, counts[0].rsqrt()[query], (queries, candidates)
+            _starts(query, queries), candidate, of_query[query].rsqrt(), (queries, candidates)
         )
         order, ends = torch.argsort(candidate, stable=True), _starts(candidate, candidates)
+        # Of each candidate, how many others share a query with it, at most.
+        most = torch.zeros(candidates, dtype=torch.int64)
+        most = most.index_add_(0, candidate, of_query[query]).clamp_(max=candidates)
+        if int(most.sum()) > MANY:
+            log.warning(
+                f"task.neighbour_share compares up to {int(most.sum()):,} pairs of candidates that "
+                "share a query before the first step, which takes long; set it to 0 to train "
+                "without neighbours."
+            )
         k = max(1, min(k, candidates - 1))
         nearest = torch.empty(candidates, k, dtype=torch.int64)
         share = torch.empty(candidates, k)
-        rows = max(1, BLOCK // candidates)
-        for start in range(0, candidates, rows):
-            stop = min(start + rows, candidates)
-            pairs = order[ends[start] : ends[stop]]
-            places = ends[start : stop + 1] - ends[start]
-            block = _csr(places, query[pairs], torch.ones(len(pairs)), (stop - start, queries))
-            alike = torch.sparse.mm(block, met).to_dense().mul_(counts[1].rsqrt())
-            own = torch.arange(stop - start)
-            alike[own, own + start] = 0.0
-            values, nearest[start:stop] = alike.topk(k, dim=1)
+        scale = counts.clamp(min=1).rsqrt()
+        for own in _blocks(most.clamp_(min=k)):
+            pairs = order[_ranges(ends[own], counts[own])]
+            starts = functional.pad(counts[own].cumsum(0), (1, 0))
+            block = _csr(starts, query[pairs], torch.ones(len(pairs)), (len(own), queries))
+            alike = torch.sparse.mm(block, met)
+            values, nearest[own] = _greatest(alike, own, scale, k)
             total = values.sum(1, keepdim=True)
-            share[start:stop] = values / total.clamp(min=1e-30)
-            alone = torch.nonzero(total[:, 0] == 0)[:, 0] + start
+            share[own] = values / total.clamp(min=1e-30)
+            alone = own[total[:, 0] == 0]
             nearest[alone, 0], share[alone, 0] = alone, 1.0
         return cls(nearest, share)
 
@@ -120,6 +118,47 @@ def _sums(rows: Tensor, starts: Tensor, columns: Tensor, values: Tensor) -> Tens
         per_sample_weights=values.to(rows),
         include_last_offset=True,
     )
+
+
+def _blocks(most: Tensor) -> Iterator[Tensor]:
+    """Yield rows in parts whose number times the greatest of their `most` is at most `BLOCK`."""
+    order = torch.argsort(most, stable=True)
+    start = 0
+    while start < len(order):
+        rows = BLOCK // int(most[order[start]])
+        last = order[min(start + max(rows, 1), len(order)) - 1]
+        stop = start + max(1, BLOCK // int(most[last]))
+        yield order[start:stop]
+        start = stop
+
+
+def _greatest(alike: Tensor, own: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k greatest entries of each row of a sparse matrix, and their columns.
+
+    Args:
+        alike: [rows, N] in compressed rows; an entry counts `scale` of its column.
+        own: the column of each row that is left out.
+    """
+    starts, columns = alike.crow_indices(), alike.col_indices()
+    lengths = starts.diff()
+    row = torch.repeat_interleave(torch.arange(len(own)), lengths)
+    place = torch.arange(len(columns)) - starts[row]
+    values = alike.values() * scale[columns]
+    values[columns == own[row]] = 0.0
+    # Entries side by side; where there are less than k, zeros of no column in particular.
+    shape = len(own), max(k, int(lengths.max()))
+    beside = torch.zeros(shape)
+    beside[row, place] = values
+    greatest, chosen = beside.topk(k, dim=1)
+    at = torch.zeros(shape, dtype=torch.int64)
+    at[row, place] = columns
+    return greatest, at.gather(1, chosen)
+
+
+def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the numbers of each range, from its start on, one range after the other."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - before, lengths)
 
 
 def _starts(rows: Tensor, size: int) -> Tensor:
