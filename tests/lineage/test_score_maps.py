@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_line
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.score_maps import Metric, ScoreMaps
+from evergram.lineage.score_maps import Metric, QueryVectors, ScoreMaps
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.retrieval.fill import fill, space_of, stored_rows
@@ -39,6 +40,10 @@ def lineage(tmp_path: Path) -> Lineage:
     return lineage
 
 
+def calibrated(made: QueryVectors) -> dict[str, Any]:
+    return {"scores": "calibrated", "query_vectors": made}
+
+
 def score(query: np.ndarray, row: np.ndarray, metric: Metric) -> float:
     if metric == "l2":
         return -float(((query - row) ** 2).sum())
@@ -47,29 +52,40 @@ def score(query: np.ndarray, row: np.ndarray, metric: Metric) -> float:
 
 
 def pairs(
-    lineage: Lineage, source: int, target: int, metric: Metric
+    lineage: Lineage,
+    source: int,
+    target: int,
+    metric: Metric,
+    query_vectors: QueryVectors = "read_back",
 ) -> tuple[list[float], list[float]]:
-    """The scores of all pairs of canaries, one by one: read back from `source`, and of `target`."""
+    """The scores of all pairs of canaries, one by one: those of queries with rows that are read
+    back from `source`, and of `target`."""
     ids, new = lineage.canaries(source)["object"]
     own_ids, own = lineage.canaries(target)["object"]
     back = (new.double() @ lineage.chain.matrix(source, target).double().T).numpy()
     then = dict(zip(own_ids.to_pylist(), own.double().numpy(), strict=True))
     rows = [(row, then[id_]) for id_, row in zip(ids.to_pylist(), back, strict=True) if id_ in then]
-    now = [score(a[0], b[0], metric) for a, b in combinations(rows, 2)]
+    place = ("read_back", "own").index(query_vectors)
+    now = [score(a[place], b[0], metric) for a, b in combinations(rows, 2)]
     return sorted(now), sorted(score(a[1], b[1], metric) for a, b in combinations(rows, 2))
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 @pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize("made", get_args(QueryVectors))
 def test_a_calibrated_score_has_the_rank_of_the_raw_one(
-    lineage: Lineage, metric: Metric, target: int
+    lineage: Lineage, metric: Metric, target: int, made: QueryVectors
 ) -> None:
-    now, then = pairs(lineage, 2, target, metric)
+    now, then = pairs(lineage, 2, target, metric, made)
     query = word_vectors(["word1 word2 word3"], target, (10, 12)[target])
     with closing(Reader.open(lineage.path)) as reader:
+        if made == "read_back":
+            query = reader.transform(word_vectors(["word1 word2 word3"], 2, 11), 2, target)
         raw = reader.search(query, 30, target, metric=metric)[0]
-        hits = reader.search(query, 30, target, metric=metric, scores="calibrated")[0]
-    assert hits.ids == raw.ids
+        hits = reader.search(query, 30, target, None, metric, **calibrated(made))[0]
+        again = reader.calibrated([raw], target, None, metric, query_vectors=made)[0]
+    assert hits.ids == raw.ids == again.ids
+    assert_array_equal(again.scores, hits.scores)
     inside = [i for i, s in enumerate(raw.scores) if now[10] < s < now[-10]]
     assert len(inside) > 5
     for i in inside:
@@ -94,8 +110,8 @@ def test_the_best_of_rows_of_two_versions_are_those_by_calibrated_score(
     store.upsert(stored_rows(lineage, maps, space, ids, word_vectors(texts[::2], 0, 10)))
     queries = word_vectors([f"word{i} word{i + 1} word{i + 2}" for i in range(20)], 0, 10)
     with closing(Reader.open(lineage.path, {"object": store})) as reader:
-        whole = reader.search(queries, len(texts), 0, metric=metric, scores="calibrated")
-        first = reader.search(queries, 10, 0, metric=metric, scores="calibrated")
+        whole = reader.search(queries, len(texts), 0, None, metric, **calibrated("own"))
+        first = reader.search(queries, 10, 0, None, metric, **calibrated("own"))
         raw = reader.search(queries, 10, 0, metric=metric)
     for few, hits in zip(first, whole, strict=True):
         assert len(hits) == len(texts)
@@ -110,7 +126,45 @@ def test_rows_of_the_version_itself_keep_their_scores(lineage: Lineage) -> None:
     query = word_vectors(["word1 word2"], 2, 11)
     with closing(Reader.open(lineage.path)) as reader:
         raw = reader.search(query, 5)[0]
-        assert_array_equal(reader.search(query, 5, scores="calibrated")[0].scores, raw.scores)
+        assert_array_equal(reader.search(query, 5, **calibrated("own"))[0].scores, raw.scores)
+
+
+def test_rows_of_the_version_itself_are_calibrated_for_queries_that_are_read_back(
+    lineage: Lineage,
+) -> None:
+    """In the middle of a migration, against all pairs of canaries one by one."""
+    store, maps = DictionaryStore("string"), VersionMaps(lineage)
+    space = space_of(lineage, 0)
+    store.add_space(space)
+    texts = sentences()
+    ids = pa.array([f"text-{i}" for i in range(len(texts))])
+    store.upsert(stored_rows(lineage, maps, space, ids, word_vectors(texts, 0, 10)))
+    own_ids, own = lineage.canaries(0)["object"]
+    new_ids, new = lineage.canaries(2)["object"]
+    read = lineage.chain.apply(new, 2, 0).double().numpy()
+    then = dict(zip(own_ids.to_pylist(), own.double().numpy(), strict=True))
+    both = [(row, then[i]) for i, row in zip(new_ids.to_pylist(), read, strict=True) if i in then]
+    query = maps.rows(word_vectors(texts[:60], 2, 11), 2, 0)
+    with closing(Reader.open(lineage.path, {"object": store})) as reader:
+        hits = reader.search(query, len(texts), 0, None, "cosine", **calibrated("read_back"))
+        plain = reader.search(query, len(texts), 0, None, "cosine")
+    of_then = [score(a[1], b[1], "cosine") for a, b in combinations(both, 2)]
+    threshold = float(np.quantile(of_then, 0.95))
+    above, raw = (
+        np.mean(np.concatenate([h.scores for h in found]) > threshold) for found in (hits, plain)
+    )
+    assert abs(above - 0.05) < 0.015 < abs(raw - 0.05)
+
+
+def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
+    query = word_vectors(["word1"], 2, 11)
+    with closing(Reader.open(lineage.path)) as reader:
+        with pytest.raises(DataError, match="query_vectors is not given, and"):
+            reader.search(query, scores="calibrated")
+        with pytest.raises(DataError, match="query_vectors is 'mine'"):
+            reader.search(query, scores="calibrated", query_vectors="mine")  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="the model of version 2 made"):
+            reader.calibrated(reader.search(query))
 
 
 def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
@@ -128,11 +182,12 @@ def test_too_few_canaries_are_refused(tmp_path: Path) -> None:
     with closing(Reader.open(lineage.path)) as reader:
         query = word_vectors(["word1"], 0, 10)
         with pytest.raises(LineageError, match="pairs have both scores, and 1000 are needed"):
-            reader.search(query, 5, 0, scores="calibrated")
-        with pytest.raises(LineageError, match="no canaries of side 'query'"):
-            reader.calibrated(reader.search(query, 5, 0), 0, query_side="query")
+            reader.search(query, 5, 0, **calibrated("own"))
+        hits = reader.search(query, 5, 0)
+        with pytest.raises(LineageError, match="canaries of side 'query'"):
+            reader.calibrated(hits, 0, query_side="query", query_vectors="own")
         with pytest.raises(LineageError, match="no side"):
-            reader.calibrated(reader.search(query, 5, 0), 0, "query")
+            reader.calibrated(hits, 0, "query", query_vectors="own")
         with pytest.raises(DataError, match="no scores 'nice'"):
             reader.search(query, 5, 0, scores="nice")  # type: ignore[arg-type]
         assert len(reader.search(query, 5, 0)[0]) == 5

@@ -116,7 +116,7 @@ def group_size(width: int, k: int) -> int:
 def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None = None) -> Tensor:
     """Return the k candidates of each query with the largest scores, best first, int64 [Q, K].
 
-    K is k, or N if there are fewer.
+    K is k, or N if there are fewer. Of equal scores the earlier candidate comes first.
 
     Args:
         query: [Q, D]; candidate: [N, D].
@@ -135,5 +135,7 @@ def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None
             place = torch.cat([place, largest.indices + start], dim=1)
             chosen = best.topk(min(k, best.shape[1]))
             best, place = chosen.values, place.gather(1, chosen.indices)
-        lists.append(place.to(query.device))
+        place, order = place.sort(1)
+        order = best.gather(1, order).argsort(dim=1, descending=True, stable=True)
+        lists.append(place.gather(1, order).to(query.device))
     return torch.cat(lists)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Hits
 
 Metric = Literal["ip", "l2", "cosine"]
+# Who made query vectors: the version's own model, or the way back, from those of a later version.
+QueryVectors = Literal["own", "read_back"]
 
 
 class ScoreMaps:
@@ -30,24 +33,37 @@ class ScoreMaps:
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, int, str, str, Metric], ScoreMap] = {}
+        self._made: dict[tuple[int, int, str, str, Metric, QueryVectors], ScoreMap] = {}
 
     def of(
-        self, source: int, target: int, sides: tuple[str, str], metric: Metric = "ip"
+        self,
+        source: int,
+        target: int,
+        sides: tuple[str, str],
+        metric: Metric = "ip",
+        query_vectors: QueryVectors = "read_back",
     ) -> ScoreMap:
         """Return the map of scores at version `target` from rows of version `source`.
 
         Args:
             sides: of the queries and of what is searched; on one side, no object meets itself.
+            query_vectors: those that are read back are production's.
         Raises: LineageError: the versions keep too few canaries in common; or rows of `source`
             cannot be read as `target`.
         """
-        key = source, target, *sides, metric
+        key = source, target, *sides, metric, query_vectors
         if key not in self._made:
-            self._made[key] = self._fit(source, target, sides, metric)
+            self._made[key] = self._fit(source, target, sides, metric, query_vectors)
         return self._made[key]
 
-    def hits(self, hits: Hits, target: int, sides: tuple[str, str], metric: Metric = "ip") -> Hits:
+    def hits(
+        self,
+        hits: Hits,
+        target: int,
+        sides: tuple[str, str],
+        metric: Metric = "ip",
+        query_vectors: QueryVectors = "read_back",
+    ) -> Hits:
         """Return hits with the scores that version `target` would have given, best first.
 
         Those of rows of `target` itself stay.
@@ -55,20 +71,30 @@ class ScoreMaps:
         """
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
-            if source != target:
+            if source != target or self._query_source(target, query_vectors) != target:
                 mine = hits.versions == source
-                scores[mine] = self.of(source, target, sides, metric).apply(scores[mine])
+                chosen = self.of(source, target, sides, metric, query_vectors)
+                scores[mine] = chosen.apply(scores[mine])
         best = np.argsort(-scores, kind="stable")
         ids = hits.ids.take(pa.array(best))
         return Hits(ids, scores[best].astype(np.float32), hits.versions[best])
 
-    def _fit(self, source: int, target: int, sides: tuple[str, str], metric: Metric) -> ScoreMap:
-        queries = self._canaries(source, target, sides[0])
-        searched = queries if sides[0] == sides[1] else self._canaries(source, target, sides[1])
-        now, then = (
-            _scores(*pair, metric, same=sides[0] == sides[1])
-            for pair in zip(queries, searched, strict=True)
-        )
+    def _fit(
+        self,
+        source: int,
+        target: int,
+        sides: tuple[str, str],
+        metric: Metric,
+        query_vectors: QueryVectors,
+    ) -> ScoreMap:
+        of_queries, same = self._query_source(target, query_vectors), sides[0] == sides[1]
+        if same:
+            queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
+            own_rows = own
+        else:
+            queries, own = self._canaries((of_queries, target), target, sides[0])
+            rows, own_rows = self._canaries((source, target), target, sides[1])
+        now, then = _scores(queries, rows, metric, same), _scores(own, own_rows, metric, same)
         try:
             return ScoreMap.fit(now, then)
         except DataError as error:
@@ -77,21 +103,34 @@ class ScoreMaps:
                 f"the objects that both keep as canaries: {error} Ask for raw scores."
             ) from error
 
-    def _canaries(self, source: int, target: int, side: str) -> tuple[Tensor, Tensor]:
-        """Return the vectors of the canaries that both versions keep: those of `source`, read as
-        `target`, and the target's own; float64 [n, D]."""
-        new, old = (self._lineage.canaries(v).get(side) for v in (source, target))
-        if new is None or old is None:
-            raise LineageError(
-                f"Versions {source} and {target} keep no canaries of side {side!r}, by which "
-                "scores could be calibrated; ask for raw scores."
-            )
-        places = pc.index_in(new[0], value_set=old[0])
-        rows = torch.from_numpy(places.is_valid().to_numpy(zero_copy_only=False).copy())
-        own = old[1][torch.from_numpy(places.drop_null().to_numpy().astype(np.int64))]
-        return self._read(new[1][rows], source, target).double(), own.double()
+    def _query_source(self, target: int, query_vectors: QueryVectors) -> int:
+        """Return the version whose vectors queries at version `target` are read from."""
+        return target if query_vectors == "own" else max(target, self._lineage.production)
+
+    def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
+        """Return the vectors of each version's canaries, of those that all of them keep, read as
+        `target`; float64 [n, D]."""
+        kept = [self._lineage.canaries(version).get(side) for version in versions]
+        ids = None if kept[0] is None else kept[0][0]
+        for canaries in kept:
+            if ids is None or canaries is None:
+                numbers = " and ".join(map(str, sorted(set(versions))))
+                raise LineageError(
+                    f"Versions {numbers} do not all keep canaries of side {side!r}, by which "
+                    "scores could be calibrated; ask for raw scores."
+                )
+            ids = ids.filter(pc.is_in(ids, value_set=canaries[0]))
+        vectors = []
+        for version, canaries in zip(versions, kept, strict=True):
+            assert canaries is not None
+            places = pc.index_in(ids, value_set=canaries[0]).to_numpy().astype(np.int64)
+            rows = canaries[1][torch.from_numpy(places)]
+            vectors.append(self._read(rows, version, target).double())
+        return vectors
 
     def _read(self, vectors: Tensor, source: int, target: int) -> Tensor:
+        if source == target:
+            return vectors
         if source > target:
             return self._lineage.chain.apply(vectors, source, target)
         forward = self._lineage.forward(source, target)
@@ -103,7 +142,7 @@ class ScoreMaps:
         return vectors.double() @ forward[0].T + forward[1]
 
 
-def _scores(queries: Tensor, rows: Tensor, metric: Metric, *, same: bool) -> Doubles:
+def _scores(queries: Tensor, rows: Tensor, metric: Metric, same: bool) -> Doubles:
     """Return the scores of all pairs of queries and rows; of one side, of each two objects."""
     if metric == "cosine":
         queries, rows = (

@@ -19,7 +19,7 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
-from evergram.lineage.score_maps import ScoreMaps
+from evergram.lineage.score_maps import QueryVectors, ScoreMaps
 from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
@@ -41,7 +41,7 @@ Metric = Literal["ip", "l2", "cosine"]
 Scores = Literal["raw", "calibrated"]
 Version = int | str | None
 
-__all__ = ["Embedded", "Metric", "Reader", "Scores", "Version", "check_spaces"]
+__all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
 
 
 class Reader:
@@ -160,6 +160,7 @@ class Reader:
         side: str | None = None,
         *,
         dimensions: int | None = None,
+        sidecars: bool = True,
     ) -> Embedded:
         """Return the embeddings of ids at a version.
 
@@ -168,6 +169,7 @@ class Reader:
             side: `default_side` by default.
             dimensions: keep so many of the version's first coordinates, with length 1; one of the
                 numbers that its encoder's record declares.
+            sidecars: False reads all rows by the way back.
         Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
             declared. LineageError: no such side; or a row of an older version cannot be read
             forward.
@@ -176,7 +178,7 @@ class Reader:
         if dimensions is not None:
             manifest = self.lineage.manifest(target)
             dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
-            whole = self.embed(ids, target, side)
+            whole = self.embed(ids, target, side, sidecars=sidecars)
             return replace(whole, vectors=cut(whole.vectors, dims))
         side = self.default_side if side is None else side
         store = self._stores.at(side, target)
@@ -187,11 +189,12 @@ class Reader:
             # Every id, once and in order: by far the most frequent case.
             source = fetched[0].version
             sources = np.full(len(asked), source)
-            return Embedded(target, asked, self._as(fetched[0], target, side), sources, source)
+            read = self._as(fetched[0], target, side, sidecars)
+            return Embedded(target, asked, read, sources, source)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
         for rows in fetched:
-            read = self._as(rows, target, side)
+            read = self._as(rows, target, side, sidecars)
             mine, places = places_among(asked, rows.ids)
             vectors[mine] = read[places]
             sources[mine] = rows.version
@@ -209,6 +212,7 @@ class Reader:
         filter: Filter | None = None,
         scores: Scores = "raw",
         query_side: str | None = None,
+        query_vectors: QueryVectors | None = None,
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
@@ -223,7 +227,7 @@ class Reader:
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
             scores: "calibrated" as of `calibrated`; the k nearest are then those by these scores.
-            query_side: as of `calibrated`.
+            query_side, query_vectors: as of `calibrated`; raw scores need neither.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
             affine; or the store was never filled. ShapeError, DataError: the queries are no finite
@@ -236,6 +240,7 @@ class Reader:
             raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         check_k(k)
         target = self.lineage.resolve(version)
+        made = _known(query_vectors, target) if scores == "calibrated" else "read_back"
         store = self._stores.at(side, target)
         own = self.store(side)
         if filter is not None and store is not own:
@@ -277,7 +282,7 @@ class Reader:
         if scores == "raw":
             return parts[0]
         sides = self._sides(query_side, side)
-        apart = [self._calibrated(part, target, sides, metric) for part in parts]
+        apart = [self._calibrated(part, target, sides, metric, made) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def encode(
@@ -331,7 +336,12 @@ class Reader:
         target = self.lineage.resolve(version)
         check_k(k)
         queries = self.encode(texts, target, role)
-        return self.search(queries, k, target, side, metric, ids, filter=filter, scores=scores)
+        return self.search(
+            *(queries, k, target, side, metric, ids),
+            filter=filter,
+            scores=scores,
+            query_vectors="own" if target >= self.lineage.production else "read_back",
+        )
 
     def calibrated(
         self,
@@ -341,6 +351,7 @@ class Reader:
         metric: Metric = "ip",
         *,
         query_side: str | None = None,
+        query_vectors: QueryVectors | None = None,
     ) -> list[Hits]:
         """Return hits with scores as the version itself gave them, for thresholds set on these.
 
@@ -350,11 +361,17 @@ class Reader:
         Args:
             hits: of a search at this version, with this side and metric.
             query_side: the side of the queries; by default "query" if there is one, else `side`.
-        Raises: LineageError: the versions keep too few canaries in common. DataError: the reader
-            has a sidecar that hits of these versions may be ranked by.
+            query_vectors: "own" if the version's own model made the queries, such as vectors that
+                were kept from before an upgrade, or fetched by a sidecar; "read_back" if they are
+                of production, and were read as this version. It must be said: the scores of both
+                differ.
+        Raises: LineageError: the versions keep too few canaries in common. DataError: whose the
+            queries are is not said; or the reader has a sidecar that hits of these versions may be
+            ranked by.
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
+        made = _known(query_vectors, target)
         sides = self._sides(query_side, side)
         sources = {int(v) for h in hits for v in h.versions}
         if self._sidecars.apply(sides[1], target, sources):
@@ -362,12 +379,18 @@ class Reader:
                 "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
                 "say whether theirs are such; search with scores='calibrated'."
             )
-        return self._calibrated(hits, target, sides, metric)
+        return self._calibrated(hits, target, sides, metric, made)
 
     def _calibrated(
-        self, hits: Sequence[Hits], target: int, sides: tuple[str, str], metric: Metric
+        self,
+        hits: Sequence[Hits],
+        target: int,
+        sides: tuple[str, str],
+        metric: Metric,
+        made: QueryVectors,
     ) -> list[Hits]:
-        return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
+        about = target, sides, metric, made
+        return [self._score_maps.hits(h, *about) if len(h) else h for h in hits]
 
     def _sides(self, query_side: str | None, side: str | None) -> tuple[str, str]:
         """Return the sides of queries and of hits. Raises: LineageError: there is no such side."""
@@ -465,10 +488,12 @@ class Reader:
         self._texts.close()
         self._stores.close()
 
-    def _as(self, rows: Rows, target: int, side: str) -> Floats:
+    def _as(self, rows: Rows, target: int, side: str, sidecars: bool) -> Floats:
         """Return stored rows, which may have norms after their vectors, as a version reads them."""
         dim = self.lineage.manifest(rows.version).dim
         own = Rows(rows.version, rows.ids, rows.vectors[:, :dim])
+        if not sidecars:
+            return self._maps.rows(own.vectors, own.version, target)
         return self._sidecars.rows(self._maps, own, target, side)
 
     def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
@@ -477,3 +502,15 @@ class Reader:
         Raises: ShapeError, DataError: they are no finite vectors of the version.
         """
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
+
+
+def _known(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
+    """Return who made query vectors. Raises: DataError: it is not said, or is neither."""
+    if query_vectors is None or query_vectors not in get_args(QueryVectors):
+        given = "is not given" if query_vectors is None else f"is {query_vectors!r}"
+        raise DataError(
+            f"query_vectors {given}, and calibrated scores depend on it: 'own' are vectors that "
+            f"the model of version {version} made, such as those kept from before an upgrade; "
+            "'read_back' are vectors of a later version, read as that one."
+        )
+    return query_vectors

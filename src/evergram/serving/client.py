@@ -147,6 +147,7 @@ class Client:
         filter: Mapping[str, Any] | None = None,
         rerank: int | None = None,
         scores: Literal["raw", "calibrated"] = "raw",
+        query_vectors: Literal["own", "read_back"] | None = None,
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
@@ -157,7 +158,8 @@ class Client:
             filter: search among rows whose metadata fulfil it, such as {"category": "news"}; see
                 docs/serving.md, "Filters".
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
-            scores: "calibrated" as the version itself gave them, see `Reader.calibrated`.
+            scores, query_vectors: "calibrated" as the version itself gave them, which depends on
+                whose the vectors are, see `Reader.calibrated`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -171,6 +173,7 @@ class Client:
             "filter": None if filter is None else dict(filter),
             "rerank": rerank,
             "scores": scores,
+            "query_vectors": query_vectors,
         }
         columns = {"vector": _vector_column(queries)}
         return _hits(self._stream("/v1/search", columns, asked))

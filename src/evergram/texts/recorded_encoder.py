@@ -102,5 +102,5 @@ def open_recorded(
         mismatch = record.mismatch(encoder)
         if mismatch is None:
             return encoder
-        why = f"{address}: {mismatch}"
+        why = f"{address!r}: {mismatch}"
     raise MismatchError(why)

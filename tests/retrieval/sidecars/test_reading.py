@@ -30,6 +30,7 @@ from evergram.stores.rows import Hits, Rows
 from evergram.stores.store import StoreView
 
 SIDE = "object"
+CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
 
 
 @pytest.fixture
@@ -221,14 +222,15 @@ def test_calibrated_scores_are_of_the_way_back(made: Made, sidecars: dict[int, P
         closing(Reader.open(made.lineage)) as plain,
         closing(Reader.open(made.lineage, sidecars=[sidecars[2]])) as reader,
     ):
-        expected, got = (r.search(queries, 5, 1, scores="calibrated") for r in (plain, reader))
+        expected, got = (r.search(queries, 5, 1, **CALIBRATED) for r in (plain, reader))
         for one, two in zip(expected, got, strict=True):
             assert one.ids.equals(two.ids)
             np.testing.assert_array_equal(one.scores, two.scores)
         raw = reader.search(queries, 5, 1)
         with pytest.raises(DataError, match="ranks by a sidecar"):
-            reader.calibrated(raw, 1)
-        assert len(reader.calibrated(reader.search(made.vectors[2][:1].numpy(), 5, 2), 2)) == 1
+            reader.calibrated(raw, 1, query_vectors="own")
+        newest = reader.search(made.vectors[2][:1].numpy(), 5, 2)
+        assert len(reader.calibrated(newest, 2, query_vectors="own")) == 1
 
 
 def test_more_is_looked_at_only_where_a_sidecar_may_help(
@@ -265,7 +267,7 @@ def test_queries_beyond_those_that_are_read_at_once_have_the_same_hits(
         assert depths == [(1, 40)] * 7 + [(7, 40)] + [(2, 40)] * 3 + [(1, 40)]
         # One that reads no sidecar is not divided.
         reader.search(made.vectors[2][:9].numpy(), 3, 2, metric=metric)
-        reader.search(queries, 3, 0, metric=metric, scores="calibrated")
+        reader.search(queries, 3, 0, metric=metric, **CALIBRATED)
         assert depths[-2:] == [(9, 3), (7, 3)]
     for one, two, three in zip(alone, together, divided, strict=True):
         assert one.ids.equals(two.ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,10 +17,13 @@ from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
-from evergram.retrieval.reader import Reader
+from evergram.retrieval.reader import QueryVectors, Reader
+from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 
+CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
 QUERY = word_vectors(["word1 word2 word3"], 0, 10)
 
 
@@ -36,31 +39,60 @@ def test_json_and_the_client_give_what_the_reader_gives(tmp_path: Path, metric: 
     align(old, new, lineage, AlignSettings(transform="low_rank", rank=4, held_out=0.5))
     with closing(Reader.open(lineage.path)) as reader:
         raw = reader.search(QUERY, 7, 0, metric=metric)[0].scores
-        expected = reader.search(QUERY, 7, 0, metric=metric, scores="calibrated")[0].scores
+        expected, other = (
+            reader.search(QUERY, 7, 0, None, metric, scores="calibrated", query_vectors=made)[
+                0
+            ].scores
+            for made in get_args(QueryVectors)
+        )
+    assert not np.allclose(other, expected, rtol=5e-3)
     assert not np.allclose(raw, expected, rtol=5e-3)
     with TestClient(create_app(Service.open(lineage.path)), base_url=ADDRESS) as http:
         asked = {"vector": QUERY[0].tolist(), "version": 0, "k": 7, "metric": metric}
         answer = http.post("/v1/search", json=asked)
         np.testing.assert_allclose(scores_of(answer), raw, rtol=1e-5)
         assert "scores" not in answer.json()["evergram"]
-        answer = http.post("/v1/search", json={**asked, "scores": "calibrated"})
+        answer = http.post("/v1/search", json={**asked, **CALIBRATED})
         np.testing.assert_allclose(scores_of(answer), expected, rtol=1e-5)
         assert answer.json()["evergram"]["scores"] == "calibrated"
+        read = http.post("/v1/search", json={**asked, **CALIBRATED, "query_vectors": "read_back"})
+        np.testing.assert_allclose(scores_of(read), other, rtol=1e-5)
+        unsaid = http.post("/v1/search", json={**asked, "scores": "calibrated"})
+        assert unsaid.status_code == 400
+        assert "query_vectors is not given" in unsaid.json()["error"]["message"]
+        of_id = http.post("/v1/search", json={"id": "text-1", **CALIBRATED})
+        assert "'query_vectors' is for 'vector'" in of_id.json()["error"]["message"]
         assert http.post("/v1/search", json={**asked, "scores": "nice"}).status_code == 400
         client = Client("http://testserver", retries=0)
         client._http = http  # type: ignore[assignment]
-        hits = client.search(QUERY, 7, 0, metric=metric, scores="calibrated")[0]
+        hits = client.search(QUERY, 7, 0, metric=metric, **CALIBRATED)[0]
         np.testing.assert_allclose(hits.scores, expected, rtol=1e-5)
 
 
 def test_versions_without_enough_canaries_are_refused(tmp_path: Path) -> None:
     lineage = text_lineage(tmp_path)
     with TestClient(create_app(Service.open(lineage.path)), base_url=ADDRESS) as http:
-        asked = {"vector": QUERY[0].tolist(), "version": 0, "scores": "calibrated"}
+        asked = {"vector": QUERY[0].tolist(), "version": 0, **CALIBRATED}
         refusal = http.post("/v1/search", json=asked)
         assert refusal.status_code == 400
         assert "Ask for raw scores" in refusal.json()["error"]["message"]
         client = Client("http://testserver", retries=0)
         client._http = http  # type: ignore[assignment]
         with pytest.raises(LineageError, match="Ask for raw scores"):
-            client.search(QUERY, 5, 0, scores="calibrated")
+            client.search(QUERY, 5, 0, **CALIBRATED)
+
+
+def test_an_id_with_a_sidecar_is_searched_as_its_rows_are_read(tmp_path: Path) -> None:
+    """Rows are then read by the way back, and so must the query be: an object finds itself."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    old, new = encoded(tmp_path, ADDRESSES[0]), encoded(tmp_path, ADDRESSES[1])
+    align(old, new, lineage, AlignSettings(transform="low_rank", rank=4, held_out=0.5))
+    make_sidecar(lineage, old, size=8).save(tmp_path / "one.sidecar")
+    asked = {"id": "text-3", "version": 0, "k": 5, "metric": "cosine", "scores": "calibrated"}
+    answers = []
+    for files in (SidecarFiles(), SidecarFiles([tmp_path / "one.sidecar"])):
+        service = Service.open(lineage.path, sidecars=files)
+        with TestClient(create_app(service), base_url=ADDRESS) as http:
+            answers.append(http.post("/v1/search", json=asked).json()["data"][0]["hits"])
+    assert answers[0] == answers[1]
+    assert answers[0][0]["id"] == "text-3"

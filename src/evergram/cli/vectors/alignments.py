@@ -166,7 +166,7 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
     sys.stdout.write(
         f"Version {facts['version']} in {lineage}: {alignment['dims']['new']} dims, back to "
-        f"{alignment['dims']['old']} by a {alignment['transform']['kind']} transform.\n"
+        f"{alignment['dims']['old']} by a transform (kind: {alignment['transform']['kind']}).\n"
         f"{pairs['common']} objects in common{by} ({pairs['only_old']} in the old file alone, "
         f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
         f"needed), {pairs['held_out']} held out.\n"

@@ -134,9 +134,16 @@ def _print_plan(report: dict[str, Any]) -> None:
     side = report["ways"]["sidecar"]
     paragraph(
         f"The sidecar has {side['sidecar_bytes']:.0f} bytes beside each new vector "
-        f"({side['share_of_old_bytes']:.1%} of an old one), and is predicted to leave a relative "
-        f"error of {side['predicted_error']:.3f}; it leaves {side['measured_error']:.3f}."
+        f"({side['share_of_old_bytes']:.1%} of an old one), and leaves a relative error of "
+        f"{side['measured_error']:.3f} of these texts, to which it was fitted"
+        f"{'' if report['settings']['similarity'] == 'dot' else ', as vectors of length 1'}."
     )
+    zeros = [f"{count} of {name}" for name, count in report["zeros"].items() if count]
+    if zeros:
+        paragraph(
+            f"Vectors of zeros: {', '.join(zeros)}. They are as far from all others, and models "
+            "give none: look at how the files were made."
+        )
     if report["lengths_ignored"]:
         paragraph(
             "Vectors differ in length, and these figures are by cosine. Searches are by inner "

@@ -100,7 +100,8 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} cannot be read as a sidecar; give a file that write_sidecar wrote."
+            f"{path} cannot be read as a sidecar; give a file that write_sidecar wrote. One that "
+            "'evergram vectors sidecar' wrote is for Reader.open(…, sidecars=[…])."
         ) from error
     if sidecar is None:
         raise DataError(f"{path} is damaged: its parts do not fit together; write it again.")

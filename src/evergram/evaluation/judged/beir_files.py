@@ -51,11 +51,12 @@ def read_judgements(path: Path) -> Judgements:
     Args:
         path: a file of three columns, with tabs between them (query, text, grade) and a header, as
             BEIR has it; or of four columns without a header (query, 0, text, grade), as TREC has
-            it. A folder stands for its `qrels/test.tsv`.
+            it. A folder stands for its `qrels/test.tsv`, or its `test.tsv`.
     Raises: DataError: the file is missing, or a line is of neither form, or a pair has two grades.
     """
     if path.is_dir():
-        path = _plain_or_compressed(path / "qrels" / "test.tsv")
+        inner = _plain_or_compressed(path / "test.tsv")
+        path = inner if inner.is_file() else _plain_or_compressed(path / "qrels" / "test.tsv")
     grades: Judgements = {}
     for number, line in _lines(path):
         columns = line.split("\t") if "\t" in line else line.split()

@@ -77,7 +77,7 @@ def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) ->
         newest = current.versions[-1] if current.versions else "none"
         raise LineageError(
             f"{where} has changed since it was opened (its newest version is {newest}); open it "
-            "again."
+            "again, or run the command again."
         )
     return current
 

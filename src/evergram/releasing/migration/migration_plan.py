@@ -33,7 +33,8 @@ def plan_migration(
     with reindexing, and the costs.
 
     Returns: JSON: `texts`, `queries` (of which `judged`), `absent` judged pairs, `lengths_ignored`
-        (searches must be by cosine to have these figures), `ways` by name (`encoded`,
+        (searches must be by cosine to have these figures), `zeros` (how many vectors of each file
+        that was measured are zeros), `ways` by name (`encoded`,
         `bytes_a_text`, `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`,
         `recall@100` and `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an
         interval `mean`, `low`, `high`), `verdict` and `reasons`.
@@ -63,6 +64,12 @@ def plan_migration(
         "absent": 0 if judged is None else judged.absent,
         "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
         "lengths_ignored": vectors.lengths_ignored,
+        "zeros": {
+            "old texts": _zeros(vectors.old),
+            "new texts": _zeros(vectors.new),
+            "old queries": _zeros(vectors.old_queries),
+            "new queries": _zeros(vectors.new_queries),
+        },
         "settings": {**asdict(settings), **asdict(situation)},
         "ways": report,
         "verdict": verdict.way,
@@ -77,6 +84,10 @@ def _of_queries(vectors: MigrationVectors, rows: Tensor) -> MigrationVectors:
         old_queries=vectors.old_queries[rows],
         new_queries=vectors.new_queries[rows],
     )
+
+
+def _zeros(vectors: Tensor) -> int:
+    return int((vectors == 0).all(1).sum())
 
 
 def _costs(way: Way, best: Tensor, seed: int) -> dict[str, Any]:

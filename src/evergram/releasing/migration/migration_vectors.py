@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.releasing.files.first_version import text_encoder_of
 from evergram.vector_files.base import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
@@ -22,7 +23,9 @@ class MigrationVectors:
     """The same texts and queries by two models.
 
     Args:
-        texts, queries: their ids, as text, in the order of the rows.
+        texts, queries: their ids, as text, in the order of the rows; `of` has them from the last to
+            the first, whatever order files have, so that hits of equal score are as trec_eval ranks
+            them.
         old, new: of the texts, float32 [N, D_old] and [N, D_new].
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
         lengths_ignored: whether a model's texts have vectors of different lengths, and were divided
@@ -51,20 +54,21 @@ class MigrationVectors:
             similarity: "cosine" divides each vector by its length; "dot" leaves it as it is.
         Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
             part of the texts is easier than to search all, so that a comparison needs the same ones
-            on both sides. Or a query has another number of dims than the texts of its model; or as
-            of `Pairing` and `EmbeddingFile.blocks`.
+            on both sides. Or a query has another number of dims than the texts of its model, or
+            its file was made by another encoder; or as of `Pairing` and `EmbeddingFile.blocks`.
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)
-        for file, vectors, of in (
-            (queries[0], old_queries, old),
-            (queries[1], new_queries, new),
+        for file, vectors, of, of_file in (
+            (queries[0], old_queries, old, texts[0]),
+            (queries[1], new_queries, new, texts[1]),
         ):
             if vectors.shape[1] != of.shape[1]:
                 raise DataError(
                     f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
                     f"{of.shape[1]}; give queries and texts of one model."
                 )
+            _check_encoders(of_file, file)
         if similarity == "dot":
             return cls(text_ids, query_ids, old, new, old_queries, new_queries)
         parts = unit(old), unit(new), unit(old_queries), unit(new_queries)
@@ -96,4 +100,18 @@ def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, 
         )
     blocks = zip(*pairing.blocks(), strict=True)
     sides = [torch.cat([block.float() for block in side]) for side in blocks]
-    return [str(id_) for id_ in pairing.ids.to_pylist()], sides[0], sides[1]
+    ids = [str(id_) for id_ in pairing.ids.to_pylist()]
+    last_first = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+    return [ids[row] for row in last_first], sides[0][last_first], sides[1][last_first]
+
+
+def _check_encoders(texts: EmbeddingFile, queries: EmbeddingFile) -> None:
+    """Raises: DataError: both files say which encoder made them, and it is not the same."""
+    of_texts, of_queries = text_encoder_of(texts), text_encoder_of(queries)
+    if of_texts is None or of_queries is None:
+        return
+    if (why := of_texts.record_mismatch(of_queries)) is not None:
+        raise DataError(
+            f"{queries.path} was not encoded by the encoder of {texts.path}: {why}; give queries "
+            "and texts of one model."
+        )

@@ -168,7 +168,12 @@ def _with_sidecar(
     else:
         dim = vectors.old.shape[1]
         budget = settings.sidecar_bytes
-        size = int(FLOAT * dim / 10) if budget is None else min(budget, dim)
+        if budget is not None and not 0 <= budget <= dim:
+            raise DataError(
+                f"A sidecar of {budget} bytes is too large or too small; it must be 0 to {dim}, a "
+                "byte for each dim of the old model."
+            )
+        size = int(FLOAT * dim / 10) if budget is None else budget
         sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
     read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
     error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError
+from evergram.lineage.score_maps import QueryVectors
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call
@@ -112,9 +113,17 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
+    made = options.query_vectors
     if asked is None:
-        by_text = parsed.request.input is not None
-        asked = _texts(call, parsed) if by_text else _queries(call, parsed, version, side)
+        if parsed.request.input is not None:
+            asked = _texts(call, parsed)
+            made = "own" if version >= call.lineage.production else "read_back"
+        elif parsed.request.id is not None:
+            asked, made = _of_id(call, parsed, version, side)
+        elif parsed.request.vector is not None:
+            asked = vector_of(parsed, settings)
+        else:
+            asked = vectors_of(parsed, settings)
     count = len(asked)
     check_rerank(call, options, version, count)
     if options.k > settings.max_k:
@@ -151,6 +160,7 @@ def search(call: Call) -> Answer:
                 filter=options.filter,
                 scores=options.scores,
                 query_side=query_side,
+                query_vectors=made,
             )
         )
     else:
@@ -158,7 +168,9 @@ def search(call: Call) -> Answer:
         results, where = ranking.hits, ranking.counts
         if options.scores == "calibrated":
             results = reader.calibrated(
-                results, version, side, options.metric, query_side=query_side
+                *(results, version, side, options.metric),
+                query_side=query_side,
+                query_vectors=made,
             )
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
@@ -241,28 +253,28 @@ def _texts(call: Call, parsed: Parsed[SearchRequest]) -> list[str]:
     return texts
 
 
-def _queries(call: Call, parsed: Parsed[SearchRequest], version: int, side: str) -> Floats:
-    """Return the queries [Q, D] of a search in JSON, at a version."""
-    request = parsed.request
-    if request.id is not None:
-        id_side = side if request.id_side is None else request.id_side
-        ids = as_ids(call.state.reader.store(id_side), [request.id])
-        if request.rerank is not None and id_side == side:
-            check_rerank(call, request, version, 1)
-            return own_vector(call, ids, version, side)
-        embedded = looked_up(lambda: call.state.reader.embed(ids, version, id_side))
-        if (embedded.sources < 0).any():
-            raise RefusedError(
-                404,
-                "unknown_id",
-                f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by "
-                "another, by 'vector', or name the side it is of in 'id_side'.",
-                "id",
-            )
-        return embedded.vectors
-    if request.vector is not None:
-        return vector_of(parsed, call.settings)
-    return vectors_of(parsed, call.settings)
+def _of_id(
+    call: Call, parsed: Parsed[SearchRequest], version: int, side: str
+) -> tuple[Floats, QueryVectors]:
+    """Return the vector [1, D] of the id of a search, at a version, and whose it is."""
+    request, reader = parsed.request, call.state.reader
+    id_side = side if request.id_side is None else request.id_side
+    ids = as_ids(reader.store(id_side), [request.id])
+    if request.rerank is not None and id_side == side:
+        check_rerank(call, request, version, 1)
+        return own_vector(call, ids, version, side), "own"
+    # Calibrated scores are of rows that are read by the way back, and so is their query.
+    sidecars = request.scores == "raw"
+    embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
+    if (embedded.sources < 0).any():
+        raise RefusedError(
+            404,
+            "unknown_id",
+            f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by "
+            "another, by 'vector', or name the side it is of in 'id_side'.",
+            "id",
+        )
+    return embedded.vectors, "own" if embedded.sources[0] == version else "read_back"
 
 
 def _check_fingerprints(call: Call, claimed: Iterable[str | None], version: int) -> None:

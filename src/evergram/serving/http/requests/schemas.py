@@ -134,6 +134,8 @@ class SearchOptions(_RequestModel):
         rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
             which are computed from texts where they are not stored, and kept.
         scores: "calibrated" takes scores to those that the version itself gave.
+        query_vectors: with calibrated scores, whether the version's own model made the vectors, or
+            a later version's, which were read back; for texts and ids it is known.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
@@ -145,6 +147,7 @@ class SearchOptions(_RequestModel):
     fingerprint: Fingerprint | None = None
     rerank: Annotated[StrictInt, Field(ge=1)] | None = None
     scores: Literal["raw", "calibrated"] = "raw"
+    query_vectors: Literal["own", "read_back"] | None = None
 
 
 class SearchRequest(SearchOptions):
@@ -175,6 +178,8 @@ class SearchRequest(SearchOptions):
             raise ValueError("give one of 'input', 'vector', 'vectors' and 'id'")
         if self.input is None and self.input_type is not None:
             raise ValueError("'input_type' is for texts in 'input'; leave it out")
+        if self.query_vectors is not None and self.vector is None and self.vectors is None:
+            raise ValueError("'query_vectors' is for 'vector' and 'vectors'; leave it out")
         return self
 
     @field_validator("input", mode="before")
