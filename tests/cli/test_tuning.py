@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command import Command
 
+from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
+from evergram.training.tuning import trials
 
 RECIPE = """
 [data]
@@ -79,3 +82,28 @@ def test_without_keys_those_of_the_task_are_searched(
 ) -> None:
     facts = evergram.json("tune", recipe, "--out", tmp_path / "tuned", "--trials", 1)
     assert set(facts["best"]["values"]) == {"task.penalty", "task.l2", "training.table_rate"}
+
+
+def test_ctrl_c_writes_the_best_recipe_and_has_its_exit_code(
+    evergram: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = fit_encoder
+
+    def interrupted(recipe: Recipe, split: Any, version: int, context: Any) -> Any:
+        if context.title == "trial 2":
+            raise KeyboardInterrupt
+        return fit(recipe, split, version, context)
+
+    monkeypatch.setattr(trials, "fit_encoder", interrupted)
+    out = tmp_path / "tuned"
+    ran = evergram("tune", recipe, "--over", "model.dim=2..6", "--out", out, *QUICK)
+    assert ran.code == 130
+    assert "it was interrupted" in ran.out
+    assert (out / "best.toml").is_file()
+
+
+def test_a_search_of_few_values_ends_with_them(
+    evergram: Command, recipe: Path, tmp_path: Path
+) -> None:
+    search = ("tune", recipe, "--over", "model.dim=2,4", "--out", tmp_path / "o", "--trials", 5)
+    assert "All values of the search were tried" in evergram(*search).out

@@ -48,6 +48,17 @@ def test_the_best_are_those_of_a_sort(queries: int, candidates: int, k: int, bud
     assert torch.equal(best, order.argsort(dim=1, descending=True)[:, :k])
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), sizes, st.integers(4, 6000))
+def test_candidates_of_equal_score_are_in_the_order_of_their_rows(
+    scores: list[int], k: int, budget: int
+) -> None:
+    best = best_candidates(torch.ones(1, 1), torch.tensor(scores).float()[:, None], k, budget)[0]
+    found = [(-scores[row], row) for row in best.tolist()]
+    assert found == sorted(found)
+    assert [score for score, _ in found] == sorted(-score for score in scores)[:k]
+
+
 @pytest.mark.parametrize("candidates", [50, 20_000])
 def test_no_tensor_is_larger_than_the_budget(candidates: int) -> None:
     """A catalogue that is wider than the budget of 64 queries is cut, too."""

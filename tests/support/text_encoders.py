@@ -54,6 +54,11 @@ def third(texts: list[str]) -> Vectors:
     return word_vectors(texts, 2, 11)
 
 
+def shifted(texts: list[str]) -> Vectors:
+    """As many dims as `first`, and other vectors."""
+    return word_vectors(texts, 3, 10)
+
+
 def failing(texts: list[str]) -> Vectors:
     if any("poison" in text for text in texts):
         raise RuntimeError("out of memory")

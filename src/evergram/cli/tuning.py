@@ -10,6 +10,7 @@ import typer
 
 from evergram.cli.app import app
 from evergram.cli.command_line.completion import recipe_settings
+from evergram.cli.failures import INTERRUPTED
 from evergram.cli.options import (
     Device,
     Json,
@@ -73,9 +74,11 @@ def tune(
     picture = write_tuning(out / "trials.svg", facts["trials"], chosen.training.metric)
     if as_json:
         dump({**facts, "recipe": str(best), "picture": str(picture)})
-        return
-    _print_trials(tuned, chosen.training.metric)
-    sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
+    else:
+        _print_trials(tuned, chosen.training.metric)
+        sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
+    if tuned.ended == "interrupted":
+        raise typer.Exit(INTERRUPTED)
 
 
 def _print_trials(tuned: Tuned, metric: str) -> None:
@@ -100,6 +103,8 @@ def _print_trials(tuned: Tuned, metric: str) -> None:
     for trial in tuned.ranked:
         if trial.error:
             sys.stdout.write(f"Trial {trial.number} failed: {trial.error}\n")
-    if tuned.ended != "trials":
+    if tuned.ended == "exhausted":
+        sys.stdout.write("All values of the search were tried; there are no others.\n")
+    elif tuned.ended != "trials":
         why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
         sys.stdout.write(f"The search ended early: {why}. The same command goes on.\n")

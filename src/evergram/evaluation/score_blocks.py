@@ -116,7 +116,7 @@ def group_size(width: int, k: int) -> int:
 def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None = None) -> Tensor:
     """Return the k candidates of each query with the largest scores, best first, int64 [Q, K].
 
-    K is k, or N if there are fewer. Of equal scores the earlier candidate comes first.
+    K is k, or N if there are fewer. Those of equal score are in the order of their rows.
 
     Args:
         query: [Q, D]; candidate: [N, D].

@@ -14,7 +14,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
-from evergram.lineage.locks.training_claim import training_claim
+from evergram.lineage.locks.training_claim import refuse_unwritable, training_claim
 from evergram.lineage.new_queries.fold_in import Missing
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.publishing.artefact_check import check_artefact
@@ -192,6 +192,10 @@ class Lineage(ReadOnlyLineage):
                 # The contents of a cache are part of a checkpoint.
                 for cache in self.work_dir.glob("cache-*.bin"):
                     cache.unlink(missing_ok=True)
+
+    def refuse_unwritable(self) -> None:
+        """Raises: LineageError: no version could be published, as nothing can be written."""
+        refuse_unwritable(self.work_dir, str(self))
 
     def lost(self) -> VersionReader:
         """Return the model of an upgrade that was not published because another version came first.

@@ -67,6 +67,7 @@ def train_and_publish(
     Raises: DataError: the report cannot be written. Others as `train` and `Lineage.publish`.
     """
     refuse_unwritable(report)
+    lineage.refuse_unwritable()
     shown = Progress(quiet=True) if progress is None else progress
     corpus = None if report is None else corpus_for(recipe, None)
     with lineage.training() as folder:
@@ -148,6 +149,7 @@ def upgrade_and_publish(
         max_degradation=options.max_degradation,
         strict_probes=options.strict_probes,
     )
+    lineage.refuse_unwritable()
     shown = Progress(quiet=True) if progress is None else progress
     small = options.allow_small_overlap
     corpus = None if report is None else corpus_for(recipe, None, lineage)

@@ -59,3 +59,29 @@ def test_plan_migration_refuses_in_one_sentence(tmp_path: Path, evergram: Comman
     both = ["--sidecar-bytes", 3, "--sidecar-error", 0.1]
     refusal = evergram("vectors", "plan-migration", *files, "--judgements", qrels, *both).refusal()
     assert "give one of them" in refusal
+
+
+def test_vectors_of_zeros_are_said(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels]
+    assert "zeros" not in evergram("vectors", "plan-migration", *files).out
+    vectors, _ = by_two_models(3.0, 0.1)
+    rows = vectors.new.clone()
+    rows[:7] = 0
+    write_vectors(tmp_path / "new.parquet", [(pa.array(vectors.texts), rows)])
+    report = evergram("vectors", "plan-migration", *files, "--json").json
+    assert report["zeros"] == {
+        "old texts": 0, "new texts": 7, "old queries": 0, "new queries": 0
+    }  # fmt: skip
+    printed = " ".join(evergram("vectors", "plan-migration", *files).out.split())
+    assert "Vectors of zeros: 7 of new texts." in printed
+
+
+def test_a_folder_of_judgements_may_be_the_inner_one(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    inner = tmp_path / "beir" / "qrels"
+    inner.mkdir(parents=True)
+    qrels.rename(inner / "test.tsv")
+    for folder in (inner, inner.parent):
+        asked = [*files, "--judgements", folder, "--json"]
+        assert evergram("vectors", "plan-migration", *asked).json["judged"]

@@ -9,7 +9,13 @@ import pytest
 from filelock import FileLock
 
 from evergram.errors import LineageError
-from evergram.lineage.locks.training_claim import LOCK, OWNER, clear_work, training_claim
+from evergram.lineage.locks.training_claim import (
+    LOCK,
+    OWNER,
+    clear_work,
+    refuse_unwritable,
+    training_claim,
+)
 
 
 def test_nothing_empty_is_left_behind(tmp_path: Path) -> None:
@@ -17,6 +23,19 @@ def test_nothing_empty_is_left_behind(tmp_path: Path) -> None:
     with training_claim(work, "shop"):
         assert (work / OWNER).is_file()
     assert not (tmp_path / "shop").exists()
+
+
+def test_whether_it_can_be_written_leaves_nothing_and_is_said(tmp_path: Path) -> None:
+    refuse_unwritable(tmp_path / "shop" / ".work", "shop")
+    assert not list(tmp_path.iterdir())
+    work = tmp_path / "kept" / ".work"
+    work.mkdir(parents=True)
+    (work / "checkpoint").write_text("x")
+    refuse_unwritable(work, "kept")
+    assert [path.name for path in work.iterdir()] == ["checkpoint"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(LineageError, match=r"written to shop: Not a directory; .* was trained"):
+        refuse_unwritable(tmp_path / "file" / "shop" / ".work", "shop")
 
 
 def test_a_checkpoint_stays_in_the_folder_and_its_owner_does_not(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.text_encoders import ADDRESSES, HERE, encoded
 
 from evergram.errors import DataError
 from evergram.releasing.migration.migration_vectors import MigrationVectors, Similarity
@@ -42,6 +43,21 @@ def test_rows_of_all_four_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
         for side in sides:
             assert side[:, 0].tolist() == [float(i[1:]) for i in ids]
     assert sorted(vectors.texts) == ["d1", "d2", "d3"]
+
+
+def test_texts_are_from_the_last_id_to_the_first_whatever_the_files(tmp_path: Path) -> None:
+    """So that texts of equal score are ranked as trec_eval does."""
+    for order in (["d1", "d2", "d3"], ["d3", "d1", "d2"]):
+        assert MigrationVectors.of(*files(tmp_path, order)).texts == ["d3", "d2", "d1"]
+
+
+def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Path) -> None:
+    made = {address: encoded(tmp_path, address) for address in ADDRESSES[:2]}
+    other = encoded(tmp_path, f"{HERE}:shifted")
+    old, new = made.values()
+    assert MigrationVectors.of((old, new), (old, new)).queries
+    with pytest.raises(DataError, match=r"was not encoded by the encoder of .* texts differ"):
+        MigrationVectors.of((old, new), (other, new))
 
 
 def test_cosine_makes_lengths_equal(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_wrong_settings_are_refused(settings: dict[str, float], message: str) ->
         WaySettings(**settings)  # type: ignore[arg-type]
 
 
+def test_a_sidecar_of_more_bytes_than_dims_is_refused() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    dim = vectors.old.shape[1]
+    measure_ways(vectors, WaySettings(sidecar_bytes=dim))
+    with pytest.raises(DataError, match=f"must be 0 to {dim}"):
+        measure_ways(vectors, WaySettings(sidecar_bytes=dim + 1))
+
+
 def test_too_few_pairs_are_refused() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
     with pytest.raises(DataError, match="fitted to 90 texts, and at least 100"):

@@ -99,6 +99,12 @@ def test_a_folder_of_another_search_is_refused(
     assert problem in str(caught.value)
 
 
+def test_a_search_ends_when_all_values_were_tried(tmp_path: Path) -> None:
+    tuned = search(tmp_path, over=["model.dim=3,5"], count=9)
+    assert tuned.ended == "exhausted"
+    assert sorted(str(trial.values["model.dim"]) for trial in tuned.trials) == ["3", "5"]
+
+
 def test_a_failed_trial_is_kept_and_ranked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -56,6 +57,31 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
                         work.parent.rmdir()
         if lock.is_locked:
             lock.release()
+
+
+def refuse_unwritable(work: Path, lineage: str) -> None:
+    """Find out whether a version could be published; what is made for that is removed again.
+
+    Args:
+        work, lineage: as of `training_claim`.
+    Raises: LineageError: nothing can be written there.
+    """
+    made = [folder for folder in (work, work.parent) if not folder.exists()]
+    probe = work / f"writable-{os.getpid()}"
+    try:
+        make_folder(work.parent)
+        make_folder(work, file_mode(work.parent))
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LineageError(
+            f"Nothing can be written to {lineage}: {error.strerror or error}; make room there, or "
+            "choose another folder. Nothing was trained."
+        ) from error
+    finally:
+        for folder in made:
+            with suppress(OSError):  # another process uses it by now
+                folder.rmdir()
 
 
 def clear_work(work: Path) -> None:

@@ -238,6 +238,12 @@ RULES = (
         test=lambda r: getattr(r.model, "hash_rows", None) is None,
         needs="a row for each id",
     ),
+    Only(
+        "task.l2",
+        "model.normalize",
+        test=lambda r: not r.model.normalize or r.task.l2 in ("auto", 0),
+        needs="model.normalize = false",
+    ),
     Only("task.l2_measure", "task.l2", test=_shortens, needs="task.l2 above 0"),
     Only(
         "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",

@@ -24,6 +24,8 @@ Value = float | int | str
 # Trials without a pruned one, at first: a median of fewer says little.
 UNPRUNED = 4
 POPULARITY = "model.popularity"
+# Values of a space that are listed to find those that were not tried.
+FEW = 4096
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,12 @@ def _all_auto(choices: Iterable[object]) -> bool:
     return all(isinstance(c, str) and c.strip("\"'") == "auto" for c in choices)
 
 
-def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal:
+def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal | None:
     """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
 
     It follows from the arguments alone: a search that was interrupted proposes what an undisturbed
-    one would.
+    one would. Where values were proposed before, which would be trained to the same result, others
+    that were not are drawn, if the space has at most `FEW` of them; None if there are no others.
 
     Raises: RecipeError: Optuna is not installed.
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
@@ -93,6 +96,15 @@ def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal
     study.add_trials(
         [_frozen(trial, ranges, shown=comparable(trial.values, space)) for trial in earlier]
     )
+    proposal = study.ask(ranges)
+    tried = [dict(trial.values) for trial in earlier]
+    size = space.size
+    if proposal.params not in tried or size is None or size > FEW:
+        return proposal
+    untried = [values for values in space.all_values() if values not in tried]
+    if not untried:
+        return None
+    study.enqueue_trial(random.Random(f"{seed}/{len(earlier)}/other").choice(untried))
     return study.ask(ranges)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -75,6 +76,20 @@ class KeyRange:
         """Return the values that bound this range, or all choices, as TOML writes them."""
         return self.choices or (repr(self.low), repr(self.high))
 
+    @property
+    def size(self) -> int | None:
+        """How many different values it has; None of numbers that are not whole."""
+        if self.low is None or self.high is None:
+            return len(self.choices)
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return int(self.high) - int(self.low) + 1 if whole else None
+
+    def values(self) -> Sequence[int | str]:
+        """Return all values of a range with a `size`, as Optuna has them."""
+        if self.low is None or self.high is None:
+            return self.choices
+        return range(int(self.low), int(self.high) + 1)
+
     def draw(self, generator: random.Random) -> str:
         """Return a value drawn evenly, by its logarithm where `log` is set, as TOML writes it."""
         if self.low is None or self.high is None:
@@ -136,6 +151,17 @@ class SearchSpace:
             else:
                 ranges.append(one)
         return replace(self, ranges=tuple(ranges))
+
+    @property
+    def size(self) -> int | None:
+        """How many different values it has in all; None if they are not countable."""
+        sizes = [one.size for one in self.ranges]
+        return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+    def all_values(self) -> Iterator[dict[str, int | str]]:
+        """Yield the values of every trial that there can be; of a space with a `size`."""
+        for values in itertools.product(*(one.values() for one in self.ranges)):
+            yield dict(zip((one.key for one in self.ranges), values, strict=True))
 
     def draw(self, seed: int, trial: int) -> list[str]:
         """Return the overrides of a trial, "table.key=value" each: the same for the same seed and

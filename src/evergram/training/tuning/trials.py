@@ -33,6 +33,8 @@ from evergram.training.tuning.search_space import SearchSpace
 from evergram.training.tuning.trial_journal import TrialJournal, claimed
 
 if TYPE_CHECKING:
+    from optuna.trial import Trial as Proposal
+
     from evergram.training.loop import Trainer
 
 UNTESTED = "A search of values looks at no test pair."
@@ -48,7 +50,7 @@ class Tuned:
     Args:
         recipe: as it was given.
         trials: in their order.
-        ended: "trials", "minutes" or "interrupted".
+        ended: "trials", "minutes", "interrupted", or "exhausted": there were no other values.
     """
 
     recipe: Recipe
@@ -185,7 +187,11 @@ class _Search:
         """Run trials until there are so many. Returns: what ended it."""
         try:
             while len(journal.trials) < trials:
-                trial = None if time.monotonic() >= self.deadline else self.next(journal.trials)
+                proposal = propose(self.space, journal.trials, self.recipe.seed)
+                if proposal is None:
+                    return "exhausted"
+                late = time.monotonic() >= self.deadline
+                trial = None if late else self.next(proposal, journal.trials)
                 if trial is None:
                     return "minutes"
                 journal.add(trial)
@@ -193,10 +199,9 @@ class _Search:
             return "interrupted"
         return "trials"
 
-    def next(self, earlier: Sequence[Trial]) -> Trial | None:
+    def next(self, proposal: Proposal, earlier: Sequence[Trial]) -> Trial | None:
         """Return the trial after these, as it ended; None if the time was over first."""
         number, metric = len(earlier) + 1, self.recipe.training.metric
-        proposal = propose(self.space, earlier, self.recipe.seed)
         values: dict[str, Value] = dict(proposal.params)
         callbacks: list[Callback] = [Deadline(self.deadline)]
         if comparable(values, self.space):
