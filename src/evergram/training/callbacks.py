@@ -125,7 +125,8 @@ class FiniteLoss(Callback):
                 for name, rate in self.rates.items()
                 if name != "table_rate" or id_tables(run.encoder)
             )
+            penalty = list(run.step.objective.penalty)
+            other = f" or task.penalty ({penalty})" if any(penalty) else ""
             raise TrainingError(
-                f"The loss is {objective} in epoch {run.epoch}; lower {rates} or task.penalty "
-                f"({list(run.step.objective.penalty)})."
+                f"The loss is {objective} in epoch {run.epoch}; lower {rates}{other}."
             )

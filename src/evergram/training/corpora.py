@@ -102,6 +102,9 @@ def split_for(
 ) -> Split:
     """Return the training, selection and test pairs of version `version`.
 
+    All three have rows of the vocabularies of the split's `training`, which need not be `corpus`'s:
+    an entity without a training pair has no row.
+
     Args:
         history: the pairs that the lineage has held out and trained on; None for a new lineage.
     Raises: RecipeError: the recipe names no such version, or another salt than the lineage's.

@@ -54,7 +54,7 @@ class DataRecipe(RecipeTable):
     interactions: Positive = 60_000
     drift: Weight = 0.3
     # Keep interactions whose value is at least this (all where it is absent).
-    minimum_value: float | None = None
+    minimum_value: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _needs_a_path(self) -> DataRecipe:
@@ -83,7 +83,7 @@ class SplitRecipe(RecipeTable):
     def _ascending(self) -> SplitRecipe:
         if sorted(set(self.versions)) != self.versions:
             raise ValueError("split.versions must be one or more ascending shares")
-        if self.end is not None and self.end <= self.versions[-1]:
+        if self.kind == "time" and self.end is not None and self.end <= self.versions[-1]:
             raise ValueError(
                 f"split.end is {self.end} and the last of split.versions {self.versions[-1]}; "
                 "nothing would be left to test"
