@@ -240,7 +240,7 @@ class Reader:
             raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         check_k(k)
         target = self.lineage.resolve(version)
-        made = _known(query_vectors, target) if scores == "calibrated" else "read_back"
+        whose = _whose(query_vectors, target) if scores == "calibrated" else "read_back"
         store = self._stores.at(side, target)
         own = self.store(side)
         if filter is not None and store is not own:
@@ -282,7 +282,7 @@ class Reader:
         if scores == "raw":
             return parts[0]
         sides = self._sides(query_side, side)
-        apart = [self._calibrated(part, target, sides, metric, made) for part in parts]
+        apart = [self._calibrated(part, target, sides, metric, whose) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def encode(
@@ -371,7 +371,7 @@ class Reader:
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
-        made = _known(query_vectors, target)
+        whose = _whose(query_vectors, target)
         sides = self._sides(query_side, side)
         sources = {int(v) for h in hits for v in h.versions}
         if self._sidecars.apply(sides[1], target, sources):
@@ -379,7 +379,7 @@ class Reader:
                 "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
                 "say whether theirs are such; search with scores='calibrated'."
             )
-        return self._calibrated(hits, target, sides, metric, made)
+        return self._calibrated(hits, target, sides, metric, whose)
 
     def _calibrated(
         self,
@@ -387,9 +387,9 @@ class Reader:
         target: int,
         sides: tuple[str, str],
         metric: Metric,
-        made: QueryVectors,
+        whose: QueryVectors,
     ) -> list[Hits]:
-        about = target, sides, metric, made
+        about = target, sides, metric, whose
         return [self._score_maps.hits(h, *about) if len(h) else h for h in hits]
 
     def _sides(self, query_side: str | None, side: str | None) -> tuple[str, str]:
@@ -504,12 +504,12 @@ class Reader:
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
 
 
-def _known(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
+def _whose(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
     """Return who made query vectors. Raises: DataError: it is not said, or is neither."""
     if query_vectors is None or query_vectors not in get_args(QueryVectors):
-        given = "is not given" if query_vectors is None else f"is {query_vectors!r}"
+        said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
         raise DataError(
-            f"query_vectors {given}, and calibrated scores depend on it: 'own' are vectors that "
+            f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
             f"the model of version {version} made, such as those kept from before an upgrade; "
             "'read_back' are vectors of a later version, read as that one."
         )

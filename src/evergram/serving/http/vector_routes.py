@@ -113,13 +113,13 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
-    made = options.query_vectors
+    whose = options.query_vectors
     if asked is None:
         if parsed.request.input is not None:
             asked = _texts(call, parsed)
-            made = "own" if version >= call.lineage.production else "read_back"
+            whose = "own" if version >= call.lineage.production else "read_back"
         elif parsed.request.id is not None:
-            asked, made = _of_id(call, parsed, version, side)
+            asked, whose = _of_id(call, parsed, version, side)
         elif parsed.request.vector is not None:
             asked = vector_of(parsed, settings)
         else:
@@ -160,7 +160,7 @@ def search(call: Call) -> Answer:
                 filter=options.filter,
                 scores=options.scores,
                 query_side=query_side,
-                query_vectors=made,
+                query_vectors=whose,
             )
         )
     else:
@@ -170,7 +170,7 @@ def search(call: Call) -> Answer:
             results = reader.calibrated(
                 *(results, version, side, options.metric),
                 query_side=query_side,
-                query_vectors=made,
+                query_vectors=whose,
             )
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
