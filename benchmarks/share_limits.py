@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -41,7 +41,7 @@ class Setting:
         rescales: `rescale_rows`, at half of the rate.
     """
 
-    temperature: float
+    temperature: float | Literal["learned"]
     share: float | None
     push: float
     neighbours: float = 0.0
@@ -51,7 +51,7 @@ class Setting:
         """Return the whole [task], as no key can take another's limit away, and the rate."""
         share = "" if self.share is None else f", largest_share={self.share}"
         task = (
-            f"task={{kind='softmax_all', products='bfloat16', temperature={self.temperature}, "
+            f"task={{kind='softmax_all', products='bfloat16', temperature={self.temperature!r}, "
             f"push={self.push}{share}, neighbour_share={self.neighbours}}}"
         )
         rescaled = ["training.rescale_rows=true", "training.table_rate=0.02"]
@@ -75,12 +75,14 @@ SETTINGS: dict[str, Sequence[Setting]] = {
         *(Setting(temperature, 0.01, 1.1) for temperature in (0.1, 0.14)),
         *(Setting(0.12, 0.01, push) for push in (1.0, 1.22)),
         Setting(0.12, 0.005, 1.0),
+        Setting("learned", 0.01, 1.1, 0.1, True),
     ],
     "gowalla": [
         *(Setting(0.1, 0.01, 1.22, *beside) for beside in BESIDE),
         *(Setting(0.1, share, 1.22) for share in (0.005, 0.02, None)),
         *(Setting(temperature, 0.01, 1.22) for temperature in (0.08, 0.12)),
         *(Setting(0.1, 0.01, push) for push in (1.1, 1.35)),
+        Setting("learned", 0.01, 1.22, 0.2, True),
     ],
 }
 
@@ -138,7 +140,7 @@ def table(rows: Sequence[Row]) -> str:
         share = "none" if own.share is None else f"{own.share:g}"
         rescaled = "yes" if own.rescales else "no"
         lines.append(
-            f"| {row.data} | {own.temperature:g} | {share} | {own.push:g} | {own.neighbours:g} "
+            f"| {row.data} | {own.temperature} | {share} | {own.push:g} | {own.neighbours:g} "
             f"| {rescaled} | {row.recall:.4f} |"
         )
     return "\n".join(lines)

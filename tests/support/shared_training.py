@@ -69,6 +69,10 @@ CASES: dict[str, list[str]] = {
     "softmax_all, whole queries": [
         *(*ALL, "task.denominator=unobserved", "task.positive_temperature=0.5")
     ],
+    "softmax_all, learned temperature": [
+        *(*ALL, "task.penalty=0", "training.optimizer=adam", "training.layer_rate=0.01"),
+        *("task.temperature=learned", "model.normalize=true", "task.l2=0"),
+    ],
     "two towers, softmax_all": [*TOWER, *ALL],
     "lightgcn, softmax_all": ["model.kind=lightgcn", "model.layers=[2]", *ALL, "task.penalty=0"],
     "huber": ["task.loss=huber"],
@@ -76,8 +80,9 @@ CASES: dict[str, list[str]] = {
         *("task.query_measure=[0.0, 1.0]", "task.candidate_measure=[0.5, 1.0]"),
         *("task.penalty=[2.0, 1.0]", "task.sparse=exclude", "prior.kind=constant"),
     ],
-    "l2 by measure, orthogonal": [
-        *("task.l2_measure=penalty", "model.normalize=true"),
+    "l2 by measure": ["task.l2_measure=penalty"],
+    "orthogonal": [
+        *("task.l2=0", "model.normalize=true"),
         *("task.query_orthogonal=0.5", "task.candidate_orthogonal=0.5"),
     ],
     "two towers": TOWER,
@@ -97,7 +102,7 @@ CASES: dict[str, list[str]] = {
     "means, softmax": [*MEANS, "task.kind=softmax"],
     "joint, all": [],
     "joint, batch": TOWER,
-    "joint, all, softmax_all": [*ALL, "model.normalize=true"],
+    "joint, all, softmax_all": [*ALL, "model.normalize=true", "task.l2=0"],
     "joint, paper-code": ["task.kind=bpr"],
     "joint, paper-code, softmax": ["task.kind=softmax"],
     "joint, all, lightgcn": ["model.kind=lightgcn", "model.layers=[2]"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,43 @@ def test_gradients_are_those_of_finite_differences(positive: float | None, exclu
     task = SoftmaxAll(0.7, positive_temperature=positive, excludes_observed=excludes)
     sides = normal(6, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
+
+
+@pytest.mark.parametrize("positive", [None, 0.3])
+@pytest.mark.parametrize("limit", [None, 0.4])
+def test_a_learned_temperature_is_the_same_loss_and_has_its_gradient(
+    positive: float | None, limit: float | None
+) -> None:
+    users, items = normal(6, 3), normal(4, 3, seed=1)
+    more: Any = {"positive_temperature": positive, "largest_share": limit, "push": PUSH}
+    learned = SoftmaxAll(None, **more).double()
+    assert learned.temperature == pytest.approx(0.1)
+    parameter = learned.log_temperature
+    assert parameter is not None
+    for tau in (0.1, 0.7):
+        with torch.no_grad():
+            parameter.fill_(math.log(tau))
+        parameter.grad = None
+        value = learned(encoded(users, items), batch(), {})
+        value.backward()
+        step = 1e-6
+        near = [
+            float(SoftmaxAll(tau * math.exp(side), **more)(encoded(users, items), batch(), {}))
+            for side in (-step, 0.0, step)
+        ]
+        assert float(value.detach()) == pytest.approx(near[1], rel=1e-12)
+        slope = (near[2] - near[0]) / (2 * step)
+        assert parameter.grad is not None
+        assert float(parameter.grad) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def test_a_learned_temperature_has_a_least() -> None:
+    task = SoftmaxAll(None)
+    assert task.log_temperature is not None
+    with torch.no_grad():
+        task.log_temperature.fill_(-100.0)
+    assert task.temperature == pytest.approx(0.01)
+    assert math.isfinite(task(encoded(normal(6, 3), normal(4, 3, seed=1)), batch(), {}).item())
 
 
 def with_neighbours(share: float) -> SoftmaxAll:

@@ -84,6 +84,8 @@ def _kill(
         "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
         "training.table_rate=0.02 task.query_power=0.5",
         "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
+        "task.kind=softmax_all task.penalty=0 task.l2=0 task.temperature=learned "
+        "model.normalize=true training.layer_rate=0.05",
         "task.kind=softmax_clustered task.clusters=8",
         "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
     ],

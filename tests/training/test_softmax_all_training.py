@@ -16,6 +16,7 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.tables.embedding_tables import ROWS
 from evergram.errors import RecipeError
 from evergram.releasing.upgrade import train
+from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import memory
 from evergram.training.build import build_sampler, prepare
 from evergram.training.loop import run_epoch
@@ -216,3 +217,47 @@ def test_training_learns(small: Recipe, kind: str) -> None:
     )
     metrics = train(chosen).metrics["metrics"]
     assert metrics["model"]["recall@20"] > metrics["popularity"]["recall@20"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learned_temperature_is_trained_reported_and_used_for_new_queries(kind: str) -> None:
+    values: dict[str, dict[str, Any]] = {
+        "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 600},
+        "model": {"kind": kind, "dim": 4, "normalize": True},
+        "task": {"kind": "softmax_all", "temperature": "learned"},
+        "training": {"epochs": 3, "layer_rate": 0.05},
+    }
+    made = train(Recipe.of(values), progress=False)
+    learned = made.metrics["training"]["temperature"]
+    assert 0.01 < learned < 1
+    assert abs(learned - 0.1) > 1e-3
+    again = train(Recipe.of(values), progress=False).metrics["training"]
+    assert again["temperature"] == learned
+    values["task"]["temperature"] = 0.1
+    del values["training"]["layer_rate"]
+    assert "temperature" not in train(Recipe.of(values), progress=False).metrics["training"]
+
+
+def test_a_learned_temperature_makes_pairs_likelier_and_moves_no_vector() -> None:
+    data = corpus()
+    step, sampler, _ = prepare(FitSettings.of(recipe(temperature="learned"), data, 0), data, CPU)
+    task = step.objective.task
+    assert isinstance(task, SoftmaxAll)
+    step.optimizers = [torch.optim.Adam(task.parameters(), 0.02)]
+    before = [p.clone() for p in step.encoder.parameters()]
+    for epoch in range(20):
+        for _ in run_epoch(step, sampler, None, epoch, CPU):
+            pass
+    assert all(map(torch.equal, before, step.encoder.parameters()))
+
+    def loss(tau: float) -> float:
+        fixed, *_ = prepare(FitSettings.of(recipe(temperature=tau), data, 0), data, CPU)
+        fixed.optimizers = []
+        return sum(float(value) for _, value in run_epoch(fixed, sampler, None, 0, CPU))
+
+    assert loss(task.temperature) < loss(0.1) - 0.1
+
+
+def test_a_learned_temperature_of_free_rows_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"'learned' is for unit rows.*normalize = true"):
+        recipe("model.normalize=false", temperature="learned")

@@ -65,6 +65,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
         "l2_measure": trained.l2_measure,
         "batch_size": trained.batch_size,
         "table_rate": trained.table_rate,
+        **({} if trained.temperature is None else {"temperature": trained.temperature}),
         **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),
         **({"pilots": trained.pilots} if trained.pilots else {}),
         "warnings": trained.warnings,

@@ -6,7 +6,7 @@ Importing this does not import torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -103,50 +103,69 @@ class BPRSettings(TaskSettings):
         return BPR()
 
 
-class SoftmaxSettings(TaskSettings):
+class TemperedSettings(TaskSettings):
+    """A task by whose `temperature` scores are divided."""
+
+    learns_temperature: ClassVar[bool] = False
+    temperature: Rate | Literal["learned"] = 1.0
+
+    @model_validator(mode="after")
+    def _learned_where_it_can_be(self) -> Self:
+        if self.temperature == "learned" and not self.learns_temperature:
+            raise ValueError(
+                f"task.temperature is 'learned', which task.kind = {self.kind!r} cannot; give it a "
+                "number, or set task.kind = 'softmax_all'"
+            )
+        return self
+
+    @property
+    def tau(self) -> float:
+        """τ; of a learned one 1.0, as if it were not there."""
+        return 1.0 if self.temperature == "learned" else self.temperature
+
+
+class SoftmaxSettings(TemperedSettings):
     """The observed candidate against those of its batch; scores are divided by `temperature`."""
 
     kind = "softmax"
-    temperature: Rate = 1.0
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.softmax import Softmax
 
-        return Softmax(len(corpus.candidates), self.temperature)
+        return Softmax(len(corpus.candidates), self.tau)
 
 
-class SecondOrderSettings(TaskSettings):
+class SecondOrderSettings(TemperedSettings):
     """The observed candidate against all. `centred`: take off the squared mean (False is RG²)."""
 
     kind = "second_order"
     wants_means = True
-    temperature: Rate = 1.0
     centred: bool = True
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.second_order import SecondOrderSoftmax
 
-        return SecondOrderSoftmax(self.temperature, self.centred)
+        return SecondOrderSoftmax(self.tau, self.centred)
 
 
-class SphericalSettings(TaskSettings):
+class SphericalSettings(TemperedSettings):
     """The observed candidate against all, by a quadratic in place of the exponential."""
 
     kind = "spherical"
     wants_means = True
-    temperature: Rate = 1.0
     form: Literal["taylor", "square"] = "taylor"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.spherical import Spherical
 
-        return Spherical(self.temperature, self.form)
+        return Spherical(self.tau, self.form)
 
 
-class SoftmaxAllSettings(TaskSettings):
+class SoftmaxAllSettings(TemperedSettings):
     """The observed candidate against all, by the softmax itself: no sample and no expansion.
 
     A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
+    A "learned" temperature is trained with the model, on unit rows.
     With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
     `denominator` "unobserved" a query's own pairs are not in its partition function. The
     log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
@@ -158,7 +177,7 @@ class SoftmaxAllSettings(TaskSettings):
     kind = "softmax_all"
     draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "whole_queries"
     wants_all_candidates = True
-    temperature: Rate = 1.0
+    learns_temperature = True
     denominator: Literal["all", "unobserved"] = "all"
     query_power: Weight = 0.0
     positive_temperature: Rate | None = None
@@ -211,7 +230,7 @@ class SoftmaxAllSettings(TaskSettings):
             sizes = len(corpus.queries), len(corpus.candidates)
             neighbours = CandidateNeighbours.of(*pairs, *sizes, self.neighbours)
         return SoftmaxAll(
-            self.temperature,
+            None if self.temperature == "learned" else self.tau,
             positive_temperature=self.positive_temperature,
             excludes_observed=self.denominator == "unobserved",
             query_weight=query_weights(corpus.counts("query"), self.query_power),
@@ -223,7 +242,7 @@ class SoftmaxAllSettings(TaskSettings):
         )
 
 
-class ClusteredSoftmaxSettings(TaskSettings):
+class ClusteredSoftmaxSettings(TemperedSettings):
     """The observed candidate against all, which so many `clusters` stand for.
 
     `cluster_rate`: α of the averages that clusters are, or "auto". `cluster_push`: see
@@ -231,7 +250,6 @@ class ClusteredSoftmaxSettings(TaskSettings):
     """
 
     kind = "softmax_clustered"
-    temperature: Rate = 1.0
     clusters: Positive = 512
     cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
     cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
@@ -240,9 +258,7 @@ class ClusteredSoftmaxSettings(TaskSettings):
         from evergram.tasks.clustered_softmax import ClusteredSoftmax
 
         size = int((corpus.counts("candidate") > 0).sum())
-        return ClusteredSoftmax(
-            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
-        )
+        return ClusteredSoftmax(size, self.tau, self.clusters, self.cluster_rate, self.cluster_push)
 
 
 TASKS: dict[str, type[TaskSettings]] = table_of(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.candidate_neighbours import CandidateNeighbours
 from evergram.tasks.partition.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
+
+# Where a learned temperature begins, and the least that it may be.
+START, LEAST = 0.1, 0.01
 
 
 class SoftmaxAll(Task):
@@ -20,7 +23,7 @@ class SoftmaxAll(Task):
     batch's pairs, divided by how many a batch has on average.
 
     Args:
-        temperature: τ.
+        temperature: τ; None learns it from `START` on, for unit rows, whose lengths do not.
         positive_temperature: τ₊ of the bilateral softmax: the m scores of a query's pairs enter as
             τ₊ log((1/m) Σ e^{s/τ₊}) in place of their mean, which is its limit for large τ₊; None
             is the mean. The batch must have all pairs of its queries.
@@ -43,7 +46,7 @@ class SoftmaxAll(Task):
 
     def __init__(
         self,
-        temperature: float = 1.0,
+        temperature: float | None = 1.0,
         *,
         positive_temperature: float | None = None,
         excludes_observed: bool = False,
@@ -59,7 +62,10 @@ class SoftmaxAll(Task):
             raise ValueError("A second temperature is of a query's own pairs, without neighbours.")
         if largest_share is not None and excludes_observed:
             raise ValueError("A largest share is of all candidates; observed ones are excluded.")
-        self.temperature = temperature
+        self._fixed = temperature
+        self.log_temperature: nn.Parameter | None = None
+        if temperature is None:
+            self.log_temperature = nn.Parameter(torch.tensor(START).log())
         self.push = push
         self.largest_share = largest_share
         self.neighbours = neighbours
@@ -71,6 +77,19 @@ class SoftmaxAll(Task):
         self.is_mean_of_pairs: bool = positive_temperature is None and not excludes_observed
         self.query_weight: Tensor | None
         self.register_buffer("query_weight", query_weight, persistent=False)
+
+    @property
+    def temperature(self) -> float:
+        """τ, as it is now."""
+        tau = self._tau()
+        return float(tau.detach()) if isinstance(tau, Tensor) else tau
+
+    def _tau(self) -> Tensor | float:
+        """τ; a learned one with its gradient."""
+        if self._fixed is not None:
+            return self._fixed
+        assert self.log_temperature is not None
+        return self.log_temperature.exp().clamp(min=LEAST)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.all_candidates is not None
@@ -85,16 +104,18 @@ class SoftmaxAll(Task):
             weight = weight * self.query_weight[ids].to(weight)
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
+        tau, queries = self._tau(), encoded.queries[first]
         pushed = log_partition_sum(
-            encoded.queries[first],
+            # A learned τ gets its gradient by way of the queries.
+            queries if self._fixed is not None else queries / tau,
             encoded.all_candidates,
             weight,
-            self.temperature,
+            1.0 if self._fixed is None else self._fixed,
             excluded,
             largest_share=self.largest_share,
             lower_products=self.lower_products,
         )
-        pulled = (weight * self._pull(self._scores(encoded, batch), own, times)).sum()
+        pulled = (weight * (self._pull(self._scores(encoded, batch), own, times) / tau)).sum()
         loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
 
@@ -108,16 +129,16 @@ class SoftmaxAll(Task):
         return torch.lerp(own, (encoded.query * spread).sum(-1), self.neighbour_share)
 
     def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
-        """Return the mean of each query's scores over τ, or the log-mean-exp at τ₊, [Q]."""
+        """Return the mean of each query's scores, or τ₊ times their log-mean-exp at τ₊, [Q]."""
         zeros = scores.new_zeros(len(times))
         if self.positive_temperature is None:
             total = zeros.index_add(0, own, scores)
-            return total / times / self.temperature
+            return total / times
         logits = scores / self.positive_temperature
         most = zeros.scatter_reduce(0, own, logits.detach(), "amax", include_self=False)
         total = zeros.index_add(0, own, (logits - most[own]).exp())
         mean = most + (total / times).log()
-        return mean * (self.positive_temperature / self.temperature)
+        return mean * self.positive_temperature
 
 
 def check_share(share: float, candidates: int) -> None:

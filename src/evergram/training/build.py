@@ -210,7 +210,9 @@ def prepare(
         prior["query"].shape[1],
         []
         if sweeps
-        else build_optimizers(encoder, settings.training, settings.table_rate, companions.joint),
+        else build_optimizers(
+            *(encoder, settings.training, settings.table_rate, companions.joint, objective.task)
+        ),
         companions.joint,
         independent,
         0.0 if sweeps else settings.training.precondition,

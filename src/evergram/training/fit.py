@@ -14,6 +14,8 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.evaluation.large_catalogues.metric_sample import SampledRanking
+from evergram.tasks.softmax_all import SoftmaxAll
+from evergram.tasks.task import Task
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Budget, Callback, FiniteLoss
 from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
@@ -108,6 +110,7 @@ class Trained:
         penalty, l2, l2_measure, batch_size, table_rate: λ of each measure, the weight of squared
             norms and their measure, the pairs of a step and the learning rate of tables, as they
             were used.
+        temperature: that was learned; None if none was.
         pilots: the trainings that chose l2 and the rate, see `training.pilots`.
         warnings: sentences for a person to read.
     """
@@ -130,6 +133,7 @@ class Trained:
     l2_measure: str = "examples"
     batch_size: int = 0
     table_rate: float = 0.0
+    temperature: float | None = None
     pilots: list[dict[str, float | str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     sample: SampledRanking | None = None
@@ -202,6 +206,7 @@ def fit_encoder(
         l2_measure=job.settings.strengths.l2_measure,
         batch_size=run.sampler.batch_size,
         table_rate=job.settings.table_rate,
+        temperature=learned_temperature(run.step.objective.task),
         warnings=warned(
             *(settings, stopping, ended, context.title, encoder.schema),
             logs=context.warns and together.is_first,
@@ -308,6 +313,13 @@ class _Job:
         ]
         run.fit(steps=steps)
         return run
+
+
+def learned_temperature(task: Task) -> float | None:
+    """Return the temperature that a task has learned; None if it learns none."""
+    if isinstance(task, SoftmaxAll) and task.log_temperature is not None:
+        return task.temperature
+    return None
 
 
 def judge(

@@ -17,7 +17,12 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus
 from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule, Term
-from evergram.tasks.kinds import PointwiseSettings, SecondOrderSettings, SoftmaxAllSettings
+from evergram.tasks.kinds import (
+    PointwiseSettings,
+    SecondOrderSettings,
+    SoftmaxAllSettings,
+    TemperedSettings,
+)
 from evergram.training.fit import Trained
 from evergram.training.priors.kinds import ConstantSettings, ZeroSettings
 from evergram.training.priors.measures import build_measures
@@ -55,8 +60,10 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
             values=task.pair_target == "value",
         )
     push, temperature = 1.0, 1.0
-    if task is not None:
-        temperature = float(getattr(task, "temperature", 1.0))
+    if trained.temperature is not None:
+        temperature = trained.temperature
+    elif isinstance(task, TemperedSettings):
+        temperature = task.tau
     if isinstance(task, SoftmaxAllSettings):
         push = task.push
     second = isinstance(task, SecondOrderSettings)

@@ -35,15 +35,20 @@ def id_tables(encoder: Encoder) -> list[nn.Parameter]:
 
 
 def build_optimizers(
-    encoder: Encoder, rates: TrainingRecipe, table_rate: float, joint: Joint | None = None
+    encoder: Encoder,
+    rates: TrainingRecipe,
+    table_rate: float,
+    joint: Joint | None = None,
+    task: nn.Module | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`; or Adam for all; or
-    plain SGD for all but `joint`.
+    """Return row-wise Adagrad for tables, and Adam for layers, `joint` and `task`; or Adam for all;
+    or plain SGD for all but `joint` and `task`.
 
     Args:
         rates: has the learning rates of features and of layers, and says which optimiser.
         table_rate: of tables of ids.
         joint: trained together with the encoder, at its own rate if it has one.
+        task: whose parameters, if it has any, learn at the rate of layers.
     Raises: RecipeError: no parameter of the encoder is to be trained.
     """
     if not any(p.requires_grad for p in encoder.parameters()):
@@ -71,6 +76,8 @@ def build_optimizers(
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     if joint is not None and owned:
         groups.append({"params": owned, "lr": joint.rate or rates.layer_rate})
+    if task is not None and (of_task := list(task.parameters())):
+        groups.append({"params": of_task, "lr": rates.layer_rate})
     if groups:
         optimizers.append(torch.optim.Adam(groups))
     return optimizers

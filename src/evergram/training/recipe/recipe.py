@@ -105,6 +105,11 @@ class Recipe(RecipeTable):
                 "global orthogonal regularisation is of rows of unit norm; set model.normalize = "
                 "true or leave task.query_orthogonal and task.candidate_orthogonal at 0"
             )
+        if getattr(task.chosen, "temperature", None) == "learned" and not self.model.normalize:
+            raise ValueError(
+                "task.temperature = 'learned' is for unit rows, as free rows have lengths to "
+                "learn; set model.normalize = true, or give task.temperature a number"
+            )
         return self
 
     def _fits_without_training(self) -> None:

@@ -85,6 +85,10 @@ def _shortens(recipe: Recipe) -> bool:
     return task.l2 > 0
 
 
+def _learns_temperature(recipe: Recipe) -> bool:
+    return getattr(recipe.task.chosen, "temperature", None) == "learned"
+
+
 def _limits_objects(recipe: Recipe) -> bool:
     """Whether alignment is over some of the objects: a pass over a graph has all at hand."""
     objects, alone = recipe.upgrade.objects, recipe.upgrade.fit == "posthoc"
@@ -129,9 +133,15 @@ def _rules_of_kinds() -> Iterator[Only]:
     if len(made) < len(ENCODERS):
         yield Only("model.dim model.scale", "model.kind", made)
     yield Only("model.start", "model.kind", kinds_where(ENCODERS, "takes_start"))
-    for rate in ("table_rate", "feature_rate", "layer_rate"):
-        kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
-        yield Only(f"training.{rate}", "model.kind", tuple(kinds))
+    for rate in ("table_rate", "feature_rate"):
+        yield Only(f"training.{rate}", "model.kind", _with_rate(rate))
+    layered = _with_rate("layer_rate")
+    yield Only(
+        "training.layer_rate",
+        "model.kind",
+        test=lambda r: r.model.kind in layered or _learns_temperature(r),
+        needs=f"model.kind = {' or '.join(map(repr, layered))} (or task.temperature = 'learned')",
+    )
     mixed = kinds_where(ENCODERS, "mixes_precision")
     yield Only("training.precision", "model.kind", mixed)
     yield Only("training.tables", "model.kind", kinds_where(ENCODERS, "maps_tables"))
@@ -141,6 +151,10 @@ def _rules_of_kinds() -> Iterator[Only]:
         test=lambda r: r.upgrade.chosen.is_learned,
         needs="an upgrade.transform that is learned",
     )
+
+
+def _with_rate(rate: str) -> tuple[str, ...]:
+    return tuple(kind for kind, settings in ENCODERS.items() if rate in settings.rates)
 
 
 def _rules_of_penalty() -> Iterator[Only]:
