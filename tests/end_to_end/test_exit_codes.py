@@ -51,8 +51,8 @@ def codes_in(source: str) -> set[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("sys.exit", "typer.Exit"):
             named = ast.unparse(node.args[0]) if node.args else "0"
-            # `main` hands on the code that a command or an error has.
-            codes |= set() if named == "code" else {int(named)}
+            # `main` hands on the code that a command or an error has; others may have a name.
+            codes |= set() if named == "code" else {getattr(failures, named, None) or int(named)}
     return codes
 
 

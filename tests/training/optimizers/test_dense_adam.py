@@ -20,7 +20,8 @@ def test_sparse_gradients_are_dense_ones() -> None:
             optimizer.zero_grad()
             table(torch.tensor(ids)).square().sum().backward()
             optimizer.step()
-    assert torch.equal(tables[0].weight, tables[1].weight)
+    # By the same formula; in some runs one of fifteen numbers is rounded otherwise.
+    torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=1e-6, atol=1e-7)
     rest = tables[0].weight.detach()[3].clone()
     tables[0].zero_grad()
     tables[0](torch.tensor([1])).sum().backward()

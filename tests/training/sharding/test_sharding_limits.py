@@ -46,7 +46,7 @@ def test_a_factorization_is_not_refused(count: int) -> None:
         (["model.start=svd"], r"model\.start is 'svd'; set model\.start = 'random'"),
         (["model.hash_rows=7"], r"model\.hash_rows is set; leave it out"),
         (
-            ["model.normalize=true", "model.popularity=auto"],
+            ["model.normalize=true", "task.l2=0", "model.popularity=auto"],
             r"and model\.popularity is 'auto'; leav",
         ),
         (["training.watch_minutes=1.0"], r"training\.watch_minutes measures while"),
