@@ -1,4 +1,4 @@
-"""What limits on candidates' shares, temperatures, pushes, neighbours and rescaled rows give.
+"""What limits on shares, temperatures, given and learned, pushes, neighbours, rescaled rows give.
 
 Each setting trains a recipe of `published_splits` for a third of its epochs, on nine tenths of
 Gowalla's or Yelp2018's training pairs, and is judged by Recall@20 on the tenth that was held out;

@@ -45,7 +45,7 @@ class Latency:
     Args:
         service: by the service.
         bare: of the encoder alone.
-        http: of a request with the same body to an application that answers at once, as long.
+        http: of a request with the same body to an application that answers at once.
     """
 
     texts: int
@@ -144,8 +144,7 @@ def _latency(
 
 @contextmanager
 def _empty_application() -> Iterator[str]:
-    """Give the address of an application that reads a request, and answers a constant of as many
-    bytes as one vector takes."""
+    """Give the address of an application that reads a request, and answers with 2,200 bytes."""
     import uvicorn
 
     answer = b"0" * 2_200

@@ -14,9 +14,10 @@ from numpy.testing import assert_array_equal
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
 
+from evergram.compatibility.scores.score_map import ScoreMap
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.score_maps import Metric, QueryVectors, ScoreMaps
+from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.retrieval.fill import fill, space_of, stored_rows
@@ -169,11 +170,15 @@ def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
 
 def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
     maps = ScoreMaps(lineage)
-    one = maps.of(2, 0, SIDES)
-    assert maps.of(2, 0, SIDES) is one
+
+    def of(source: int, target: int) -> ScoreMap:
+        return maps.of(source, ScoredSearch(target, SIDES, "ip", "read_back"))
+
+    one = of(2, 0)
+    assert of(2, 0) is one
     now = pairs(lineage, 2, 0, "ip")[0]
     asked = np.linspace(now[10], now[-10], 11)
-    steps = maps.of(1, 0, SIDES).apply(maps.of(2, 1, SIDES).apply(asked))
+    steps = of(1, 0).apply(of(2, 1).apply(asked))
     assert np.abs(one.apply(asked) - steps).max() > 0.05 * np.abs(asked).max()
 
 

@@ -220,7 +220,7 @@ def test_training_learns(small: Recipe, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learned_temperature_is_trained_reported_and_used_for_new_queries(kind: str) -> None:
+def test_a_learned_temperature_is_trained_and_reported(kind: str) -> None:
     values: dict[str, dict[str, Any]] = {
         "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 600},
         "model": {"kind": kind, "dim": 4, "normalize": True},

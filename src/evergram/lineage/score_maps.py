@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,23 @@ from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Hits
 
 Metric = Literal["ip", "l2", "cosine"]
-# Who made query vectors: the version's own model, or the way back, from those of a later version.
+# Who made query vectors: the version's own model, or the way back, of production's.
 QueryVectors = Literal["own", "read_back"]
+
+
+class ScoredSearch(NamedTuple):
+    """What decides the scores of a search, beside the versions of its rows.
+
+    Args:
+        target: the version that it is made at.
+        sides: of the queries and of what is searched.
+        query_vectors: of the queries.
+    """
+
+    target: int
+    sides: tuple[str, str]
+    metric: Metric
+    query_vectors: QueryVectors
 
 
 class ScoreMaps:
@@ -33,68 +48,45 @@ class ScoreMaps:
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, int, str, str, Metric, QueryVectors], ScoreMap] = {}
+        self._made: dict[tuple[int, ScoredSearch], ScoreMap] = {}
 
-    def of(
-        self,
-        source: int,
-        target: int,
-        sides: tuple[str, str],
-        metric: Metric = "ip",
-        query_vectors: QueryVectors = "read_back",
-    ) -> ScoreMap:
-        """Return the map of scores at version `target` from rows of version `source`.
+    def of(self, source: int, search: ScoredSearch) -> ScoreMap:
+        """Return the map to the target's scores from those of rows of version `source`.
 
-        Args:
-            sides: of the queries and of what is searched; on one side, no object meets itself.
-            query_vectors: those that are read back are production's.
+        Where queries and rows are of one side, it is made of pairs of two objects.
         Raises: LineageError: the versions keep too few canaries in common; or rows of `source`
-            cannot be read as `target`.
+            cannot be read as the target.
         """
-        key = source, target, *sides, metric, query_vectors
-        if key not in self._made:
-            self._made[key] = self._fit(source, target, sides, metric, query_vectors)
-        return self._made[key]
+        if (source, search) not in self._made:
+            self._made[source, search] = self._fit(source, search)
+        return self._made[source, search]
 
-    def hits(
-        self,
-        hits: Hits,
-        target: int,
-        sides: tuple[str, str],
-        metric: Metric = "ip",
-        query_vectors: QueryVectors = "read_back",
-    ) -> Hits:
-        """Return hits with the scores that version `target` would have given, best first.
+    def hits(self, hits: Hits, search: ScoredSearch) -> Hits:
+        """Return hits with the scores that the target would have given, best first.
 
-        Those of rows of `target` itself stay.
+        Those of the target's own rows stay where the queries are its own, too.
         Raises: as `of`.
         """
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
-            if source != target or self._query_source(target, query_vectors) != target:
+            if {source, self._query_source(search)} != {search.target}:
                 mine = hits.versions == source
-                chosen = self.of(source, target, sides, metric, query_vectors)
-                scores[mine] = chosen.apply(scores[mine])
+                scores[mine] = self.of(source, search).apply(scores[mine])
         best = np.argsort(-scores, kind="stable")
         ids = hits.ids.take(pa.array(best))
         return Hits(ids, scores[best].astype(np.float32), hits.versions[best])
 
-    def _fit(
-        self,
-        source: int,
-        target: int,
-        sides: tuple[str, str],
-        metric: Metric,
-        query_vectors: QueryVectors,
-    ) -> ScoreMap:
-        of_queries, same = self._query_source(target, query_vectors), sides[0] == sides[1]
+    def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
+        target, sides, metric, _ = search
+        of_queries, same = self._query_source(search), sides[0] == sides[1]
         if same:
             queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
             own_rows = own
         else:
             queries, own = self._canaries((of_queries, target), target, sides[0])
             rows, own_rows = self._canaries((source, target), target, sides[1])
-        now, then = _scores(queries, rows, metric, same), _scores(own, own_rows, metric, same)
+        now = _scores(queries, rows, metric, same=same)
+        then = _scores(own, own_rows, metric, same=same)
         try:
             return ScoreMap.fit(now, then)
         except DataError as error:
@@ -103,9 +95,10 @@ class ScoreMaps:
                 f"the objects that both keep as canaries: {error} Ask for raw scores."
             ) from error
 
-    def _query_source(self, target: int, query_vectors: QueryVectors) -> int:
-        """Return the version whose vectors queries at version `target` are read from."""
-        return target if query_vectors == "own" else max(target, self._lineage.production)
+    def _query_source(self, search: ScoredSearch) -> int:
+        """Return the version whose vectors the queries are read from."""
+        own = search.query_vectors == "own"
+        return search.target if own else max(search.target, self._lineage.production)
 
     def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
         """Return the vectors of each version's canaries, of those that all of them keep, read as
@@ -142,7 +135,19 @@ class ScoreMaps:
         return vectors.double() @ forward[0].T + forward[1]
 
 
-def _scores(queries: Tensor, rows: Tensor, metric: Metric, same: bool) -> Doubles:
+def checked_query_vectors(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
+    """Return who made query vectors. Raises: DataError: it is not said, or is neither."""
+    if query_vectors is None or query_vectors not in get_args(QueryVectors):
+        said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
+        raise DataError(
+            f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
+            f"the model of version {version} made, such as those kept from before an upgrade; "
+            "'read_back' are vectors of production, read as that version."
+        )
+    return query_vectors
+
+
+def _scores(queries: Tensor, rows: Tensor, metric: Metric, *, same: bool) -> Doubles:
     """Return the scores of all pairs of queries and rows; of one side, of each two objects."""
     if metric == "cosine":
         queries, rows = (

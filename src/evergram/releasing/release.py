@@ -64,7 +64,8 @@ def train_and_publish(
         checkpoints: when they are written, how many are kept, whether they are read.
         report: an HTML file to write of the version.
     Returns: the published version.
-    Raises: DataError: the report cannot be written. Others as `train` and `Lineage.publish`.
+    Raises: DataError: the report cannot be written. LineageError: the lineage cannot. Others as
+        `train` and `Lineage.publish`.
     """
     refuse_unwritable(report)
     lineage.refuse_unwritable()

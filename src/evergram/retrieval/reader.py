@@ -19,7 +19,12 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
-from evergram.lineage.score_maps import QueryVectors, ScoreMaps
+from evergram.lineage.score_maps import (
+    QueryVectors,
+    ScoredSearch,
+    ScoreMaps,
+    checked_query_vectors,
+)
 from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
@@ -240,7 +245,8 @@ class Reader:
             raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
         check_k(k)
         target = self.lineage.resolve(version)
-        whose = _whose(query_vectors, target) if scores == "calibrated" else "read_back"
+        if scores == "calibrated":
+            checked_query_vectors(query_vectors, target)
         store = self._stores.at(side, target)
         own = self.store(side)
         if filter is not None and store is not own:
@@ -281,8 +287,9 @@ class Reader:
             return reread(embed, parts[0], checked, metric, k)
         if scores == "raw":
             return parts[0]
-        sides = self._sides(query_side, side)
-        apart = [self._calibrated(part, target, sides, metric, whose) for part in parts]
+        whose = checked_query_vectors(query_vectors, target)
+        asked_for = ScoredSearch(target, self._sides(query_side, side), metric, whose)
+        apart = [self._calibrated(part, asked_for) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
 
     def encode(
@@ -371,7 +378,7 @@ class Reader:
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
-        whose = _whose(query_vectors, target)
+        whose = checked_query_vectors(query_vectors, target)
         sides = self._sides(query_side, side)
         sources = {int(v) for h in hits for v in h.versions}
         if self._sidecars.apply(sides[1], target, sources):
@@ -379,18 +386,10 @@ class Reader:
                 "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
                 "say whether theirs are such; search with scores='calibrated'."
             )
-        return self._calibrated(hits, target, sides, metric, whose)
+        return self._calibrated(hits, ScoredSearch(target, sides, metric, whose))
 
-    def _calibrated(
-        self,
-        hits: Sequence[Hits],
-        target: int,
-        sides: tuple[str, str],
-        metric: Metric,
-        whose: QueryVectors,
-    ) -> list[Hits]:
-        about = target, sides, metric, whose
-        return [self._score_maps.hits(h, *about) if len(h) else h for h in hits]
+    def _calibrated(self, hits: Sequence[Hits], search: ScoredSearch) -> list[Hits]:
+        return [self._score_maps.hits(h, search) if len(h) else h for h in hits]
 
     def _sides(self, query_side: str | None, side: str | None) -> tuple[str, str]:
         """Return the sides of queries and of hits. Raises: LineageError: there is no such side."""
@@ -502,15 +501,3 @@ class Reader:
         Raises: ShapeError, DataError: they are no finite vectors of the version.
         """
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
-
-
-def _whose(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
-    """Return who made query vectors. Raises: DataError: it is not said, or is neither."""
-    if query_vectors is None or query_vectors not in get_args(QueryVectors):
-        said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
-        raise DataError(
-            f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
-            f"the model of version {version} made, such as those kept from before an upgrade; "
-            "'read_back' are vectors of a later version, read as that one."
-        )
-    return query_vectors

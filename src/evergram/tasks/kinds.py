@@ -45,6 +45,11 @@ class TaskSettings(KindSettings):
         """Whether the loss is defined by all pairs of a query together."""
         return False
 
+    @property
+    def has_parameters(self) -> bool:
+        """Whether the task has parameters of its own, which are trained with the model."""
+        return False
+
     def candidates_bytes(self, candidates: int, dim: int) -> int:
         """Return the bytes that a step needs at least for all candidates, beside the model: where
         it wants them all, their embeddings, the gradient of these, and that of a table."""
@@ -119,8 +124,12 @@ class TemperedSettings(TaskSettings):
         return self
 
     @property
+    def has_parameters(self) -> bool:
+        return self.temperature == "learned"
+
+    @property
     def tau(self) -> float:
-        """τ; of a learned one 1.0, as if it were not there."""
+        """τ; 1.0 where it is learned, as it is no part of the settings then."""
         return 1.0 if self.temperature == "learned" else self.temperature
 
 

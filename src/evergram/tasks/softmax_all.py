@@ -23,7 +23,7 @@ class SoftmaxAll(Task):
     batch's pairs, divided by how many a batch has on average.
 
     Args:
-        temperature: τ; None learns it from `START` on, for unit rows, whose lengths do not.
+        temperature: τ; None makes it a parameter, which begins at `START`; only for unit rows.
         positive_temperature: τ₊ of the bilateral softmax: the m scores of a query's pairs enter as
             τ₊ log((1/m) Σ e^{s/τ₊}) in place of their mean, which is its limit for large τ₊; None
             is the mean. The batch must have all pairs of its queries.
@@ -104,13 +104,14 @@ class SoftmaxAll(Task):
             weight = weight * self.query_weight[ids].to(weight)
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
-        tau, queries = self._tau(), encoded.queries[first]
+        tau, queries, fixed = self._tau(), encoded.queries[first], self._fixed
+        if fixed is None:  # τ has its gradient by way of the queries
+            queries, fixed = queries / tau, 1.0
         pushed = log_partition_sum(
-            # A learned τ gets its gradient by way of the queries.
-            queries if self._fixed is not None else queries / tau,
+            queries,
             encoded.all_candidates,
             weight,
-            1.0 if self._fixed is None else self._fixed,
+            fixed,
             excluded,
             largest_share=self.largest_share,
             lower_products=self.lower_products,

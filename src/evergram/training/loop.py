@@ -69,7 +69,7 @@ class Trainer:
         self.learned: dict[str, nn.Module] = {"encoder": self.encoder}
         if step.joint is not None:
             self.learned["joint"] = step.joint
-        if any(True for _ in step.objective.task.parameters()):
+        if list(step.objective.task.parameters()):
             self.learned["task"] = step.objective.task
         self.device: torch.device = self.encoder.device
         self.epoch: int = 0

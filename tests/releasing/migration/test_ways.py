@@ -100,7 +100,7 @@ def test_a_sidecar_of_more_bytes_than_dims_is_refused() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
     dim = vectors.old.shape[1]
     measure_ways(vectors, WaySettings(sidecar_bytes=dim))
-    with pytest.raises(DataError, match=f"must be 0 to {dim}"):
+    with pytest.raises(DataError, match=f"may have 0 to {dim}"):
         measure_ways(vectors, WaySettings(sidecar_bytes=dim + 1))
 
 

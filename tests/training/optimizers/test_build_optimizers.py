@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 import torch
+from torch import nn
 
 from evergram.data.corpus import Corpus
 from evergram.training.build import prepare
+from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -33,6 +36,20 @@ def test_every_parameter_has_one_optimizer_and_its_own_rate() -> None:
         table = 0.2 if "feature" in name else 0.3
         assert rates.pop(parameter) == (table if name.startswith("tables") else 0.1), name
     assert not rates
+
+
+@pytest.mark.parametrize("optimizer", ["adaptive", "adam", "sgd"])
+def test_parameters_of_a_task_learn_at_the_rate_of_layers(optimizer: str) -> None:
+    corpus = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
+    recipe = Recipe.of({"data": {"kind": "synthetic"}, "training": {"optimizer": optimizer}})
+    step = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)[0]
+    task = nn.Module()
+    task.scale, task.still = (nn.Parameter(torch.ones(2), requires_grad=b) for b in (True, False))
+    rates = recipe.training.model_copy(update={"layer_rate": 0.07})
+    made = build_optimizers(step.encoder, rates, 0.3, task=task)
+    by_parameter = {p: g["lr"] for o in made for g in o.param_groups for p in g["params"]}
+    assert by_parameter[task.scale] == 0.07
+    assert task.still not in by_parameter
 
 
 def test_plain_sgd_moves_each_parameter_by_its_rate_times_its_gradient() -> None:

@@ -141,8 +141,8 @@ def _print_plan(report: dict[str, Any]) -> None:
     zeros = [f"{count} of {name}" for name, count in report["zeros"].items() if count]
     if zeros:
         paragraph(
-            f"Vectors of zeros: {', '.join(zeros)}. They are as far from all others, and models "
-            "give none: look at how the files were made."
+            f"Vectors of zeros: {', '.join(zeros)}. No model gives them, but a call that failed "
+            "may: look at how the files were made."
         )
     if report["lengths_ignored"]:
         paragraph(

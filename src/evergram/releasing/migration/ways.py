@@ -170,8 +170,8 @@ def _with_sidecar(
         budget = settings.sidecar_bytes
         if budget is not None and not 0 <= budget <= dim:
             raise DataError(
-                f"A sidecar of {budget} bytes is too large or too small; it must be 0 to {dim}, a "
-                "byte for each dim of the old model."
+                f"A sidecar of {budget} bytes was asked for; it may have 0 to {dim}, a byte for "
+                "each dim of the old model at most."
             )
         size = int(FLOAT * dim / 10) if budget is None else budget
         sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)

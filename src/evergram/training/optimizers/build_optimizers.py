@@ -76,7 +76,8 @@ def build_optimizers(
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     if joint is not None and owned:
         groups.append({"params": owned, "lr": joint.rate or rates.layer_rate})
-    if task is not None and (of_task := list(task.parameters())):
+    of_task = [] if task is None else [p for p in task.parameters() if p.requires_grad]
+    if of_task:
         groups.append({"params": of_task, "lr": rates.layer_rate})
     if groups:
         optimizers.append(torch.optim.Adam(groups))

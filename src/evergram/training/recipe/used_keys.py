@@ -85,10 +85,6 @@ def _shortens(recipe: Recipe) -> bool:
     return task.l2 > 0
 
 
-def _learns_temperature(recipe: Recipe) -> bool:
-    return getattr(recipe.task.chosen, "temperature", None) == "learned"
-
-
 def _limits_objects(recipe: Recipe) -> bool:
     """Whether alignment is over some of the objects: a pass over a graph has all at hand."""
     objects, alone = recipe.upgrade.objects, recipe.upgrade.fit == "posthoc"
@@ -139,7 +135,7 @@ def _rules_of_kinds() -> Iterator[Only]:
     yield Only(
         "training.layer_rate",
         "model.kind",
-        test=lambda r: r.model.kind in layered or _learns_temperature(r),
+        test=lambda r: r.model.kind in layered or r.task.chosen.has_parameters,
         needs=f"model.kind = {' or '.join(map(repr, layered))} (or task.temperature = 'learned')",
     )
     mixed = kinds_where(ENCODERS, "mixes_precision")
