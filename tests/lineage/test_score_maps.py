@@ -15,7 +15,7 @@ from tests.support.dictionary_store import DictionaryStore
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
 
 from evergram.compatibility.scores.score_map import ScoreMap
-from evergram.errors import DataError, LineageError
+from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
 from evergram.releasing.files.align import align
@@ -157,6 +157,36 @@ def test_rows_of_the_version_itself_are_calibrated_for_queries_that_are_read_bac
     assert abs(above - 0.05) < 0.015 < abs(raw - 0.05)
 
 
+def test_queries_of_a_version_between_are_calibrated_as_its_own(lineage: Lineage) -> None:
+    """Fetched from a store that is partly refreshed, they were of version 1 and are read as 0."""
+    ids = [lineage.canaries(version)["object"][0].to_pylist() for version in (0, 1, 2)]
+    common = [i for i in ids[1] if i in ids[0] and i in ids[2]]
+    of = []
+    for version in (0, 1, 2):
+        own_ids, own = lineage.canaries(version)["object"]
+        places = [own_ids.to_pylist().index(i) for i in common]
+        of.append(lineage.chain.apply(own[places], version, 0).double().numpy())
+    now, then = (
+        np.sort([score(a[i], b[j], "ip") for i, j in combinations(range(len(common)), 2)])
+        for a, b in ((of[1], of[2]), (of[0], of[0]))
+    )
+    query = of[1][3].astype(np.float32)
+    with closing(Reader.open(lineage.path)) as reader:
+        raw = reader.search(query, 30, 0)[0]
+        hits, again, production = (
+            reader.search(query, 30, 0, scores="calibrated", query_vectors=made)[0].scores
+            for made in (1, 1, "read_back")
+        )
+    assert_array_equal(hits, again)
+    assert not np.allclose(hits, production, rtol=1e-3)
+    inside = [i for i, s in enumerate(raw.scores) if now[10] < s < now[-10]]
+    assert len(inside) > 5
+    for i in inside:
+        rank, slack = int(np.searchsorted(now, raw.scores[i])), 1 + len(now) // 2048
+        low, high = max(0, rank - 1 - slack), min(len(then) - 1, rank + slack)
+        assert then[low] - 1e-6 <= hits[i] <= then[high] + 1e-6
+
+
 def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
     query = word_vectors(["word1"], 2, 11)
     with closing(Reader.open(lineage.path)) as reader:
@@ -164,6 +194,10 @@ def test_whose_the_queries_are_must_be_said(lineage: Lineage) -> None:
             reader.search(query, scores="calibrated")
         with pytest.raises(DataError, match="query_vectors is 'mine'"):
             reader.search(query, scores="calibrated", query_vectors="mine")  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="query_vectors is True, and"):
+            reader.search(query, scores="calibrated", query_vectors=True)
+        with pytest.raises(UnknownVersionError, match="no version 7"):
+            reader.search(query, scores="calibrated", query_vectors=7)
         with pytest.raises(DataError, match="the model of version 2 made"):
             reader.calibrated(reader.search(query))
 
@@ -172,7 +206,7 @@ def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
     maps = ScoreMaps(lineage)
 
     def of(source: int, target: int) -> ScoreMap:
-        return maps.of(source, ScoredSearch(target, SIDES, "ip", "read_back"))
+        return maps.of(source, ScoredSearch(target, SIDES, "ip", 2))
 
     one = of(2, 0)
     assert of(2, 0) is one

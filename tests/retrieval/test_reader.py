@@ -16,7 +16,6 @@ from evergram.errors import (
     DataError,
     IntegrityError,
     LineageError,
-    ShapeError,
     UnknownVersionError,
 )
 from evergram.lineage.lineage import Lineage
@@ -100,39 +99,6 @@ def test_the_default_is_production_and_labels_are_versions(lineage: Lineage) -> 
         reader.embed([1], 0, "query")
 
 
-@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
-def test_search_at_a_past_version_is_search_among_what_it_reads(
-    lineage: Lineage, metric: str
-) -> None:
-    reader = filled(lineage)
-    query = np.random.default_rng(0).standard_normal(6).astype(np.float32)
-    read = read_as(2, 0).numpy().astype(np.float64)
-    scores = {
-        "ip": read @ query,
-        "l2": -((read - query) ** 2).sum(axis=1),
-        "cosine": read @ query / np.linalg.norm(read, axis=1) / np.linalg.norm(query),
-    }[metric]
-    hits = reader.search(query, 5, 0, metric=metric)[0]  # type: ignore[arg-type]
-    best = np.argsort(-scores)[:5]
-    assert hits.ids.to_pylist() == best.tolist()
-    assert_allclose(hits.scores, scores[best], rtol=1e-4, atol=1e-4)
-    assert hits.versions.tolist() == [2] * 5
-
-
-def test_a_search_that_cannot_be_done_says_why(lineage: Lineage) -> None:
-    reader = filled(lineage)
-    with pytest.raises(ShapeError, match=r"version 0 have dim 6"):
-        reader.search(np.ones(8), version=0)
-    with pytest.raises(DataError, match="not finite"):
-        reader.search(np.full(6, np.nan), version=0)
-    with pytest.raises(DataError, match="k is 0"):
-        reader.search(np.ones(6), 0, version=0)
-    with pytest.raises(DataError, match="metric 'dot'"):
-        reader.search(np.ones(6), version=0, metric="dot")  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="all of one length"):
-        reader.search([[1.0], [1.0, 2.0]], version=0)
-
-
 def test_a_store_of_another_lineage_is_refused(lineage: Lineage) -> None:
     store = DictionaryStore()
     store.add_space(Space(1, 8, "sha256:other"))
@@ -148,15 +114,6 @@ def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineag
     assert reader.transform(vectors, "v2", 2) is not None
     huge = np.full((1, 10), 1e30, np.float32)
     assert np.isfinite(reader.transform(huge, 2, 0)).all(), "a large vector is a finite one"
-
-
-def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
-    store = DictionaryStore()
-    store.add_space(space_of(lineage, 2))
-    reader = Reader(lineage, {"object": store})
-    assert len(reader.search(np.ones((2, 6)), version=0)) == 2
-    assert not len(reader.search(np.ones(6), version=0)[0])
-    assert reader.embed([1], 0).sources.tolist() == [-1]
 
 
 def test_a_canary_is_read_only_by_those_who_ask_for_it(tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ class ScoredSearch(NamedTuple):
     Args:
         target: the version that it is made at.
         sides: of the queries and of what is searched.
-        query_vectors: of the queries.
+        query_version: the version whose model made the queries; another's than the target's were
+            read as it.
     """
 
     target: int
     sides: tuple[str, str]
     metric: Metric
-    query_vectors: QueryVectors
+    query_version: int
 
 
 class ScoreMaps:
@@ -69,7 +70,7 @@ class ScoreMaps:
         """
         scores = hits.scores.astype(np.float64)
         for source in np.unique(hits.versions).tolist():
-            if {source, self._query_source(search)} != {search.target}:
+            if {source, search.query_version} != {search.target}:
                 mine = hits.versions == source
                 scores[mine] = self.of(source, search).apply(scores[mine])
         best = np.argsort(-scores, kind="stable")
@@ -77,8 +78,8 @@ class ScoreMaps:
         return Hits(ids, scores[best].astype(np.float32), hits.versions[best])
 
     def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
-        target, sides, metric, _ = search
-        of_queries, same = self._query_source(search), sides[0] == sides[1]
+        target, sides, metric, of_queries = search
+        same = sides[0] == sides[1]
         if same:
             queries, rows, own = self._canaries((of_queries, source, target), target, sides[0])
             own_rows = own
@@ -94,11 +95,6 @@ class ScoreMaps:
                 f"Scores of version {source} cannot be calibrated to those of version {target} by "
                 f"the objects that both keep as canaries: {error} Ask for raw scores."
             ) from error
-
-    def _query_source(self, search: ScoredSearch) -> int:
-        """Return the version whose vectors the queries are read from."""
-        own = search.query_vectors == "own"
-        return search.target if own else max(search.target, self._lineage.production)
 
     def _canaries(self, versions: Sequence[int], target: int, side: str) -> list[Tensor]:
         """Return the vectors of each version's canaries, of those that all of them keep, read as
@@ -135,16 +131,22 @@ class ScoreMaps:
         return vectors.double() @ forward[0].T + forward[1]
 
 
-def checked_query_vectors(query_vectors: QueryVectors | None, version: int) -> QueryVectors:
-    """Return who made query vectors. Raises: DataError: it is not said, or is neither."""
-    if query_vectors is None or query_vectors not in get_args(QueryVectors):
-        said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
-        raise DataError(
-            f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
-            f"the model of version {version} made, such as those kept from before an upgrade; "
-            "'read_back' are vectors of production, read as that version."
-        )
-    return query_vectors
+def query_version_of(query_vectors: QueryVectors | int | None, target: int, production: int) -> int:
+    """Return the version whose model made the queries of a search at version `target`.
+
+    Raises: DataError: it is not said, or is neither of the two words and no version.
+    """
+    if query_vectors in get_args(QueryVectors):
+        return target if query_vectors == "own" else max(target, production)
+    if isinstance(query_vectors, int) and not isinstance(query_vectors, bool):
+        return query_vectors
+    said = "is not given" if query_vectors is None else f"is {query_vectors!r}"
+    raise DataError(
+        f"query_vectors {said}, and calibrated scores depend on it: 'own' are vectors that "
+        f"the model of version {target} made, such as those kept from before an upgrade; "
+        "'read_back' are vectors of production, read as that version; and a number is the version "
+        "whose model made them."
+    )
 
 
 def _scores(queries: Tensor, rows: Tensor, metric: Metric, *, same: bool) -> Doubles:

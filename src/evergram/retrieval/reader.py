@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,36 +12,27 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.errors import DataError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
-from evergram.lineage.score_maps import (
-    QueryVectors,
-    ScoredSearch,
-    ScoreMaps,
-    checked_query_vectors,
-)
-from evergram.retrieval.adopting.view_search import search_view
+from evergram.lineage.score_maps import QueryVectors
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.side_stores import SideStores, opened_stores
-from evergram.retrieval.sidecars.reading import queries_at_once, reread
 from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
+from evergram.retrieval.version_search import Asked, Metric, Scores, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
-from evergram.stores.store import Floats, Hits, Rows, Store, StoreView, merge_hits
+from evergram.stores.store import Floats, Hits, Rows, Store
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
-Metric = Literal["ip", "l2", "cosine"]
-Scores = Literal["raw", "calibrated"]
 Version = int | str | None
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
@@ -90,7 +79,7 @@ class Reader:
         self._sidecars = self._sidecar_files.read(lineage)
         self._stores = SideStores(lineage, stores, canaries, settled)
         self._maps = VersionMaps(lineage)
-        self._score_maps = ScoreMaps(lineage)
+        self._search = VersionSearch(lineage, self._stores, self._maps, self._sidecars, self.embed)
         self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
 
@@ -217,7 +206,7 @@ class Reader:
         filter: Filter | None = None,
         scores: Scores = "raw",
         query_side: str | None = None,
-        query_vectors: QueryVectors | None = None,
+        query_vectors: QueryVectors | int | None = None,
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
@@ -239,58 +228,19 @@ class Reader:
             vectors of version j.
         Source: docs/method.md, "One index for all versions".
         """
-        if metric not in get_args(Metric):
-            raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
-        if scores not in get_args(Scores):
-            raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
-        check_k(k)
         target = self.lineage.resolve(version)
-        if scores == "calibrated":
-            checked_query_vectors(query_vectors, target)
-        store = self._stores.at(side, target)
-        own = self.store(side)
-        if filter is not None and store is not own:
-            raise DataError(
-                f"Version {target} is after production ({self.lineage.production}), and "
-                f"{own.address} has no rows of it, or some that cannot be read as it, so that the "
-                "published vectors are searched, which have no metadata: write its vectors there "
-                "and open the store again, or search without a filter."
-            )
-        checked = self.queries(queries, target)
-        named = self.default_side if side is None else side
-        depth = self._sidecars.depth(named, target, k) if scores == "raw" else k
-        read = depth if ids is None else min(depth, len(ids))
-        at_once = queries_at_once(read) if depth > k else len(checked)
-        if len(checked) > at_once:
-            parts_of_queries = np.split(checked, range(at_once, len(checked), at_once))
-            asked_of = k, target, side, metric, ids
-            answers = [self.search(part, *asked_of, filter=filter) for part in parts_of_queries]
-            return [hits for answer in answers for hits in answer]
-
-        def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
-            chosen = view if filter is None else view.where(filter)
-            if scores == "raw":
-                rereads = self._sidecars.apply(named, target, chosen.filled())
-                asked = self._maps, target, checked, depth if rereads else k, metric, ids
-                return rereads, [search_view(chosen, *asked, proposals=rereads)]
-            asked = self._maps, target, checked, k, metric, ids
-            # Before they are calibrated, scores of two versions' rows are not comparable.
-            each = [search_view(chosen, *asked, [filled]) for filled in chosen.filled()]
-            return False, each or [search_view(chosen, *asked)]
-
-        # Spaces are searched one after the other. A row that moves to another version meanwhile
-        # would be in none of them, so all are read as of one moment.
-        with span("search", store=store.kind, version=target, rows=len(checked), k=k):
-            rereads, parts = store.read_consistently(search)
-        if rereads:
-            embed = partial(self.embed, version=target, side=named)
-            return reread(embed, parts[0], checked, metric, k)
-        if scores == "raw":
-            return parts[0]
-        whose = checked_query_vectors(query_vectors, target)
-        asked_for = ScoredSearch(target, self._sides(query_side, side), metric, whose)
-        apart = [self._calibrated(part, asked_for) for part in parts]
-        return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
+        asked = Asked(
+            target,
+            self.default_side if side is None else side,
+            metric,
+            ids,
+            filter,
+            scores,
+            query_side,
+            query_vectors,
+        )
+        check_k(k)
+        return self._search.search(self.queries(queries, target), k, asked)
 
     def encode(
         self,
@@ -358,7 +308,7 @@ class Reader:
         metric: Metric = "ip",
         *,
         query_side: str | None = None,
-        query_vectors: QueryVectors | None = None,
+        query_vectors: QueryVectors | int | None = None,
     ) -> list[Hits]:
         """Return hits with scores as the version itself gave them, for thresholds set on these.
 
@@ -370,34 +320,21 @@ class Reader:
             query_side: the side of the queries; by default "query" if there is one, else `side`.
             query_vectors: "own" if the version's own model made the queries, such as vectors that
                 were kept from before an upgrade, or fetched by a sidecar; "read_back" if they are
-                of production, and were read as this version. It must be said: the scores of both
-                differ.
+                of production, and were read as this version; the number of a version if they are
+                of that one, as `embed` says in its `sources`. It must be said: the scores differ.
         Raises: LineageError: the versions keep too few canaries in common. DataError: whose the
             queries are is not said; or the reader has a sidecar that hits of these versions may be
             ranked by.
         Source: docs/migrate.md, "Scores".
         """
-        target = self.lineage.resolve(version)
-        whose = checked_query_vectors(query_vectors, target)
-        sides = self._sides(query_side, side)
-        sources = {int(v) for h in hits for v in h.versions}
-        if self._sidecars.apply(sides[1], target, sources):
-            raise DataError(
-                "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
-                "say whether theirs are such; search with scores='calibrated'."
-            )
-        return self._calibrated(hits, ScoredSearch(target, sides, metric, whose))
-
-    def _calibrated(self, hits: Sequence[Hits], search: ScoredSearch) -> list[Hits]:
-        return [self._score_maps.hits(h, search) if len(h) else h for h in hits]
-
-    def _sides(self, query_side: str | None, side: str | None) -> tuple[str, str]:
-        """Return the sides of queries and of hits. Raises: LineageError: there is no such side."""
-        side = self.default_side if side is None else side
-        self.store(side)
-        if query_side is None:
-            query_side = "query" if "query" in self.sides else side
-        return query_side, side
+        asked = Asked(
+            self.lineage.resolve(version),
+            self.default_side if side is None else side,
+            metric,
+            query_side=query_side,
+            query_vectors=query_vectors,
+        )
+        return self._search.calibrated(hits, asked)
 
     def recommend(
         self,

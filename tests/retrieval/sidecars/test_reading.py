@@ -259,7 +259,7 @@ def test_queries_beyond_those_that_are_read_at_once_have_the_same_hits(
             depths.append((len(asked[2]), asked[3]))
             return search_view(view, *asked, **options)
 
-        monkeypatch.setattr("evergram.retrieval.reader.search_view", searched)
+        monkeypatch.setattr("evergram.retrieval.version_search.search_view", searched)
         alone = [reader.search(query, 3, 0, metric=metric)[0] for query in queries]
         together = reader.search(queries, 3, 0, metric=metric)
         monkeypatch.setattr(reading, "HITS", 100)

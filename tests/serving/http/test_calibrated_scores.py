@@ -7,21 +7,26 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from tests.support.running_service import ADDRESS
-from tests.support.text_encoders import ADDRESSES, encoded, text_lineage, word_vectors
+from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
 
 from evergram import Client
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
+from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import QueryVectors, Reader
 from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
+from evergram.stores import open_store
+from evergram.vector_files.open_embeddings import EmbeddingFile
 
 CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
 QUERY = word_vectors(["word1 word2 word3"], 0, 10)
@@ -96,3 +101,37 @@ def test_an_id_with_a_sidecar_is_searched_as_its_rows_are_read(tmp_path: Path) -
             answers.append(http.post("/v1/search", json=asked).json()["data"][0]["hits"])
     assert answers[0] == answers[1]
     assert answers[0][0]["id"] == "text-3"
+
+
+def test_an_id_of_a_version_between_is_calibrated_as_a_query_of_that_version(
+    tmp_path: Path,
+) -> None:
+    """In a store that is partly refreshed, beside the reader that is told whose the query is."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    settings = AlignSettings(transform="low_rank", rank=4, held_out=0.5)
+    old: EmbeddingFile | int = encoded(tmp_path, ADDRESSES[0])
+    for number, address in enumerate(ADDRESSES[1:]):
+        align(old, encoded(tmp_path, address), lineage, settings)
+        old = number + 1
+    address, maps = f"sqlite:{tmp_path / 'rows.db'}#object", VersionMaps(lineage)
+    with closing(open_store(address, create="string")) as store:
+        fill(lineage, store, "object", 2)
+        ids, texts = pa.array([f"text-{i}" for i in range(9)]), sentences()[:9]
+        store.add_space(space := space_of(lineage, 1))
+        rows = stored_rows(lineage, maps, space, ids, word_vectors(texts, 1, 12))
+        store.delete(ids)
+        store.upsert(rows)
+    asked = {"id": "text-3", "version": 0, "k": 7, "metric": "ip", "scores": "calibrated"}
+    service = Service.open(lineage.path, {"object": address})
+    with TestClient(create_app(service), base_url=ADDRESS) as http:
+        found = scores_of(http.post("/v1/search", json=asked))
+    with closing(Reader.open(lineage.path, {"object": address})) as reader:
+        row = reader.embed(["text-3"], 0)
+        assert row.sources.tolist() == [1]
+        query: Any = row.vectors
+        expected, read_back = (
+            reader.search(query, 7, 0, scores="calibrated", query_vectors=made)[0].scores
+            for made in (1, "read_back")
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not np.allclose(expected, read_back, rtol=1e-3)

@@ -113,7 +113,7 @@ def search(call: Call) -> Answer:
     _check_fingerprints(call, [*fingerprints, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
-    whose = options.query_vectors
+    whose: QueryVectors | int | None = options.query_vectors
     if asked is None:
         if parsed.request.input is not None:
             asked = _texts(call, parsed)
@@ -255,14 +255,15 @@ def _texts(call: Call, parsed: Parsed[SearchRequest]) -> list[str]:
 
 def _of_id(
     call: Call, parsed: Parsed[SearchRequest], version: int, side: str
-) -> tuple[Floats, QueryVectors]:
-    """Return the vector [1, D] of the id of a search, at a version, and whose it is."""
+) -> tuple[Floats, int]:
+    """Return the vector [1, D] of the id of a search, read as a version, and the version whose
+    model made it."""
     request, reader = parsed.request, call.state.reader
     id_side = side if request.id_side is None else request.id_side
     ids = as_ids(reader.store(id_side), [request.id])
     if request.rerank is not None and id_side == side:
         check_rerank(call, request, version, 1)
-        return own_vector(call, ids, version, side), "own"
+        return own_vector(call, ids, version, side), version
     # Calibrated scores are of rows that are read by the way back, and so is their query.
     sidecars = request.scores == "raw"
     embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
@@ -274,7 +275,7 @@ def _of_id(
             "another, by 'vector', or name the side it is of in 'id_side'.",
             "id",
         )
-    return embedded.vectors, "own" if embedded.sources[0] == version else "read_back"
+    return embedded.vectors, int(embedded.sources[0])
 
 
 def _check_fingerprints(call: Call, claimed: Iterable[str | None], version: int) -> None:

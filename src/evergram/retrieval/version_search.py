@@ -1,0 +1,158 @@
+"""Search at a version in stores that hold rows of any, with scores as they are or calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
+from evergram.retrieval.adopting.view_search import search_view
+from evergram.retrieval.embedded import Embedded
+from evergram.retrieval.side_stores import SideStores
+from evergram.retrieval.sidecars.reading import Sidecars, queries_at_once, reread
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.filters import Filter
+from evergram.stores.rows import check_k
+from evergram.stores.store import Floats, Hits, StoreView, merge_hits
+from evergram.tracing import span
+
+Metric = Literal["ip", "l2", "cosine"]
+Scores = Literal["raw", "calibrated"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a search, beside its queries and their number of hits.
+
+    Args:
+        target: the version that the queries are of.
+        side: that is searched.
+        ids: search only among these.
+        query_side, query_vectors: as of `Reader.calibrated`.
+    Raises: DataError: there is no such metric, or no such scores.
+    """
+
+    target: int
+    side: str
+    metric: Metric = "ip"
+    ids: pa.Array | Sequence[int | str] | None = None
+    filter: Filter | None = None
+    scores: Scores = "raw"
+    query_side: str | None = None
+    query_vectors: QueryVectors | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise DataError(f"There is no metric {self.metric!r}; there is ip, l2 and cosine.")
+        if self.scores not in get_args(Scores):
+            raise DataError(
+                f"There are no scores {self.scores!r}; there are raw and calibrated ones."
+            )
+
+
+class VersionSearch:
+    """Searches a reader's stores. Several threads may use one.
+
+    Args:
+        embed: reads ids at a version, `Reader.embed`.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        stores: SideStores,
+        maps: VersionMaps,
+        sidecars: Sidecars,
+        embed: Callable[..., Embedded],
+    ) -> None:
+        self._lineage = lineage
+        self._stores = stores
+        self._maps = maps
+        self._sidecars = sidecars
+        self._embed = embed
+        self._score_maps = ScoreMaps(lineage)
+
+    def search(self, queries: Floats, k: int, asked: Asked) -> list[Hits]:
+        """Return the k best hits of each query [Q, D_j], which are checked vectors of the target.
+
+        Raises: as `Reader.search`.
+        """
+        check_k(k)
+        calibrates = asked.scores == "calibrated"
+        scored = self._scored(asked) if calibrates else None
+        store = self._stores.at(asked.side, asked.target)
+        self._check_filter(asked)
+        depth = k if calibrates else self._sidecars.depth(asked.side, asked.target, k)
+        read = depth if asked.ids is None else min(depth, len(asked.ids))
+        at_once = queries_at_once(read) if depth > k else len(queries)
+        if len(queries) > at_once:
+            parts_of_queries = np.split(queries, range(at_once, len(queries), at_once))
+            return [hits for part in parts_of_queries for hits in self.search(part, k, asked)]
+
+        def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
+            chosen = view if asked.filter is None else view.where(asked.filter)
+            hits_of = partial(search_view, chosen, self._maps, asked.target, queries)
+            options = asked.metric, asked.ids
+            if not calibrates:
+                rereads = self._sidecars.apply(asked.side, asked.target, chosen.filled())
+                return rereads, [hits_of(depth if rereads else k, *options, proposals=rereads)]
+            # Before they are calibrated, scores of two versions' rows are not comparable.
+            each = [hits_of(k, *options, [version]) for version in chosen.filled()]
+            return False, each or [hits_of(k, *options)]
+
+        # Spaces are searched one after the other. A row that moves to another version meanwhile
+        # would be in none of them, so all are read as of one moment.
+        with span("search", store=store.kind, version=asked.target, rows=len(queries), k=k):
+            rereads, parts = store.read_consistently(search)
+        if rereads:
+            embed = partial(self._embed, version=asked.target, side=asked.side)
+            return reread(embed, parts[0], queries, asked.metric, k)
+        if scored is None:
+            return parts[0]
+        apart = [self._calibrated(part, scored) for part in parts]
+        return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
+
+    def calibrated(self, hits: Sequence[Hits], asked: Asked) -> list[Hits]:
+        """Return hits with scores as the target itself gave them.
+
+        Raises: as `Reader.calibrated`.
+        """
+        scored = self._scored(asked)
+        sources = {int(v) for h in hits for v in h.versions}
+        if self._sidecars.apply(asked.side, asked.target, sources):
+            raise DataError(
+                "This reader ranks by a sidecar, whose scores need no calibration, and hits do not "
+                "say whether theirs are such; search with scores='calibrated'."
+            )
+        return self._calibrated(hits, scored)
+
+    def _calibrated(self, hits: Sequence[Hits], scored: ScoredSearch) -> list[Hits]:
+        return [self._score_maps.hits(h, scored) if len(h) else h for h in hits]
+
+    def _scored(self, asked: Asked) -> ScoredSearch:
+        """Raises: LineageError: there is no such side. DataError: as `query_version_of`."""
+        self._stores.of(asked.side)
+        query_side = asked.query_side
+        if query_side is None:
+            query_side = "query" if "query" in self._stores.sides else asked.side
+        made = query_version_of(asked.query_vectors, asked.target, self._lineage.production)
+        sides = query_side, asked.side
+        return ScoredSearch(asked.target, sides, asked.metric, self._lineage.resolve(made))
+
+    def _check_filter(self, asked: Asked) -> None:
+        """Raises: DataError: rows with metadata are not those that are searched."""
+        own = self._stores.of(asked.side)
+        if asked.filter is not None and self._stores.at(asked.side, asked.target) is not own:
+            raise DataError(
+                f"Version {asked.target} is after production ({self._lineage.production}), and "
+                f"{own.address} has no rows of it, or some that cannot be read as it, so that the "
+                "published vectors are searched, which have no metadata: write its vectors there "
+                "and open the store again, or search without a filter."
+            )
