@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support.artefacts import artefact, shop_of_three
+from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import (
@@ -19,6 +22,7 @@ from evergram.errors import (
 )
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.parquet import read_embeddings
 from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.shards import Shards
 
@@ -126,3 +130,21 @@ def test_a_vector_that_is_not_finite_is_refused(lineage: Lineage) -> None:
     vectors[1, 2] = torch.inf
     with pytest.raises(DataError, match=r"not finite \(NaN or infinity\).*leave its row out"):
         lineage.view(0).transform(vectors)
+
+
+def test_shards_of_another_version_of_one_space_are_not_kept(tmp_path: Path) -> None:
+    """An encoder that is kept has one fingerprint, though its vectors change with the data."""
+    films = lineage_with_encoder(tmp_path / "films")
+    shards = Shards(tmp_path / "out", 3)
+    films.view().export_shards(shards, "candidate")
+    ids, vectors = films.embeddings("candidate")
+    artefact = without_recorded_pairs(films)
+    moved = {**artefact.embeddings, "candidate": (ids, 2 * vectors)}
+    publish_next(films, replace(artefact, embeddings=moved))
+    assert films.manifest(1).fingerprint == films.manifest(0).fingerprint
+    with pytest.raises(DataError, match="shards of other settings"):
+        films.view().export_shards(shards, "candidate")
+    written = films.view().export_shards(shards, "candidate", overwrite=True)
+    assert not written.kept
+    parts = [read_embeddings(path)[1] for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert torch.equal(torch.cat(parts), 2 * vectors)

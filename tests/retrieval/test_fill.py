@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.encoders import lineage_with_encoder
-from tests.support.lineages import lineage_of, publish
+from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
+from tests.support.lineages import lineage_of, publish, vectors_of
 from tests.support.older_stores import store_of_a_withdrawn_version
+from tests.support.publishing import publish_next
 
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
@@ -166,3 +169,38 @@ def test_a_side_that_cannot_be_filled_closes_the_others(
     with pytest.raises(DataError, match="ends here"):
         local_stores(lineage, full)
     assert sorted(closed) == sorted(sides)
+
+
+def test_versions_of_one_space_are_filled_each(tmp_path: Path) -> None:
+    """One encoder that is kept has one fingerprint, though its vectors change with the data."""
+    lineage = lineage_with_encoder(tmp_path / "films")
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.store("candidate").count() == {0: 40}
+    artefact = without_recorded_pairs(lineage)
+    ids, vectors = lineage.embeddings("candidate")
+    moved = {**artefact.embeddings, "candidate": (ids, 2 * vectors)}
+    publish_next(lineage, replace(artefact, embeddings=moved))
+    assert lineage.manifest(1).fingerprint == lineage.manifest(0).fingerprint
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.store("candidate").count() == {1: 40}
+        np.testing.assert_allclose(reader.embed(ids).vectors, 2 * vectors.numpy(), rtol=1e-6)
+
+
+def test_a_snapshot_of_the_newest_version_has_ids_as_a_table_of_ones_own_has_them(
+    tmp_path: Path,
+) -> None:
+    """Integers that were published may be texts in a table."""
+    lineage = lineage_of(tmp_path / "l", 1, canaries=3)
+    publish(lineage, 1, promote=False, canaries=3)
+    store = DictionaryStore("string")
+    store.add_space(space := space_of(lineage, 0))
+    own, ids = vectors_of(0).numpy(), pa.array(map(str, range(300)))
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, own))
+    with closing(Reader.open(lineage.path, {"object": store})) as reader:
+        newest = vectors_of(1).numpy()
+        np.testing.assert_allclose(reader.embed(["7"], 1).vectors[0], newest[7], rtol=1e-6)
+        nearest = ((newest - newest[7]) ** 2).sum(axis=1).argsort()[:2]
+        hits = reader.search(newest[7], 2, 1, metric="l2")[0]
+        assert hits.ids.to_pylist() == [str(i) for i in nearest]
+    with closing(Reader.open(lineage.path)) as reader:  # its own snapshots have integers
+        np.testing.assert_allclose(reader.embed([7], 1).vectors[0], newest[7], rtol=1e-6)

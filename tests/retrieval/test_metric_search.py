@@ -390,3 +390,27 @@ def test_a_query_of_length_zero_has_no_cosine() -> None:
     field = Field(DictionaryStore(), VersionMaps(cast(Lineage, line)), 0, 0, 3, 3)
     with pytest.raises(DataError, match="length 0"):
         by_cosine([field], np.zeros((1, 3), np.float32), 1, None)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("centre", "spread"), [(1.0, 0.05), (4.0, 0.005), (0.0, 1.0)])
+def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_other(
+    centre: float, spread: float, norms: bool
+) -> None:
+    """The product's three terms cancel out there, and float32 leaves nothing of the difference."""
+    rng = np.random.default_rng(0)
+    line = line_of([64, 64], torch.Generator().manual_seed(0), kind="linear")
+    vectors = (centre + spread * rng.standard_normal((2_000, 64))).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    rows = np.concatenate([vectors, maps.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(rows)), maps, 1, 1, 64, rows.shape[1])
+    noise = 0.2 * spread * rng.standard_normal((8, 64))
+    queries = np.concatenate([vectors[:8] + noise, vectors[8:10]]).astype(np.float32)
+    exact = -((queries[:, None].astype(np.float64) - vectors.astype(np.float64)) ** 2).sum(-1)
+    for hits, own in zip(by_distance([field], queries, 5, None), exact, strict=True):
+        best = np.argsort(-own)[:5]
+        if norms:
+            assert hits.ids.to_pylist() == best.tolist()
+            np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
+        assert (hits.scores <= 0).all()
+        np.testing.assert_allclose(hits.scores, own[hits.ids.to_numpy()], rtol=1e-4)

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from tests.support.dictionary_store import DictionaryStore
+from tests.support.folding import CANDIDATES, candidates_of, folding_lineage, names
 from tests.support.lineages import lineage_of, publish, read_as, vectors_of
 
 from evergram.errors import (
@@ -19,6 +21,7 @@ from evergram.errors import (
     UnknownVersionError,
 )
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.new_queries.fold_in import fold_in
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps
@@ -248,3 +251,48 @@ def test_numbers_that_are_no_ids_are_refused(lineage: Lineage, ids: list[float])
         filled(lineage).embed(ids)
     with pytest.raises(UnknownVersionError, match="True is no version"):
         filled(lineage).embed([5], True)
+
+
+@pytest.mark.parametrize("forms", [True, False])
+def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(
+    tmp_path: Path, forms: bool
+) -> None:
+    """While stores are filled with a new version, and then no longer."""
+    lineage = folding_lineage(tmp_path / "films", forms=forms)
+    met = [["c1", "c5"], ["c7"]]
+    both = [lineage.view(v, v) if v else None for v in (0, 1)]
+    store = DictionaryStore("string")
+    store.add_space(space := space_of(lineage, 0))
+    ids = pa.array(names(CANDIDATES, "c"))
+    rows = stored_rows(lineage, VersionMaps(lineage), space, ids, candidates_of(0).numpy())
+    store.upsert(rows)
+    store.take_side("candidate")
+    reader = Reader(lineage, {"candidate": store})
+    if not forms:
+        with pytest.raises(LineageError, match="published without what folding in needs"):
+            reader.fold_in(met, version=0)
+        return
+    vectors, source = reader.fold_in_with_source(met, version=0)
+    assert source == 0
+    form = lineage.query_form(0)
+    assert form is not None
+    lookup = {f"c{i}": row for i, row in enumerate(candidates_of(0))}
+
+    def stored(keys: list[int | str]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(len(keys), dtype=torch.bool), torch.stack([lookup[str(k)] for k in keys])
+
+    assert_allclose(vectors, fold_in(form, stored, met).numpy(), rtol=1e-4, atol=1e-5)
+    # One candidate of the newest version, and one that is not: both are read as the older.
+    newer = space_of(lineage, 1)
+    store.add_space(newer)
+    one = pa.array(["c7"])
+    fresh = candidates_of(1)[7:8].numpy()
+    store.delete(one)
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), newer, one, fresh))
+    assert reader.fold_in_with_source(met, version=0)[1] == 0
+    folded, source = reader.fold_in_with_source(["c7"], version=0)
+    assert source == 1
+    assert both[1] is not None
+    expected = reader.transform(both[1].fold_in(["c7"]).numpy(), 1, 0)
+    assert_allclose(folded, expected, rtol=1e-4, atol=1e-5)
+    assert reader.fold_in_with_source(met)[1] == 1

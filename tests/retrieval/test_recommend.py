@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from tests.support.encoders import CANDIDATES, SEEN, lineage_with_encoder, without_recorded_pairs
+import torch
+from tests.support.encoders import (
+    CANDIDATES,
+    DIM,
+    SEEN,
+    lineage_with_encoder,
+    without_recorded_pairs,
+)
 from tests.support.lineages import lineage_of
 from tests.support.publishing import publish_next
 
+from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
@@ -73,3 +83,22 @@ def test_objects_of_files_are_not_recommended(tmp_path: Path) -> None:
         pytest.raises(LineageError, match=r"has the sides object.*search\(\)"),
     ):
         reader.recommend([1])
+
+
+def test_a_version_after_production_has_as_many_candidates_as_it_was_published_with(
+    lineage: Lineage,
+) -> None:
+    """Those that a query met score best, and are as many as production has in all."""
+    ids = pa.array(range(100, 1100))
+    vectors = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(1)).abs()
+    vectors[:40] += 10
+    artefact = without_recorded_pairs(lineage)
+    query_ids = lineage.embeddings("query")[0]
+    sides = {"query": (query_ids, torch.ones(3, DIM)), "candidate": (ids, vectors)}
+    met = PairHash("films").of_pairs(pa.repeat("ann", 40), ids.slice(0, 40))
+    trained = "films", TrainedPairs.of(np.asarray(met))
+    publish_next(lineage, replace(artefact, embeddings=sides, trained=trained), promote=False)
+    with closing(Reader.open(lineage)) as reader:
+        hits = reader.recommend(["ann"], 10, version=1)[0]
+    best = 140 + np.argsort(-vectors[40:].sum(1).numpy(), kind="stable")[:10]
+    assert hits.ids.to_pylist() == best.tolist()

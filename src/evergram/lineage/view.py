@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -68,6 +68,8 @@ class View:
     _address: str
     _form: Callable[[], QueryForm | None]
     _cuts: tuple[int, ...] = ()
+    # Side to SHA-256 of the stored file.
+    _hashes: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -208,7 +210,8 @@ class View:
             return stored.read_as(self._apply, self.version, blocks, start)
 
         fingerprints = provenance_of(self.fingerprint, self.computed_from)
-        settings = {"side": side, **fingerprints}
+        # Versions of one space have one fingerprint, and other vectors in it.
+        settings = {"side": side, "stored": self._hashes[side], **fingerprints}
         return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -268,6 +271,7 @@ def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: i
         catalog.address,
         catalog.reader(stored).query_form,
         catalog.manifest(target).cuts,
+        catalog.manifest(stored).embeddings,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,9 @@ def fill(
     def blocks() -> Iterator[Rows]:
         done = 0
         for ids, vectors in file.blocks():
-            yield stored_rows(lineage, maps, space, ids, vectors.numpy())
+            # A table of one's own may have integers as texts.
+            keys = ids.cast(pa.string()) if store.id_type == pa.string() else ids
+            yield stored_rows(lineage, maps, space, keys, vectors.numpy())
             done += len(ids)
             if progress is not None:
                 progress(done, file.rows)
@@ -186,8 +188,12 @@ def canary_stores(
     if lineage.newest == lineage.production:
         remove_folder(folder)
         return {}
-    wanted = set(lineage.manifest(lineage.newest).embeddings)
-    wanted -= {side for side, store in (beside or {}).items() if _has_newest(lineage, store)}
+    others = beside or {}
+    wanted = {
+        side: side in others and others[side].id_type == pa.string()
+        for side in lineage.manifest(lineage.newest).embeddings
+        if side not in others or not _has_newest(lineage, others[side])
+    }
     return _snapshots(lineage, folder, lineage.newest, progress, wanted) if wanted else {}
 
 
@@ -206,9 +212,13 @@ def _snapshots(
     parent: Path,
     version: int,
     progress: SideProgress | None,
-    sides: Collection[str] | None = None,
+    sides: Mapping[str, bool] | None = None,
 ) -> dict[str, Store]:
-    """Return snapshots of the sides, of all by default, filled with a version."""
+    """Return snapshots of the sides, of all by default, filled with a version.
+
+    Args:
+        sides: side to whether its ids are texts, though they may be published as integers.
+    """
     from evergram.stores.open_store import open_store
 
     stores: dict[str, Store] = {}
@@ -221,15 +231,18 @@ def _snapshots(
     make_folder(lineage.path / "stores", file_mode(lineage.path))
     with ExitStack() as opened:
         for side in wanted:
-            folder = parent / side
+            as_texts = kinds[side] == "int64" and (sides or {}).get(side, False)
+            folder = parent / (f"{side}.string" if as_texts else side)
+            kind = "string" if as_texts else kinds[side]
             try:
-                store = opened.enter_context(open_store(str(folder), create=kinds[side]))
+                store = opened.enter_context(open_store(str(folder), create=kind))
             except IntegrityError as error:
                 # It was filled from the published file, but rows may have been added since.
                 raise IntegrityError(
                     f"{error} Rows that were not added by hand can be made again: remove {folder}."
                 ) from error
-            _fill_once(lineage, store, side, version, folder.with_name(f"{side}.json"), progress)
+            marker = folder.with_name(f"{folder.name}.json")
+            _fill_once(lineage, store, side, version, marker, progress)
             stores[side] = store
         opened.pop_all()
     return stores
@@ -244,13 +257,13 @@ def _fill_once(
     progress: SideProgress | None,
 ) -> None:
     """Fill a snapshot with a version, unless the file `marker` says that it was."""
-    fingerprint = lineage.manifest(version).fingerprint
-    if _loaded(marker) != fingerprint:
+    # Two versions may be of one space, with one fingerprint, and have other vectors in it.
+    record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
+    if _loaded(marker) != record:
         log.info("Filling %s with version %d.", store.address, version)
         of_side = None if progress is None else partial(progress, side, version)
         fill(lineage, store, side, version, of_side)
-        record = json.dumps({"fingerprint": fingerprint, "version": version})
-        write_text(marker, record, file_mode(lineage.path))
+        write_text(marker, json.dumps(record), file_mode(lineage.path))
     remove_withdrawn(lineage, store)
 
 
@@ -287,10 +300,9 @@ def id_type(lineage: Lineage, side: str, version: int) -> str:
     return "int64" if pa.types.is_integer(kind) else "string"
 
 
-def _loaded(marker: Path) -> str | None:
-    """Return the fingerprint of the version that a snapshot was filled with; None if not known."""
+def _loaded(marker: Path) -> object:
+    """Return the record of the version that a snapshot was filled with; None if not known."""
     try:
-        facts = json.loads(marker.read_text())
+        return json.loads(marker.read_text())
     except (OSError, ValueError):
         return None
-    return str(facts.get("fingerprint")) if isinstance(facts, dict) else None

@@ -24,6 +24,8 @@ from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
 # Candidates of a re-rank: at first for each result asked for; at least; and at most.
 WIDER, LEAST, MOST = 4, 64, 16_384
+# Distances are computed anew where float32 leaves fewer digits of them than this.
+DIGITS = 1e-4
 # Lengths at which a search for many rows by cosine asks, at most.
 TANGENTS = 6
 
@@ -88,32 +90,66 @@ def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids)
 
 
 def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; without stored norms by a re-rank."""
+    """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; without stored norms by a re-rank.
+
+    Of rows that are far nearer to a query than to 0 the three terms nearly cancel out, and float32
+    leaves few digits of the difference: these are ranked anew by the difference of the vectors.
+    """
     power = (queries.astype(np.float64) ** 2).sum(axis=1)
-    if all(field.norm is not None for field in fields):
-        # Beyond float32 a score is infinite; the service refuses to answer with one.
-        with np.errstate(over="ignore"):
-            power = power.astype(np.float32)
+    if any(field.norm is None for field in fields):
+        wide = _candidates(16, k)
+        return [_nearest(fields, query, k, ids, wide)[0] for query in queries]
+    # Beyond float32 a score is infinite; the service refuses to answer with one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = power.astype(np.float32)
         asked = [field.linear(2 * queries, -1.0) for field in fields]
         # A row's norm is one small number of it, and weighs as much here as all others together.
-        return _at_once(fields, [(q, c - power) for q, c in asked], k, ids, exact=True)
+        best = _at_once(fields, [(q, c - single) for q, c in asked], k, ids, exact=True)
+    for i, hits in enumerate(best):
+        if len(hits) and _error(power[i], hits.scores[0]) > DIGITS * -hits.scores[0]:
+            best[i] = _proved_nearest(fields, queries[i], k, ids)
+    return best
 
-    def score(query: npt.NDArray[np.float64], read: npt.NDArray[np.float64]) -> Floats:
+
+def _error(power: float, score: float) -> float:
+    """Return about how far float32 may be from the score of a query with ‖q‖² = `power`: all terms
+    are at most (‖q‖ + ‖z̃‖)², and ‖z̃‖ at most ‖q‖ + ‖q − z̃‖."""
+    largest: float = (2 * np.sqrt(power) + np.sqrt(max(-float(score), 0.0))) ** 2
+    return 2.0**-22 * largest
+
+
+def _proved_nearest(fields: Sequence[Field], query: Floats, k: int, ids: Ids) -> Hits:
+    """Return the k nearest rows by distances in float64, of so many candidates that no other row
+    can be among them, or `MOST`."""
+    power = float((query.astype(np.float64) ** 2).sum())
+    width = _candidates(WIDER, k)
+    while True:
+        best, last = _nearest(fields, query, k, ids, width)
+        if width >= MOST or not len(best):
+            return best
+        worst = float(best.scores[-1])
+        if last - power < worst - _error(power, worst):
+            return best
+        width = min(MOST, WIDER * width)
+
+
+def _nearest(
+    fields: Sequence[Field], query: Floats, k: int, ids: Ids, width: int
+) -> tuple[Hits, float]:
+    """Return the k nearest of `width` candidates of each field to a query [D_j], and the best score
+    2⟨q, z̃⟩ − ‖z̃‖² that a row may have which is no candidate; −∞ if there is none."""
+    parts, left = [], -np.inf
+    for field in fields:
+        asked, offset = field.linear(2 * query[None], -1.0)
+        hits = field.search(asked, offset, width, ids, exact=field.norm is not None)[0]
+        if len(hits) >= width:
+            left = max(left, float(hits.scores[-1]))
+        hits, read = field.read(hits)
         # As above, beyond float32 a score is infinite.
         with np.errstate(over="ignore"):
-            scores: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
-        return scores
-
-    merged = []
-    for i in range(len(queries)):
-        parts = []
-        for field in fields:
-            query, offset = field.linear(2 * queries[i : i + 1], -1.0)
-            hits = field.search(query, offset, _candidates(16, k), ids)[0]
-            hits, read = field.read(hits)
-            parts.append(_ranked(hits, score(queries[i].astype(np.float64), read)))
-        merged.append(merge_hits(parts, k))
-    return merged
+            scores = -((read - query.astype(np.float64)) ** 2).sum(axis=1).astype(np.float32)
+        parts.append(_ranked(hits, scores))
+    return merge_hits(parts, k), left
 
 
 def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:

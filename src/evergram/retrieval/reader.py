@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
-from evergram.lineage.new_queries.id_lists import Lists
+from evergram.lineage.new_queries.id_lists import Lists, as_lists
 from evergram.lineage.score_maps import QueryVectors
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
@@ -28,7 +29,7 @@ from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_search import Asked, Metric, Scores, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
-from evergram.stores.store import Floats, Hits, Rows, Store
+from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
@@ -143,9 +144,12 @@ class Reader:
         """The side that is read if none is named: "candidate", if there is one."""
         return self._stores.default_side
 
-    def store(self, side: str | None = None) -> Store:
-        """Return the store of a side. Raises: LineageError: there is no such side."""
-        return self._stores.of(side)
+    def store(self, side: str | None = None, version: int | None = None) -> Store:
+        """Return the store of a side, or that from which a version is read, if one is named.
+
+        Raises: LineageError: there is no such side.
+        """
+        return self._stores.of(side) if version is None else self._stores.at(side, version)
 
     def embed(
         self,
@@ -233,7 +237,7 @@ class Reader:
             target,
             self.default_side if side is None else side,
             metric,
-            ids,
+            None if ids is None else self.store(side, target).as_ids(ids),
             filter,
             scores,
             query_side,
@@ -370,28 +374,57 @@ class Reader:
         """Return the vectors of new queries, float32 [Q, D_j], from the stored candidates they met.
 
         They are computed in the space of production (of a later version, in its own), and read as
-        version j as stored ones are.
+        version j as stored ones are; while some of these candidates' rows are of a version before,
+        in that one's, as rows that are read forward are only estimates.
 
         Args:
             candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
             version: j; production's where it is None.
         Raises: UnknownVersionError.
         """
+        lists = candidates, weights, values
+        return self.fold_in_with_source(*lists, version=version, missing=missing)[0]
+
+    def fold_in_with_source(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        values: Lists | None = None,
+        *,
+        version: Version = None,
+        missing: Missing = "error",
+    ) -> tuple[Floats, int]:
+        """Return what `fold_in` returns, and the version in whose space it was computed."""
         target = self.lineage.resolve(version)
-        source = max(target, self.lineage.production)
-        if source not in self._forms:
-            self._forms[source] = self.lineage.query_form(source)
+        source = self._fold_in_source(as_lists(candidates, "candidates"), target)
 
         def lookup(ids: list[int | str]) -> tuple[Tensor, Tensor]:
             stored = self.embed(ids, source, "candidate")
             return torch.from_numpy(stored.sources >= 0), torch.from_numpy(stored.vectors)
 
         folded = fold_in(
-            *(self._forms[source], lookup, candidates, weights, values),
+            *(self._form(source), lookup, candidates, weights, values),
             missing=missing,
             owner=f"Version {source}",
         )
-        return self._maps.rows(folded.numpy(), source, target)
+        return self._maps.rows(folded.numpy(), source, target), source
+
+    def _fold_in_source(self, candidates: Sequence[Sequence[int | str]], target: int) -> int:
+        """Return the version at which new queries of these candidates are computed: the oldest that
+        a row of them is of, of those from the target on that have a form."""
+        last = max(target, self.lineage.production)
+        if self._stores.at("candidate", last).read_consistently(_versions) <= {last}:
+            return last
+        store = self._stores.at("candidate", target)
+        ids = store.as_ids(list(chain.from_iterable(candidates)))
+        oldest = min((rows.version for rows in store.fetch(ids)), default=last)
+        versions = [m.version for m in self.lineage.versions if oldest <= m.version <= last]
+        return next((v for v in versions if v >= target and self._form(v) is not None), last)
+
+    def _form(self, version: int) -> QueryForm | None:
+        if version not in self._forms:
+            self._forms[version] = self.lineage.query_form(version)
+        return self._forms[version]
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -438,3 +471,7 @@ class Reader:
         Raises: ShapeError, DataError: they are no finite vectors of the version.
         """
         return checked_vectors(queries, self.lineage.manifest(version).dim, version)
+
+
+def _versions(view: StoreView) -> set[int]:
+    return set(view.filled())

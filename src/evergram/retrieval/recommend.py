@@ -63,7 +63,7 @@ def _unseen(
     reader: Reader, ids: pa.Array, vectors: Floats, k: int, target: int, history: PairHistory
 ) -> list[Hits]:
     """Return k candidates that each query was not trained with, by wider and wider searches."""
-    stored = sum(reader.store(CANDIDATE).count().values())
+    stored = sum(reader.store(CANDIDATE, target).count().values())
     best: list[Hits] = [Hits(pa.array([]), np.zeros(0, np.float32), np.zeros(0, np.int64))] * len(
         ids
     )

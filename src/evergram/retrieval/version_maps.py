@@ -142,6 +142,8 @@ def checked_vectors(vectors: npt.ArrayLike, dim: int, version: int) -> Floats:
     Raises: ShapeError, DataError: they are no finite vectors of it.
     """
     try:
+        if np.iscomplexobj(vectors):
+            raise ValueError
         checked = np.ascontiguousarray(vectors, dtype=np.float32)
     except (ValueError, TypeError):
         raise ShapeError("Vectors must be numbers, all of one length.") from None

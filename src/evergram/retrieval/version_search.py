@@ -42,7 +42,7 @@ class Asked:
     target: int
     side: str
     metric: Metric = "ip"
-    ids: pa.Array | Sequence[int | str] | None = None
+    ids: pa.Array | None = None
     filter: Filter | None = None
     scores: Scores = "raw"
     query_side: str | None = None

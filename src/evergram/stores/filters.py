@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -120,6 +121,27 @@ def check_allowed(condition: Condition, allowed: Sequence[str]) -> None:
         raise DataError(
             f"A filter names the field {condition.field[:80]!r}; {can}, which the operator sets in "
             "the store's address by filter=COLUMN,COLUMN."
+        )
+
+
+def check_closed(text: str, strings: str) -> None:
+    """Refuse an SQL expression a part of which would stand beside the conditions it is put among.
+
+    Args:
+        strings: a regular expression of the strings and quoted names of its SQL.
+    Raises: DataError: a parenthesis outside of them and of comments has no partner; or a comment is
+        within another, which not every SQL ends at the same place.
+    """
+    depth = 0
+    for token in re.finditer(strings + r"|--[^\n]*|/\*.*?\*/|[()]", text, re.DOTALL):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth < 0 or (token[0].startswith("/*") and "/*" in token[0][2:]):
+            depth = -1
+            break
+    if depth:
+        raise DataError(
+            f"The parentheses of the filter {text!r} do not pair, or a comment is within another; "
+            "a filter is one boolean expression."
         )
 
 

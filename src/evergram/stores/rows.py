@@ -17,6 +17,8 @@ from evergram.errors import DataError, ShapeError
 Floats = npt.NDArray[np.float32]
 Checks = npt.NDArray[np.uint32]
 
+# Hits of a query that a search may return.
+MOST_HITS = 2**31 - 1
 # The types of ids; one store holds one of them.
 ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
 
@@ -148,6 +150,8 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
 
 
 def check_k(k: object) -> None:
-    """Raises: DataError: `k`, of a search, is no whole number of at least 1."""
-    if not isinstance(k, (int, np.integer)) or k < 1:
-        raise DataError(f"k is {k}; it must be at least 1, and a whole number.")
+    """Raises: DataError: `k`, of a search, is no whole number from 1 to `MOST_HITS`."""
+    if not isinstance(k, (int, np.integer)) or not 1 <= k <= MOST_HITS:
+        raise DataError(
+            f"k is {k}; it must be at least 1, and a whole number of at most {MOST_HITS:,}."
+        )

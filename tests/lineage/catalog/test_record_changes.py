@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,8 +30,14 @@ def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, n
     assert record_changes.resolve(versions(3, labels={"stable": 1, "team-a": 0}), what) == number
 
 
-@pytest.mark.parametrize("what", [3, "3", "v3", -1, "canary", "Stable", "", "v", "1.0", " 1"])
-def test_an_unknown_version_is_named_with_those_there_are(what: int | str) -> None:
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(3, "3", "v3", -1, "canary", "Stable", "", "v", "1.0", " 1", "9" * 5000),
+        *(1.0, 1.5, float("nan"), [], True),
+    ],
+)
+def test_an_unknown_version_is_named_with_those_there_are(what: Any) -> None:
     record = versions(3, labels={"stable": 1}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"are: 1, 2; its labels: stable \(1\)"):
         record_changes.resolve(record, what)

@@ -101,3 +101,15 @@ def test_lists_and_numpy_arrays_are_published_as_they_are(tmp_path: Path) -> Non
     read_ids, read_z = Lineage.open(lineage.path).embeddings(SIDE)
     assert read_ids.equals(ids)
     assert torch.equal(read_z, z)
+
+
+def test_vectors_of_a_model_and_arrays_that_torch_does_not_take_are_read() -> None:
+    wanted = torch.arange(6.0).reshape(3, 2)
+    array = wanted.numpy()
+    backwards = np.ascontiguousarray(array[::-1])[::-1]
+    for vectors in (wanted.clone().requires_grad_(), backwards, array.astype(">f4")):
+        _, rows = checked_block([1, 2, 3], vectors, "object", 2)
+        assert not rows.requires_grad
+        assert torch.equal(rows, wanted)
+    with pytest.raises(DataError, match="dense torch tensor"):
+        checked_block([1, 2, 3], wanted.to_sparse(), "object", 2)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote.addresses import cache_folder
+from evergram.lineage.remote.storage import RemoteStorage
 
 
 def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> None:
@@ -299,3 +301,25 @@ def test_consumers_that_cannot_be_uploaded_are_as_they_were(
     assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a"]
     registry.add("b", "v0", lineage.resolve)
     assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a", "b"]
+
+
+def test_what_is_stale_is_removed_while_nobody_else_can_write(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be removed by a list of before another's version, or another's probe."""
+    locked = []
+    keep_only = RemoteStorage.keep_only
+
+    def removed(storage: RemoteStorage, folder: str, kept: Iterable[str]) -> None:
+        locked.append((folder.split("/")[0], "publishing.lock" in bucket_files()))
+        keep_only(storage, folder, kept)
+
+    monkeypatch.setattr(RemoteStorage, "keep_only", removed)
+    publish_next(lineage, artefact(2, 3, seed=2))
+    model, data = tmp_path / "model.onnx", tmp_path / "data.parquet"
+    model.write_bytes(b"model")
+    data.write_bytes(b"data")
+    probe = Probe(model=str(model), data=str(data), side="query", metric="auc")
+    ConsumerRegistry.open(PLACE).add("ads", "v1", lineage.resolve, probe=probe)
+    assert locked == [("embeddings", True), ("versions", True), ("probes", True)]
+    assert "publishing.lock" not in bucket_files()

@@ -119,3 +119,9 @@ def test_wrong_queries_are_refused() -> None:
             cascade(first, queries, kept, 5)
     with pytest.raises(DataError, match="k is 0"):
         cascade(first, drawn(2, 2, NEW), kept, 0)
+
+
+def test_a_metric_that_there_is_not_is_refused() -> None:
+    kept = KeptVectors(lambda ids: drawn(0, len(ids), 3), 3)
+    with pytest.raises(DataError, match="no metric 'L2'; there is ip, l2 and cosine"):
+        cascade([], drawn(1, 0, 3), kept, 2, "L2")  # type: ignore[arg-type]

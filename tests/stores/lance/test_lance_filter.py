@@ -108,6 +108,8 @@ def test_conditions_become_literals() -> None:
         ({"day": {"gt": 3}}, r"of type date32\[day\], with a number"),
         ("", "boolean expression"),
         (("text = 'a'", []), "boolean expression"),
+        ("text = 'a') or (text = 'b'", "do not pair"),
+        ("(text = 'a'", "do not pair"),
         (3, "boolean expression"),
     ],
 )

@@ -79,6 +79,7 @@ def test_parentheses_within_strings_names_and_comments_need_no_partner(asked: st
         (("kind = %s", "a"), "boolean expression"),
         ("year > 2020) or (year < 1995", "do not pair"),
         ("(year > 2020", "do not pair"),
+        ("year > 2020 /* /* */ ( */ ) or (1 = 1 /* /* */ ) */", "a comment is within another"),
         ("kind = ')' -- )\n)", "do not pair"),
     ],
 )

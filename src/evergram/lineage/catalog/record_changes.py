@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from numbers import Integral
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import LineageError, UnknownVersionError
@@ -60,9 +61,10 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
                 f"{did_you_mean(what, [*record.labels, NEWEST])}."
             )
         return record.labels[what]
-    if isinstance(what, bool):
-        raise UnknownVersionError(f"{what} is no version; {_known(record)}.")
-    number = int(what) if digits is None else int(digits[1])
+    if digits is None and (isinstance(what, bool) or not isinstance(what, Integral)):
+        raise UnknownVersionError(f"{str(what)[:40]} is no version; {_known(record)}.")
+    # More digits than any number of versions has are no version's, and int() refuses too many.
+    number = int(what if digits is None else digits[1][:20])
     if number not in record.versions:
         raise unknown(record, number)
     if number in record.retired:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -234,8 +235,9 @@ class ConsumerRegistry:
                 ) from None
             except OSError as error:
                 raise _unwritten(where, error) from error
+            tidy = partial(self._remove_former_probes, name)
             try:
-                with nullcontext() if self._remote is None else self._remote.editing():
+                with nullcontext() if self._remote is None else self._remote.editing(tidy):
                     self._record = _read(self.folder)
                     yield
             except BaseException as error:
@@ -243,7 +245,8 @@ class ConsumerRegistry:
                 if isinstance(error, OSError):
                     raise _unwritten(where, error) from error
                 raise
-            self._remove_former_probes(name)
+            if self._remote is None:
+                tidy()
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:

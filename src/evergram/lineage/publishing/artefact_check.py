@@ -13,16 +13,26 @@ from torch import Tensor
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.transforms import Transform
+from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, EncoderParts, are_metrics
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.publishing.canary_check import CanaryCheck
+from evergram.texts.record import TextEncoderRecord
 
 # Of σ's largest entry or of a coordinate's mean square, what rounding may make of its symmetry and
 # of its least eigenvalue.
 ROUNDING = 1e-6
+# What an artefact may have or not.
+PARTS: dict[str, type] = {
+    "encoder": EncoderParts,
+    "error": StepError,
+    "query_form": QueryForm,
+    "text_encoder": TextEncoderRecord,
+}
 
 
 def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
@@ -32,6 +42,15 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
     """
     if isinstance(artefact.dim, bool) or not isinstance(artefact.dim, int) or artefact.dim < 1:
         raise ShapeError(f"dim is {artefact.dim!r}; it must be a whole number ≥ 1.")
+    _check_mapping(artefact.embeddings, "embeddings", "ids and vectors by side")
+    _check_mapping(artefact.recipe, "recipe", "settings by name")
+    if artefact.trained is not None and not (
+        isinstance(artefact.trained, tuple)
+        and len(artefact.trained) == 2
+        and isinstance(artefact.trained[0], str)
+        and isinstance(artefact.trained[1], TrainedPairs)
+    ):
+        raise DataError("trained must be a salt, a text, and TrainedPairs; or None.")
     if not artefact.embeddings:
         raise DataError("The artefact has no embeddings; a version has at least one side.")
     for side, source in artefact.embeddings.items():
@@ -39,11 +58,12 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         if not callable(source):
             _check_pair(source, f"{side} embeddings", ", or a function that returns blocks of them")
     check_canaries(artefact)
-    if artefact.encoder is not None and not isinstance(artefact.encoder, EncoderParts):
-        raise DataError(
-            f"encoder is of type {type(artefact.encoder).__name__}; it must be EncoderParts, as "
-            "`train` and `upgrade` make them, or None."
-        )
+    for name, kind in PARTS.items():
+        if not isinstance(getattr(artefact, name), kind | None):
+            raise DataError(
+                f"{name} of an artefact is of type {type(getattr(artefact, name)).__name__}; it "
+                f"must be {kind.__name__}, as training makes it, or None."
+            )
     record = artefact.text_encoder
     if record is not None and record.dim != artefact.dim:
         raise ShapeError(
@@ -88,6 +108,14 @@ def check_canaries(artefact: Artefact) -> dict[str, CanaryCheck]:
         for side, (ids, vectors) in artefact.canaries.items()
         if not hasattr(ids, "__len__") or len(ids)
     }
+
+
+def _check_mapping(value: Any, name: str, what: str) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise DataError(
+            f"{name} of an artefact is a dictionary of {what}, which are texts; it is of type "
+            f"{type(value).__name__}{' with other keys' if isinstance(value, Mapping) else ''}."
+        )
 
 
 def _check_pair(block: Any, name: str, otherwise: str = "") -> None:

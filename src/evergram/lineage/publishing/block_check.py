@@ -32,19 +32,20 @@ def checked_block(ids: Any, vectors: Any, side: str, dim: int) -> Block:
     if (row := first_missing(keys)) >= 0:
         where = f"Row {row} of the {side} embeddings"
         raise DataError(missing_sentence(where, "its id", keys[row].as_py()))
-    rows = torch.from_numpy(vectors) if _is_floats(vectors) else vectors
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+    rows = torch.from_numpy(_native(vectors)) if _is_floats(vectors) else vectors
+    dense = isinstance(rows, Tensor) and rows.layout == torch.strided
+    if not dense or not rows.is_floating_point():
         kind = getattr(rows, "dtype", type(rows).__name__)
         raise DataError(
-            f"The {side} embeddings are of {kind}; they must be floats in a torch tensor or a "
-            "NumPy array."
+            f"The {side} embeddings are of {kind}; they must be floats in a dense torch tensor or "
+            "a NumPy array."
         )
     if rows.ndim != 2 or rows.shape != (len(keys), dim):
         raise ShapeError(
             f"The {side} embeddings are {list(rows.shape)} for {len(keys)} ids; with dim {dim} "
             f"they must be [{len(keys)}, {dim}]."
         )
-    return keys, rows
+    return keys, rows.detach()
 
 
 def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> Iterator[Block]:
@@ -76,7 +77,12 @@ def checked_blocks(blocks: Iterable[tuple[Any, Any]], side: str, dim: int) -> It
 
 
 def _is_floats(vectors: Any) -> bool:
-    return isinstance(vectors, np.ndarray) and vectors.dtype in (np.float16, np.float32, np.float64)
+    return isinstance(vectors, np.ndarray) and vectors.dtype.kind == "f" and vectors.itemsize <= 8
+
+
+def _native(vectors: np.ndarray) -> np.ndarray:
+    """Return an array as torch takes it: of native byte order, and not read backwards."""
+    return np.ascontiguousarray(vectors, vectors.dtype.newbyteorder("="))
 
 
 def _ids(ids: Any, side: str) -> pa.Array:

@@ -56,9 +56,10 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
         for stale in (catalog.path / "embeddings").iterdir():
             if stale.name not in map(str, kept):
                 remove_folder(stale)
-    if catalog.remote is not None:
-        catalog.remote.storage.keep_only("embeddings", map(str, kept))
-        catalog.remote.storage.keep_only("versions", map(str, record.versions))
+        # Under the lock, as another may publish the next version as soon as it is free.
+        if catalog.remote is not None:
+            catalog.remote.storage.keep_only("embeddings", map(str, kept))
+            catalog.remote.storage.keep_only("versions", map(str, record.versions))
     clear_work(catalog.work_dir)
     return number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,11 @@ class Remote:
         self._seen = record
 
     @contextmanager
-    def editing(self) -> Iterator[None]:
+    def editing(self, tidy: Callable[[], None]) -> Iterator[None]:
         """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end.
 
+        Args:
+            tidy: removes what the record no longer names, after the upload and under the lock.
         Raises: LineageError: as `transaction`.
         """
         with self.storage.locked():
@@ -149,6 +151,7 @@ class Remote:
             except BaseException:
                 mirror_content(self.folder / CONSUMERS, before)
                 raise
+            tidy()
 
     def upload(self, folder: str) -> None:
         """Upload all files of a folder of the mirror, in place of what is there."""

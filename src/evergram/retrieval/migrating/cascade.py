@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -167,9 +167,11 @@ def cascade(
         metric: "ip", ⟨q, z⟩; "l2", −‖q − z‖²; "cosine".
     Returns: hits with the scores of query and new vector; ties in the order of `first`.
     Raises: ShapeError: there is not one list of hits for each query, or the dims differ. DataError:
-        k is below 1; or as of `KeptVectors.of`.
+        k is below 1, or there is no such metric; or as of `KeptVectors.of`.
     """
     check_k(k)
+    if metric not in get_args(Metric):
+        raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
     if queries.ndim != 2 or len(first) != len(queries) or queries.shape[1] != kept.dim:
         raise ShapeError(
             f"Queries are {list(queries.shape)}; [{len(first)}, {kept.dim}] is needed, one for "

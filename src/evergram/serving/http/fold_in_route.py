@@ -57,8 +57,9 @@ def fold_in(call: Call) -> Answer:
         for name in ("weights", "values")
     ]
     missing = options.missing
-    vectors = looked_up(lambda: reader.fold_in(met, *numbers, version=version, missing=missing))
-    source = max(version, call.lineage.production)
+    vectors, source = looked_up(
+        lambda: reader.fold_in_with_source(met, *numbers, version=version, missing=missing)
+    )
     described, model = origin(call, version, QUERY), model_name(call, version)
     if options.k is None:
         counts = {source: len(vectors)}

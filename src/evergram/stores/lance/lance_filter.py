@@ -16,6 +16,7 @@ from evergram.stores.filters import (
     Filter,
     Value,
     check_allowed,
+    check_closed,
     of_other_type,
     read_conditions,
     type_of,
@@ -24,6 +25,8 @@ from evergram.stores.lance.lance_rows import literal
 
 SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 NOTHING = "false"
+# Strings and quoted names.
+_STRINGS = r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`"""
 # What is compared with a column of times, and with one of dates.
 _EXAMPLES = {
     False: "a date or a time such as '2026-01-31' or '2026-01-31T12:00:00'",
@@ -58,6 +61,7 @@ def sql_of(asked: Filter, columns: Mapping[str, pa.DataType], allowed: Sequence[
             "A filter of a LanceDB table is a dictionary of conditions, or in LanceDB's SQL a "
             "boolean expression, such as \"category = 'news'\"; it takes no list of values."
         )
+    check_closed(asked, _STRINGS)
     # A comment must not swallow the parenthesis.
     return f"(\n{asked}\n)"
 

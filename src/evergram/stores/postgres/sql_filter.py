@@ -15,6 +15,7 @@ from evergram.stores.filters import (
     Condition,
     Filter,
     check_allowed,
+    check_closed,
     of_other_type,
     read_conditions,
     type_of,
@@ -26,6 +27,8 @@ NUMBERS = (*WHOLE, "numeric", "float4", "float8")
 TEXTS = ("text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz", "name")
 # Columns that conditions can be on.
 COMPARABLE = ("bool", *NUMBERS, *TEXTS)
+# Strings and quoted names.
+_STRINGS = r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\1\$"""
 # How texts are written that are compared with such columns.
 _EXAMPLES = {
     "date": "2026-01-31",
@@ -33,12 +36,6 @@ _EXAMPLES = {
     "timestamptz": "2026-01-31 12:00:00+01:00",
     "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
 }
-# Strings, names, comments, and parentheses outside of them.
-_TOKEN = re.compile(
-    r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\1\$"""
-    r"""|--[^\n]*|/\*.*?\*/|[()]""",
-    re.DOTALL,
-)
 SIGNS = {"gt": SQL(" > "), "gte": SQL(" >= "), "lt": SQL(" < "), "lte": SQL(" <= ")}
 
 
@@ -70,25 +67,10 @@ def sql_of(
             "A filter is a dictionary of conditions, or in SQL a boolean expression, such as "
             "\"category = 'news'\", or a pair of one with %s in it and a list of its values."
         )
-    if not _is_closed(text):
-        raise DataError(
-            f"The parentheses of the filter {text!r} do not pair; a filter is one boolean "
-            "expression."
-        )
+    check_closed(text, _STRINGS)
     # Without parameters of its own, a % is a %; a comment must not swallow the parenthesis.
     text = text if bound else text.replace("%", "%%")
     return SQL("(\n") + SQL(text) + SQL("\n)"), list(bound)
-
-
-def _is_closed(text: str) -> bool:
-    """Return whether each parenthesis outside of strings and comments has its partner: with others,
-    a part of the expression would stand beside the conditions that it is put among."""
-    depth = 0
-    for token in _TOKEN.finditer(text):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _condition(
