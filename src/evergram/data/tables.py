@@ -109,7 +109,7 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
         )
     _warn_of_others(path, table.column_names, names)
     for name in ("query", "candidate"):
-        check_ids(chosen[name], name, str(path))
+        check_ids(chosen[name], names[name], str(path))
     for name, (pattern, wanted) in WANTED.items():
         # One word among the numbers makes them all strings: name it.
         if name in chosen and pa.types.is_string(chosen[name].type):
@@ -117,7 +117,9 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
             row = pc.index(pc.match_substring_regex(cells, pattern), False).as_py()
             if row >= 0:
                 cell = cells[row].as_py()
-                raise DataError(f"{path} row {row + 1}: {name} is {cell!r}; it must be {wanted}.")
+                raise DataError(
+                    f"{path} row {row + 1}: {names[name]} is {cell!r}; it must be {wanted}."
+                )
     return pa.table(chosen)
 
 
