@@ -8,6 +8,7 @@ from tests.support.two_models import TEXTS, by_two_models
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.releasing.migration.migration_vectors import Similarity
 from evergram.releasing.migration.ways import WaySettings, measure_ways
 
 
@@ -45,7 +46,7 @@ def test_a_model_that_was_only_turned_loses_nothing_by_the_bridge() -> None:
         vectors.old_queries @ turn,
     )
     ways = measure_ways(turned, WaySettings(pairs=0.5))
-    for name in ("bridge", "cascade", "bridge_cascade", "sidecar"):
+    for name in ("bridge", "cascade", "bridge_cascade", "sidecar", "pinned"):
         same = (ways[name].ranked[:, :10] == ways["stay"].ranked[:, :10]).double().mean()
         assert same > 0.99, name
     swapped = (ways["naive"].ranked[:, :10] == ways["stay"].ranked[:, :10]).double().mean()
@@ -61,10 +62,26 @@ def test_the_costs_are_counted() -> None:
     assert encoded["stay"] == encoded["naive"] == 0
     assert encoded["bridge"] == 120 <= encoded["bridge_cascade"] <= TEXTS
     assert encoded["cascade"] == touched
-    assert encoded["reindex"] == encoded["sidecar"] == TEXTS
+    assert encoded["reindex"] == encoded["sidecar"] == encoded["pinned"] == TEXTS
     assert ways["cascade"].bytes_a_text == pytest.approx(40 + 48 * touched / TEXTS)
     assert ways["sidecar"].bytes_a_text == 48 + 3
-    assert ways["reindex"].bytes_a_text == 48
+    assert ways["reindex"].bytes_a_text == ways["pinned"].bytes_a_text == 48
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_pinned_client_that_sends_strings_searches_what_is_read_back(
+    similarity: Similarity,
+) -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    back = torch.linalg.lstsq(vectors.new.double(), vectors.old.double()).solution
+    queries, texts = vectors.new_queries.double() @ back, vectors.new.double() @ back
+    if similarity == "cosine":
+        texts = texts / texts.norm(dim=1, keepdim=True)
+    expected = sorted_all(queries, texts)[:, :10]
+    pinned = measure_ways(vectors, WaySettings(similarity=similarity))["pinned"].ranked[:, :10]
+    # The aligner holds a tenth of the texts out.
+    shared = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(expected, pinned, strict=True)]
+    assert sum(shared) > 9 * len(shared)
 
 
 def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicted() -> None:

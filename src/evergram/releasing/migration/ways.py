@@ -86,10 +86,13 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     as happens where nobody takes care. bridge: new queries through an orthogonal way back, old
     index. cascade: old queries propose `depth` texts of the old index, and the new model's vectors
     rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a reader with old
-    queries gets where only new vectors and a `Sidecar` are stored. reindex: new queries, new index.
+    queries gets where only new vectors and a `Sidecar` are stored. pinned: what a client gets that
+    stays at the old version and sends strings, of which the new model makes the vectors as it does
+    of the texts; both are read back. reindex: new queries, new index.
 
-    The way back of queries is orthogonal: least squares has the smaller error on texts, to which it
-    is fitted, but queries are not texts. docs/migrate.md, "On real text", has both.
+    The bridge's way back is orthogonal: least squares has the smaller error on texts, to which it
+    is fitted, but queries are not texts. docs/migrate.md, "On real text", has both. Those of the
+    sidecar and of pinned clients are by least squares, as `align` publishes them.
 
     Raises: DataError: there are too few texts to fit a way back; or as of `Aligner`.
     """
@@ -132,7 +135,18 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
         share = touched / count
         size = old_bytes + share * new_bytes
         ways[name] = Way(way.ranked, touched, size, way.milliseconds, {"encoded_share": share})
-    ways["sidecar"] = _with_sidecar(vectors, settings, new_bytes, top)
+    published = Aligner("linear").fit(vectors.new, vectors.old)
+    published.report()
+    ways["sidecar"] = _with_sidecar(published, vectors, settings, new_bytes, top)
+
+    def read_back(rows: Tensor) -> Tensor:
+        read = published.transform(rows)
+        return unit(read) if settings.similarity == "cosine" else read
+
+    texts = read_back(vectors.new)
+    ways["pinned"] = _timed(
+        lambda: best_candidates(read_back(vectors.new_queries), texts, top), count, new_bytes
+    )
     ways["reindex"] = _timed(
         lambda: best_candidates(vectors.new_queries, vectors.new, top), count, new_bytes
     )
@@ -158,10 +172,10 @@ def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
 
 
 def _with_sidecar(
-    vectors: MigrationVectors, settings: WaySettings, new_bytes: int, top: int
+    published: Aligner, vectors: MigrationVectors, settings: WaySettings, new_bytes: int, top: int
 ) -> Way:
     """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
-    affine = Aligner("linear").fit(vectors.new, vectors.old).as_transform().affine()
+    affine = published.as_transform().affine()
     assert affine is not None
     if settings.sidecar_error is not None:
         sidecar = Sidecar.fit_for_error(*affine, vectors.new, vectors.old, settings.sidecar_error)
