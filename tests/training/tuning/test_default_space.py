@@ -36,6 +36,12 @@ def test_a_softmax_over_all_is_searched_by_its_temperature(task: str, keys: list
     assert keys_of(sections) == [*keys, "training.table_rate"]
 
 
+def test_the_share_of_neighbours_is_searched_where_a_recipe_has_them() -> None:
+    task = {"kind": "softmax_all", "neighbour_share": 0.1}
+    sections = {"model": {"kind": "factorization", "normalize": True}, "task": task}
+    assert keys_of(sections)[:3] == ["task.temperature", "task.push", "task.neighbour_share"]
+
+
 def test_adams_rates_are_smaller() -> None:
     recipe = Recipe.of({**DATA, "training": {"optimizer": "adam"}})
     [rate] = [one for one in default_space(recipe).ranges if one.key == "training.table_rate"]
