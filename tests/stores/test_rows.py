@@ -134,3 +134,15 @@ def test_ids_are_placed_among_others_in_any_order() -> None:
 def test_ids_of_no_part_are_of_the_type() -> None:
     assert joined_ids([], pa.string()).equals(pa.array([], pa.string()))
     assert joined_ids([pa.array([2]), pa.array([1])], pa.int64()).to_pylist() == [2, 1]
+
+
+def test_hits_are_ranked_by_other_scores_and_some_of_them_kept() -> None:
+    some = hits(2, (1, 0.9), (2, 0.8), (3, 0.7))
+    again = some.ranked(np.array([0.5, 1e300, 0.5]))
+    assert again.ids.to_pylist() == [2, 1, 3]
+    assert again.scores.tolist() == [np.inf, 0.5, 0.5]
+    assert again.scores.dtype == np.float32
+    kept = some.where(np.array([True, False, True]))
+    assert kept.ids.to_pylist() == [1, 3]
+    assert kept.scores.tolist() == some.scores[[0, 2]].tolist()
+    assert kept.versions.tolist() == [2, 2]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
@@ -73,9 +72,7 @@ class ScoreMaps:
             if {source, search.query_version} != {search.target}:
                 mine = hits.versions == source
                 scores[mine] = self.of(source, search).apply(scores[mine])
-        best = np.argsort(-scores, kind="stable")
-        ids = hits.ids.take(pa.array(best))
-        return Hits(ids, scores[best].astype(np.float32), hits.versions[best])
+        return hits.ranked(scores)
 
     def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
         target, sides, metric, of_queries = search

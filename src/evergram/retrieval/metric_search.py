@@ -79,8 +79,7 @@ class Field:
                 vectors[mine] = rows.vectors[places, : self.dim]
                 there |= mine
         if not there.all():
-            ids = hits.ids.filter(pa.array(there))
-            hits, vectors = Hits(ids, hits.scores[there], hits.versions[there]), vectors[there]
+            hits, vectors = hits.where(there), vectors[there]
         return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
 
 
@@ -145,10 +144,7 @@ def _nearest(
         if len(hits) >= width:
             left = max(left, float(hits.scores[-1]))
         hits, read = field.read(hits)
-        # As above, beyond float32 a score is infinite.
-        with np.errstate(over="ignore"):
-            scores = -((read - query.astype(np.float64)) ** 2).sum(axis=1).astype(np.float32)
-        parts.append(_ranked(hits, scores))
+        parts.append(hits.ranked(-((read - query.astype(np.float64)) ** 2).sum(axis=1)))
     return merge_hits(parts, k), left
 
 
@@ -297,16 +293,11 @@ def _by_cosine(field: Field, query: Floats, hits: Hits) -> Hits:
     lengths = np.linalg.norm(read, axis=1)
     products = read @ query.astype(np.float64)
     scores = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return _ranked(hits, scores.astype(np.float32))
+    return hits.ranked(scores)
 
 
 def _candidates(wider: int, k: int) -> int:
     return max(k, min(MOST, max(LEAST, wider * k)))
-
-
-def _ranked(hits: Hits, scores: Floats) -> Hits:
-    order = np.argsort(-scores, kind="stable")
-    return Hits(hits.ids.take(pa.array(order)), scores[order], hits.versions[order])
 
 
 def _at_once(

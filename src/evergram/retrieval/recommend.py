@@ -85,5 +85,4 @@ def _without_seen(hits: Hits, query: pa.Scalar, history: PairHistory) -> Hits:
         return hits
     assert history.salt is not None
     pairs = PairHash(history.salt).of_pairs(pa.repeat(query, len(hits)), hits.ids)
-    new = ~history.trained.has(pairs)
-    return Hits(hits.ids.filter(pa.array(new)), hits.scores[new], hits.versions[new])
+    return hits.where(~history.trained.has(pairs))

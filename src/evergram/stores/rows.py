@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -86,6 +87,18 @@ class Hits:
     def first(self, k: int) -> Hits:
         """Return the best k."""
         return Hits(self.ids.slice(0, k), self.scores[:k], self.versions[:k])
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Hits:
+        """Return those that are kept, bool [n], in their order."""
+        return Hits(self.ids.filter(pa.array(kept)), self.scores[kept], self.versions[kept])
+
+    def ranked(self, scores: npt.NDArray[np.floating[Any]]) -> Hits:
+        """Return them with other scores [n], best first; of one score in the order they have."""
+        order = np.argsort(-scores, kind="stable")
+        ids = self.ids.take(pa.array(order))
+        # A score beyond float32 is infinite, which is no error of the program.
+        with np.errstate(over="ignore"):
+            return Hits(ids, scores[order].astype(np.float32), self.versions[order])
 
 
 def row_checks(rows: Rows) -> Checks:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import torch
 
 from evergram.errors import DataError, ShapeError
+from evergram.stores.adopted_scores import scores_by
 from evergram.stores.rows import Floats, Hits, check_k
 from evergram.texts.record import TextEncoderRecord
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -188,14 +189,5 @@ def cascade(
 
 def by_vectors(hits: Hits, vectors: Floats, query: Floats, metric: Metric = "ip") -> Hits:
     """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
-    rows, asked = vectors.astype(np.float64), query.astype(np.float64)
-    if metric == "l2":
-        scores = -np.square(rows - asked).sum(axis=1)
-    else:
-        scores = rows @ asked
-        if metric == "cosine":
-            lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(asked)
-            scores = np.divide(scores, lengths, out=np.zeros_like(scores), where=lengths > 0)
-    best = np.argsort(-scores, kind="stable")
-    ids = hits.ids.take(pa.array(best))
-    return Hits(ids, scores[best].astype(np.float32), hits.versions[best])
+    rows, asked = vectors.astype(np.float64), query.astype(np.float64)[None]
+    return hits.ranked(scores_by(metric, asked, rows)[0])

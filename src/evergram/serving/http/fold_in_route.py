@@ -113,6 +113,5 @@ def _hits(
     results = []
     for hits, known in zip(nearest, met, strict=True):
         new = pc.invert(pc.is_in(hits.ids, value_set=known)).to_numpy(zero_copy_only=False)
-        left = Hits(hits.ids.filter(pa.array(new)), hits.scores[new], hits.versions[new])
-        results.append(left.first(k))
+        results.append(hits.where(new).first(k))
     return results
