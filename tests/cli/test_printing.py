@@ -60,6 +60,22 @@ def test_a_table_has_words_to_the_left_and_numbers_to_the_right(
     assert "│ bc-aligner │  1000 │" in lines
 
 
+@pytest.mark.parametrize(
+    "data",
+    ["a[/b]", "ops [at] shop", "[bold]", "[/]", "back\\[red]", ":warning: a:x:b", "[link=x]"],
+)
+def test_what_a_table_shows_is_data_and_no_markup(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table(f"Consumers of {data}", ["name", data], [[data, "1"], ["x", data]])
+    printed = words(capsys)
+    assert f"Consumers of {data} " in printed
+    assert f"│ {data} │ 1 │" in printed
+    assert f"│ x │ {data} │" in printed
+    assert f"┃ {data} ┃" in printed
+
+
 def test_a_paragraph_is_broken_at_spaces(capsys: Output) -> None:
     paragraph("versions/0/a-file-with-hyphens.json " * 5)
     lines = capsys.readouterr().out.splitlines()

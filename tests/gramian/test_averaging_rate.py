@@ -18,6 +18,7 @@ from evergram.gramian.averaging_rate import (
 )
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.sogram import SOGram
+from evergram.gramian.storm import Storm
 
 SHAPE = torch.Size((2, 2))
 
@@ -99,16 +100,17 @@ class TestAutomaticRate:
     def test_with_pairs_it_is_their_ratio(self, drift: float) -> None:
         assert self.settled(1.0, drift, recursive=True) == pytest.approx(drift, rel=0.25)
 
-    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
+    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
     def test_no_rate_on_a_finer_grid_is_much_better(
-        self, variance: float, other: float, recursive: bool
+        self, variance: float, drift: float, pairs: float
     ) -> None:
         def error(a: float) -> float:
-            if recursive:
-                return (a * a * variance + (1 - a) ** 2 * other) / (1 - (1 - a) ** 2)
-            return variance * a / (2 - a) + other * (1 / a - 1) ** 2
+            recursive = (a * a * variance + (1 - a) ** 2 * pairs) / (1 - (1 - a) ** 2)
+            plain = variance * a / (2 - a)
+            assert pairs or recursive == pytest.approx(plain, rel=1e-9, abs=1e-300)
+            return recursive + drift * (1 / a - 1) ** 2
 
-        chosen = float(best_rate(variance, other, recursive))
+        chosen = float(best_rate(variance, drift, pairs))
         assert SLOWEST - 1e-9 <= chosen <= FASTEST + 1e-9
         for i in range(500):
             a = SLOWEST * (FASTEST / SLOWEST) ** (i / 499)
@@ -142,3 +144,26 @@ def test_a_drift_is_followed_however_batches_are_drawn(replacement: bool, speed:
             if step >= steps // 2:
                 errors[i] += (estimator.gramian() - exact).norm() / exact.norm()
     assert float(errors[0]) < 1.15 * float(errors[1:].min())
+
+
+@pytest.mark.parametrize("per_epoch", [1, 2, 4])
+def test_the_first_batch_of_an_epoch_which_has_no_pair_says_nothing_of_drift(
+    per_epoch: int,
+) -> None:
+    """Were it counted as a pair without a difference, α would all but vanish in short epochs."""
+    draw = torch.Generator().manual_seed(0)
+    rows, moves = torch.randn(400, 8, generator=draw), torch.randn(400, 8, generator=draw)
+    estimators = {rate: Storm(8, 0, rate) for rate in ("auto", 0.1)}
+    errors = dict.fromkeys(estimators, 0.0)
+    before = rows
+    for step in range(400):
+        ids = torch.randint(400, (200,), generator=draw)
+        own = None if step % per_epoch == 0 else before[ids]
+        batch = EntityBatch(ids, torch.ones(200), rows[ids], torch.zeros(200, 0), own)
+        exact = rows.T @ rows / 400
+        for rate, estimator in estimators.items():
+            estimator.update(batch)
+            if step >= 300:
+                errors[rate] += float((estimator.gramian() - exact).norm() / exact.norm()) / 100
+        before, rows = rows, rows + 0.01 * moves
+    assert errors["auto"] < 1.5 * errors[0.1]

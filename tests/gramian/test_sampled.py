@@ -12,6 +12,7 @@ from tests.support.gramian_population import (
     rows,
 )
 
+from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.sampled import SampledGramian
 
 
@@ -34,3 +35,15 @@ def test_matrix_and_rows_give_the_same_products(size: int) -> None:
     torch.testing.assert_close(pairs.push(EMBEDDINGS), matrix.push(EMBEDDINGS))
     torch.testing.assert_close(pairs.pull(FACTORS), matrix.pull(FACTORS))
     torch.testing.assert_close(pairs.dense, matrix.dense)
+
+
+def test_a_batch_after_a_small_one_replaces_it() -> None:
+    """The last batch of an epoch is often small."""
+    draw = torch.Generator().manual_seed(0)
+    estimator = SampledGramian(4)
+    for size in (8, 2, 8, 8, 3):
+        embeddings = torch.randn(size, 4, generator=draw)
+        rows = EntityBatch(torch.arange(size), torch.ones(size), embeddings, torch.zeros(size, 0))
+        estimator.update(rows)
+        expected = embeddings.T @ embeddings / size
+        torch.testing.assert_close(estimator.gramian(), expected)

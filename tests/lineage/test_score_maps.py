@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,8 +67,10 @@ def pairs(
     then = dict(zip(own_ids.to_pylist(), own.double().numpy(), strict=True))
     rows = [(row, then[id_]) for id_, row in zip(ids.to_pylist(), back, strict=True) if id_ in then]
     place = ("read_back", "own").index(query_vectors)
-    now = [score(a[place], b[0], metric) for a, b in combinations(rows, 2)]
-    return sorted(now), sorted(score(a[1], b[1], metric) for a, b in combinations(rows, 2))
+    # Of queries that are not read as the rows are, each two objects make two pairs.
+    two = list((combinations, permutations)[place](rows, 2))
+    now = [score(a[place], b[0], metric) for a, b in two]
+    return sorted(now), sorted(score(a[1], b[1], metric) for a, b in two)
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
@@ -167,7 +169,7 @@ def test_queries_of_a_version_between_are_calibrated_as_its_own(lineage: Lineage
         places = [own_ids.to_pylist().index(i) for i in common]
         of.append(lineage.chain.apply(own[places], version, 0).double().numpy())
     now, then = (
-        np.sort([score(a[i], b[j], "ip") for i, j in combinations(range(len(common)), 2)])
+        np.sort([score(a[i], b[j], "ip") for i, j in permutations(range(len(common)), 2)])
         for a, b in ((of[1], of[2]), (of[0], of[0]))
     )
     query = of[1][3].astype(np.float32)

@@ -226,6 +226,62 @@ def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
         assert not reading.broken
 
 
+@pytest.mark.parametrize(("kept", "broken"), [(2, True), (19, True), (20, False)])
+def test_a_version_without_most_of_a_probes_objects_breaks_it(
+    tmp_path: Path, lineage: Lineage, kept: int, broken: bool
+) -> None:
+    """Twenty are enough; on fewer even the best value says too little."""
+    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
+    order = OLD[:, 0].argsort()
+    rows = [*order[: kept // 2].tolist(), *order[len(order) - (kept - kept // 2) :].tolist()]
+    data = evaluation(tmp_path / "d.parquet", (OLD[:, 0] > 0).numpy())
+    add(lineage, model, data, min=0.7)
+    new = replace(
+        artefact(OLD, torch.eye(DIM)),
+        embeddings={"candidate": (IDS.take(pa.array(rows)), OLD[rows])},
+    )
+    _, readings = with_probes(new, lineage)
+    assert (readings[0].objects, readings[0].missing) == (kept, ROWS - kept)
+    assert readings[0].broken is broken
+    if not broken:
+        assert readings[0].value == 1.0
+        refuse_broken(readings)
+        return
+    assert readings[0].value is None
+    message = f"Only {kept} of the {ROWS} objects that it was added with .* at least 20 are needed"
+    with pytest.raises(DegradationError, match=message):
+        refuse_broken(readings)
+
+
+def test_a_probe_of_few_objects_needs_all_of_them(tmp_path: Path, lineage: Lineage) -> None:
+    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
+    order = OLD[:, 0].argsort()
+    rows = [*order[:2].tolist(), *order[-2:].tolist()]
+    ids = IDS.take(pa.array(rows))
+    add(lineage, model, evaluation(tmp_path / "d.parquet", [False, False, True, True], ids))
+    whole = artefact(OLD, torch.eye(DIM))
+    assert not run_probes(lineage, whole)[0].broken
+    fewer = replace(whole, embeddings={"candidate": (ids[1:], OLD[rows[1:]])})
+    reading = run_probes(lineage, fewer)[0]
+    assert reading.broken
+    assert "Only 3 of the 4 objects" in reading.sentence
+    assert "at least 4 are needed" in reading.sentence
+
+
+@pytest.mark.parametrize("text", ["007", "-0", "07"])
+def test_a_text_with_leading_zeros_is_another_id_than_the_number(tmp_path: Path, text: str) -> None:
+    lineage = Lineage.create(tmp_path / "l")
+    numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})
+    lineage.publish(numbers)
+    model, _ = classifier(tmp_path / "m.onnx")
+    ids = [text, *(str(i) for i in range(ROWS) if i != int(text))]
+    labels = [LABEL[int(text)], *(LABEL[i] for i in range(ROWS) if i != int(text))]
+    data = evaluation(tmp_path / "d.parquet", labels, ids)
+    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
+    with pytest.raises(DataError, match=f"not int64, .*: '{text}' is a text; write the ids as"):
+        measured_probe(lineage, "v0", probe)
+
+
 def test_ids_may_be_numbers_on_either_side(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l")
     numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import read_as
+from tests.support.publishing import publish_next
 
+from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, ShapeError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, space_of
 from evergram.retrieval.reader import Reader
@@ -60,3 +68,56 @@ def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
     assert len(reader.search(np.ones((2, 6)), version=0)) == 2
     assert not len(reader.search(np.ones(6), version=0)[0])
     assert reader.embed([1], 0).sources.tolist() == [-1]
+
+
+def unit_lineage(folder: Path, *, unit: bool = True) -> Lineage:
+    """Two versions, each of its own length, the second read back by another map than it had."""
+    lineage = Lineage.create(folder, "line")
+    draw = torch.Generator().manual_seed(0)
+    old, turn = torch.randn(60, 5, generator=draw), torch.randn(5, 7, generator=draw)
+    old = old / old.norm(dim=1, keepdim=True) if unit else old
+    for version, vectors in enumerate((old, torch.randn(60, 7, generator=draw))):
+        keys = pa.array(range(60))
+        artefact = Artefact(
+            vectors.shape[1],
+            {"object": (keys, vectors)},
+            LinearTransform.from_matrix(turn) if version else None,
+            {"metrics": {"model": {}}},
+            {"name": "line"},
+            canaries={"object": (keys.slice(0, 9), vectors[:9])},
+        )
+        publish_next(lineage, artefact)
+    return lineage
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_search_without_a_metric_ranks_as_vectors_of_length_1_did(
+    tmp_path: Path, unit: bool
+) -> None:
+    """Read back they have other lengths, by which the inner product would rank, too."""
+    lineage = unit_lineage(tmp_path / "line", unit=unit)
+    query = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.default_metric(0) == ("cosine" if unit else "ip")
+        assert reader.default_metric() == "ip"
+        plain, cosine, product = (
+            [hits.ids.to_pylist() for hits in reader.search(query, 5, 0, metric=metric)]
+            for metric in (None, "cosine", "ip")
+        )
+        assert plain == (cosine if unit else product)
+        assert cosine != product
+        newest = np.ones(7)
+        one, other = (reader.search(newest, 5, metric=m)[0].scores for m in (None, "ip"))
+        assert one.tolist() == other.tolist()
+
+
+def test_ids_and_vectors_that_are_none_are_refused(lineage: Lineage) -> None:
+    reader = filled(lineage)
+    with pytest.raises(DataError):
+        reader.search(np.ones(6), version=0, ids=5)
+    with pytest.raises(ShapeError, match="must be numbers"):
+        reader.search(np.ones(6) + 1j, version=0)
+    with pytest.raises(DataError, match="k is 10"):
+        reader.search(np.ones(6), 10**30, version=0)
+    with pytest.raises(DataError, match="no scores 'nice'"):
+        reader.search(np.ones(6), version=0, scores="nice")  # type: ignore[arg-type]

@@ -9,7 +9,9 @@ import pytest
 from tests.support.text_encoders import ADDRESSES
 
 from evergram.errors import DataError, ServiceError
-from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
+from evergram.texts import addresses
+from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder, open_with_prompts
+from evergram.texts.text_encoder import Prompts, TextEncoder
 
 
 def test_an_encoder_has_the_address_that_it_was_opened_at() -> None:
@@ -74,3 +76,18 @@ def test_a_package_that_fails_on_import_is_named(
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ServiceError, match=f"fails: {error}: no name x in transformers; install"):
         open_text_encoder(address)
+
+
+def test_one_prompt_leaves_the_models_own_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(address: str) -> TextEncoder:
+        return open_text_encoder(address, Prompts("query: ", "passage: "))
+
+    monkeypatch.setattr(addresses, "open_text_encoder", opened)
+    cases = {
+        (None, None): ("query: ", "passage: "),
+        ("ask ", None): ("ask ", "passage: "),
+        (None, "tell "): ("query: ", "tell "),
+        ("", "tell "): ("", "tell "),
+    }
+    for asked, prompts in cases.items():
+        assert open_with_prompts(ADDRESSES[0], *asked).prompts == Prompts(*prompts)

@@ -89,3 +89,10 @@ def test_cuts_are_declared_kept_and_left_out_where_there_are_none() -> None:
         damaged = {**json.loads(record.model_dump_json()), "matryoshka": cuts}
         with pytest.raises(DataError, match="ascending numbers"):
             parse_record(json.dumps(damaged), "a file")
+
+
+def test_an_encoder_that_gives_only_zeros_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are not at hand, and zeros are those of any model that fails."""
+    monkeypatch.setattr(text_encoders, "first", lambda texts: np.zeros((len(texts), 10)))
+    with pytest.raises(DataError, match="gives vectors of zeros for all canary texts"):
+        record_of(open_text_encoder(ADDRESSES[0]))

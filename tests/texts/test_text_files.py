@@ -84,3 +84,25 @@ def test_a_file_without_rows_is_told_so_though_its_columns_have_no_type(tmp_path
     pq.write_table(pa.table({"id": pa.nulls(0), "text": pa.nulls(0)}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="has no rows"):
         read_texts(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("ids", [["1.10", "1.1", "2.20"], ["1e5", "23e4"], ["1.0", "2.50"]])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_ids_that_look_like_numbers_with_a_point_keep_their_form(
+    ids: list[str], quote: str, tmp_path: Path
+) -> None:
+    rows = "".join(f"{quote}{key}{quote},a text\n" for key in ids)
+    (tmp_path / "t.csv").write_text(f"id,text\n{rows}")
+    assert read_texts(tmp_path / "t.csv")[0].to_pylist() == ids
+
+
+def test_integers_beyond_64_bits_are_refused_and_wide_ones_below_are_read(tmp_path: Path) -> None:
+    def read(largest: int) -> list[int]:
+        table = pa.table({"id": pa.array([1, largest], pa.uint64()), "text": ["a", "b"]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        ids: list[int] = read_texts(tmp_path / "t.parquet")[0].to_pylist()
+        return ids
+
+    assert read(2**63 - 1) == [1, 2**63 - 1]
+    with pytest.raises(DataError, match="has the integer 9223372036854775808, which is 2⁶³"):
+        read(2**63)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -22,6 +23,7 @@ from tests.support.vector_file_makers import (
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])
@@ -129,3 +131,23 @@ def test_numbers_with_a_decimal_point_are_no_ids(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("0.0\n1.0\n2.0\n3.0\n4.0\n")
     with pytest.raises(DataError, match=r"with a decimal point, such as 0\.0"):
         open_embeddings(tmp_path / "x.npy", ids=tmp_path / "ids.txt")
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e5", "None", "NULL", "n/a", " "])
+def test_texts_beside_an_array_that_was_written_here_are_taken_as_they_are(
+    tmp_path: Path, text: str
+) -> None:
+    """Whatever they look like; the same file given by name is read like any other."""
+    path = tmp_path / "x.npy"
+    write_vectors(path, [(pa.array([text]), torch.ones(1, 2))])
+    assert whole(open_embeddings(path))[0] == [text]
+    with pytest.raises(DataError, match=r"with a decimal point|means a missing value|has no id"):
+        open_embeddings(path, ids=tmp_path / "x.ids.txt")
+
+
+def test_an_empty_line_is_no_id_in_a_file_that_was_written_here_either(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    write_vectors(path, [(pa.array(["a", "b"]), torch.ones(2, 2))])
+    (tmp_path / "x.ids.txt").write_text("a\n\n")
+    with pytest.raises(DataError, match=r"ids\.txt line 2 has no id"):
+        open_embeddings(path)

@@ -24,8 +24,8 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.vector_files.array_files import companion
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT
-from evergram.vector_files.writers import write_vectors
+from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER
+from evergram.vector_files.writers import LONGEST_SAFETENSORS_HEADER, write_vectors
 
 
 @settings(max_examples=40, deadline=None)
@@ -109,6 +109,32 @@ def test_the_header_of_a_safetensors_file_is_plain_json(tmp_path: Path) -> None:
     assert header["id"]["data_offsets"] == [24, 40]
 
 
+@pytest.mark.parametrize("ids", [TEXT, NUMBERS], ids=["text", "numbers"])
+@pytest.mark.parametrize("length", [*range(600, 1200, 53), 5_000, 100_000])
+def test_a_safetensors_file_has_space_for_any_provenance(
+    tmp_path: Path, ids: list[Any], length: int
+) -> None:
+    path = tmp_path / "x.safetensors"
+    vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    provenance = {FINGERPRINT: "sha256:a", TEXT_ENCODER: "ü" + "e" * length}
+    write_vectors(path, blocks_of(ids, vectors, 2), provenance)
+    content = path.read_bytes()
+    assert int.from_bytes(content[:8], "little") % 8 == 0
+    assert torch.equal(load_file(path)["vector"], vectors)
+    again = open_embeddings(path)
+    assert again.provenance == provenance
+    read_ids, matrix = whole(again)
+    assert read_ids == ids
+    assert torch.equal(matrix, vectors)
+
+
+def test_a_provenance_that_no_safetensors_file_has_space_for_is_refused(tmp_path: Path) -> None:
+    provenance = {TEXT_ENCODER: "e" * LONGEST_SAFETENSORS_HEADER}
+    with pytest.raises(DataError, match=r"takes 100,.* bytes.* has space for 100,000,000; write P"):
+        write_vectors(tmp_path / "x.safetensors", blocks_of(TEXT, torch.ones(5, 2), 2), provenance)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("ids", [TEXT, NUMBERS, ['say "x"', "a,b", "line\nbreak", "00017", ""]])
 def test_csv_is_read_by_others_to_the_last_bit(tmp_path: Path, ids: list[Any]) -> None:
     path = tmp_path / "x.csv"
@@ -155,7 +181,8 @@ def test_nothing_is_written_over_unless_it_may_be(tmp_path: Path, name: str, ids
 def test_ids_beside_an_array_are_as_they_were_written(tmp_path: Path) -> None:
     """Text that looks like numbers stays text, and ids that are gone are missed."""
     path = tmp_path / "x.npy"
-    for ids in (["0", "1", "00017"], [0, 1, 2], [2**62, -5, 0]):
+    looks = (["0", "1", "00017"], ["1.5", "1e5", "2"], ["None", "nan", " "])
+    for ids in (*looks, [0, 1, 2], [2**62, -5, 0]):
         write_vectors(path, blocks_of(ids, torch.ones(3, 2), 2))
         assert open_embeddings(path).ids().to_pylist() == ids
     beside = tmp_path / "x.ids.txt"

@@ -211,7 +211,8 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
         table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    # What is printed is data: a contact "ops [at] shop" has no markup in it.
+    Console(markup=False, emoji=False).print(table)
 
 
 def paragraph(text: str) -> None:

@@ -30,8 +30,9 @@ class AveragingRate(HostBuffers):
     drift too small to be seen is taken to be as large as one that could be missed.
 
     With `recursive` it minimises the bound of the recursive momentum, whose drift is taken off by
-    pairs: (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²), τ² the variance of the pairs' differences. The rate
-    is a function of δ²/σ² or τ²/σ² alone, so that embeddings which grow do not disturb it.
+    pairs: the variance is (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²), τ² that of the pairs' differences.
+    The first batch of an epoch has no pair, and where one step in n has none the drift is δ/n. The
+    rate is a function of δ²/σ² and τ²/σ² alone, so that embeddings which grow do not disturb it.
 
     Args:
         shape: of the moment that is averaged.
@@ -71,8 +72,8 @@ class AveragingRate(HostBuffers):
             # This window's sum, the last one's mean, and how that differs from the one before it.
             for name in ("window", "window_before", "last_move"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums of σ² and τ² over this window's measured batches.
-            self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
+            # Sums over this window's measured batches: σ², τ², and how many had a pair.
+            self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
             # Running ‖mean − mean before‖² / σ², and a window mean's variance over σ²/WINDOW.
             self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
             self.register_buffer("noise", torch.ones((), dtype=torch.float64))
@@ -110,6 +111,7 @@ class AveragingRate(HostBuffers):
         self.steps = self.steps + 1
         if pairs is not None:
             sums[1] += pairs
+            sums[2] += 1
         self.get_buffer("window").add_(batch)
         if int(self.steps) % WINDOW == 0:
             self._measure_drift()
@@ -120,27 +122,33 @@ class AveragingRate(HostBuffers):
         mean, measured = window / WINDOW, WINDOW // self.noise_every
         variance = (sums[0] / measured).clamp(min=1e-300)
         windows = int(self.steps) // WINDOW
-        if self.recursive:
-            self._choose(float(sums[0] / measured), float(sums[1] / measured))
-        elif windows > 1:
-            move = mean - before
-            moved, noise = self.get_buffer("moved"), self.get_buffer("noise")
-            if windows > 2:
-                # E‖move − last move‖² is six times the variance of a window's mean.
-                unsteady = (move - last_move).square().sum().double() / 6
-                _follow(noise, unsteady * WINDOW / variance, windows - 2)
-            # Beyond (WINDOW · σ)² every rate is too slow.
-            _follow(moved, (move.square().sum() / variance).clamp(max=WINDOW**2), windows - 1)
-            # E‖move‖² = (WINDOW · δ)² + 2 var(mean); independent batches have the largest.
-            apart = 2 * float(noise.clamp(max=1)) / WINDOW
-            self._choose(1.0, max(float(moved) - apart, UNSEEN * apart) / WINDOW**2)
-            last_move.copy_(move)
+        paired = int(sums[2])
+        drift = 0.0
+        if paired < measured and windows > 1:
+            drift = self._drift(mean - before, variance, windows)
+            last_move.copy_(mean - before)
+        if paired == measured or windows > 1:
+            # Over its variance, so that embeddings which grow do not matter.
+            pairs = float(sums[1] / variance) / max(paired, 1)
+            # A step without a pair leaves its own part of the drift.
+            self.value = best_rate(1.0, drift * (1 - paired / measured) ** 2, pairs).to(self.value)
         before.copy_(mean)
         window.zero_()
         sums.zero_()
 
-    def _choose(self, variance: float, other: float) -> None:
-        self.value = best_rate(variance, other, self.recursive).to(self.value)
+    def _drift(self, move: Tensor, variance: Tensor, windows: int) -> float:
+        """Return δ²/σ² by how the mean of a window moves from that of the one before."""
+        last_move = self.get_buffer("last_move")
+        moved, noise = self.get_buffer("moved"), self.get_buffer("noise")
+        if windows > 2:
+            # E‖move − last move‖² is six times the variance of a window's mean.
+            unsteady = (move - last_move).square().sum().double() / 6
+            _follow(noise, unsteady * WINDOW / variance, windows - 2)
+        # Beyond (WINDOW · σ)² every rate is too slow.
+        _follow(moved, (move.square().sum() / variance).clamp(max=WINDOW**2), windows - 1)
+        # E‖move‖² = (WINDOW · δ)² + 2 var(mean); independent batches have the largest.
+        apart = 2 * float(noise.clamp(max=1)) / WINDOW
+        return max(float(moved) - apart, UNSEEN * apart) / WINDOW**2
 
     def skip(self) -> None:
         """Count a step of a fixed or decaying rate, which learns nothing from batches."""
@@ -152,12 +160,13 @@ def _follow(average: Tensor, value: Tensor, number: int) -> None:
     average.lerp_(value.to(average), max(SMOOTHING, 1 / number))
 
 
-def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:
+def best_rate(variance: float, drift: float, pairs: float = 0.0) -> Tensor:
     """Return the rate in [SLOWEST, FASTEST] with the least error, see `AveragingRate`.
 
     Args:
         variance: σ².
-        other: δ², or τ² for the recursive momentum; a negative estimate counts as 0.
+        drift: δ², of what no pairs take off; a negative estimate counts as 0.
+        pairs: τ², of the recursive momentum; 0 without pairs.
     """
     rate = torch.logspace(
         torch.log10(torch.tensor(SLOWEST)).item(),
@@ -165,9 +174,5 @@ def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:
         200,
         dtype=torch.float64,
     )
-    other = max(0.0, other)
-    if recursive:
-        error = (rate**2 * variance + (1 - rate) ** 2 * other) / (1 - (1 - rate) ** 2)
-    else:
-        error = variance * rate / (2 - rate) + other * (1 / rate - 1) ** 2
-    return rate[error.argmin()]
+    spread = (rate**2 * variance + (1 - rate) ** 2 * pairs) / (1 - (1 - rate) ** 2)
+    return rate[(spread + max(0.0, drift) * (1 / rate - 1) ** 2).argmin()]

@@ -32,6 +32,8 @@ class SampledGramian(GramianEstimator):
         pairs = self.form == "pairs" or (self.form == "auto" and rows.size < self.dim)
         if not pairs:
             self.matrix: Tensor = batch_moment(rows).to(self.matrix)
+            # A smaller batch may have been before this one.
+            self.left, self.right = self.left[:0], self.right[:0]
             return
         rows = rows.whole()  # with "auto" these are less than D² floats
         self.left = (rows.embeddings * (rows.weights / len(rows.ids))[:, None]).to(self.matrix)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.compatibility.scores.score_map import Doubles, ScoreMap
+from evergram.compatibility.scores.score_map import LEAST_PAIRS, Doubles, ScoreMap
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Hits
@@ -83,8 +83,11 @@ class ScoreMaps:
         else:
             queries, own = self._canaries((of_queries, target), target, sides[0])
             rows, own_rows = self._canaries((source, target), target, sides[1])
-        now = _scores(queries, rows, metric, same=same)
-        then = _scores(own, own_rows, metric, same=same)
+        # A score of a query read from one version with a row of another is not that of both the
+        # other way round.
+        pairs = _pairs(len(queries), both_ways=of_queries != source) if same else None
+        now = _scores(queries, rows, metric, pairs)
+        then = _scores(own, own_rows, metric, pairs)
         try:
             return ScoreMap.fit(now, then)
         except DataError as error:
@@ -146,14 +149,22 @@ def query_version_of(query_vectors: QueryVectors | int | None, target: int, prod
     )
 
 
-def _scores(queries: Tensor, rows: Tensor, metric: Metric, *, same: bool) -> Doubles:
-    """Return the scores of all pairs of queries and rows; of one side, of each two objects."""
+def _pairs(count: int, *, both_ways: bool) -> Tensor:
+    """Return each two of so many objects, int64 [2, n], in one order or in both."""
+    one_way = torch.triu_indices(count, count, 1)
+    # Too few objects are too few both ways, too, and are refused.
+    if not both_ways or one_way.shape[1] < LEAST_PAIRS:
+        return one_way
+    return (~torch.eye(count, dtype=torch.bool)).nonzero().T
+
+
+def _scores(queries: Tensor, rows: Tensor, metric: Metric, pairs: Tensor | None) -> Doubles:
+    """Return the scores of pairs of queries and rows [2, n]; of all where it is None."""
     if metric == "cosine":
         queries, rows = (
             part / part.norm(dim=1, keepdim=True).clamp_min(1e-30) for part in (queries, rows)
         )
     scores = -torch.cdist(queries, rows).square() if metric == "l2" else queries @ rows.T
-    if not same:
+    if pairs is None:
         return scores.flatten().numpy()
-    upper = torch.triu_indices(len(queries), len(queries), 1)
-    return scores[upper[0], upper[1]].numpy()
+    return scores[pairs[0], pairs[1]].numpy()

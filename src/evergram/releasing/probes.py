@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chain import Chain
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
+from evergram.ids import INTEGER
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -36,7 +38,8 @@ class ProbeReading:
         version: the version that it reads.
         source: the version that is read as that one.
         metric: auc, accuracy or rmse.
-        value: None where it could not be measured; `problem` then says why.
+        value: None where it could not be measured, or only on far fewer objects than the baseline;
+            `problem` then says why.
         limit: the least that is good enough, of rmse the most.
         baseline: the value when the probe was added.
         objects, missing: rows of the evaluation file with an embedding, and without one.
@@ -206,9 +209,10 @@ def _reading(
         model, data = consumers.probe_files(probe)
         files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
         value, objects, missing = _measure(files, probe, version, source, limits)
+        _refuse_few(probe, objects)
     except EvergramError as error:
         # One consumer's probe does not keep the others from being run.
-        problem = str(error)
+        value, problem = None, str(error)
     past = value is not None and limit is not None and _worse(probe.metric, value, limit)
     return ProbeReading(
         consumer=consumer.name,
@@ -226,6 +230,20 @@ def _reading(
         model_sha256=probe.model_sha256,
         data_sha256=probe.data_sha256,
     )
+
+
+def _refuse_few(probe: Probe, objects: int) -> None:
+    """Raises: DataError: the value says too little, as most of the probe's objects are gone."""
+    if probe.baseline is None:
+        return
+    at_first = probe.baseline.objects
+    needed = min(LEAST_OBJECTS, at_first)
+    if objects < needed:
+        raise DataError(
+            f"Only {objects} of the {at_first} objects that it was added with were measured, and "
+            f"at least {needed} are needed; publish a version that has more of them, or pin the "
+            "consumer again with another evaluation file."
+        )
 
 
 def _worse(metric: str, value: float, limit: float) -> bool:
@@ -284,7 +302,15 @@ def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return ids in the lineage's type. Raises: DataError: a text is no number."""
+    """Return ids in the lineage's type. Raises: DataError: a text is no integer as `ids` has it."""
+    if pa.types.is_integer(kind) and pa.types.is_string(ids.type):
+        # Arrow would read "007" as 7, which is another id.
+        others = ids.filter(pc.invert(pc.match_substring_regex(ids, INTEGER)))
+        if len(others):
+            raise DataError(
+                f"The ids of the evaluation file are not {kind}, as those of the lineage are: "
+                f"{others[0].as_py()!r} is a text; write the ids as the lineage has them."
+            )
     try:
         return ids.cast(kind)
     except pa.ArrowInvalid as error:

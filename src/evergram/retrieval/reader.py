@@ -35,6 +35,8 @@ from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
 Version = int | str | None
+# Of a length that is 1 in some precision.
+UNIT = 1e-3
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
 
@@ -204,7 +206,7 @@ class Reader:
         k: int = 10,
         version: Version = None,
         side: str | None = None,
-        metric: Metric = "ip",
+        metric: Metric | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
         *,
         filter: Filter | None = None,
@@ -220,7 +222,8 @@ class Reader:
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
-            metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
+            metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer. None is that
+                of `default_metric`.
             ids: search only among these.
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
@@ -236,7 +239,7 @@ class Reader:
         asked = Asked(
             target,
             self.default_side if side is None else side,
-            metric,
+            self.default_metric(target, side) if metric is None else metric,
             None if ids is None else self.store(side, target).as_ids(ids),
             filter,
             scores,
@@ -245,6 +248,20 @@ class Reader:
         )
         check_k(k)
         return self._search.search(self.queries(queries, target), k, asked)
+
+    def default_metric(self, version: Version = None, side: str | None = None) -> Metric:
+        """Return the metric of a search that names none: "ip", or "cosine" at a version before
+        production whose own vectors have length 1, as its canaries show.
+
+        By such vectors both rank alike, but rows that are read back have other lengths, and then
+        the inner product ranks by these, too.
+        """
+        target = self.lineage.resolve(version)
+        canaries = self.lineage.canaries(target).get(self.default_side if side is None else side)
+        if target >= self.lineage.production or canaries is None or not len(canaries[1]):
+            return "ip"
+        lengths = canaries[1].double().norm(dim=1)
+        return "cosine" if float((lengths - 1).abs().max()) < UNIT else "ip"
 
     def encode(
         self,
@@ -281,7 +298,7 @@ class Reader:
         role: Role = "query",
         *,
         side: str | None = None,
-        metric: Metric = "ip",
+        metric: Metric | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
         filter: Filter | None = None,
         scores: Scores = "raw",
@@ -309,7 +326,7 @@ class Reader:
         hits: Sequence[Hits],
         version: Version = None,
         side: str | None = None,
-        metric: Metric = "ip",
+        metric: Metric | None = None,
         *,
         query_side: str | None = None,
         query_vectors: QueryVectors | int | None = None,
@@ -331,10 +348,11 @@ class Reader:
             ranked by.
         Source: docs/migrate.md, "Scores".
         """
+        target = self.lineage.resolve(version)
         asked = Asked(
-            self.lineage.resolve(version),
+            target,
             self.default_side if side is None else side,
-            metric,
+            self.default_metric(target, side) if metric is None else metric,
             query_side=query_side,
             query_vectors=query_vectors,
         )

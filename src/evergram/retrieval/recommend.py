@@ -49,7 +49,7 @@ def recommend(
             f"{queries.missing[0].as_py()!r}. Leave them out, or encode() them and search()."
         )
     if not exclude_seen:
-        return reader.search(queries.vectors, k, target, CANDIDATE)
+        return reader.search(queries.vectors, k, target, CANDIDATE, "ip")
     history = lineage.pair_history
     if history.untested is not None or history.salt is None:
         raise LineageError(
@@ -70,7 +70,7 @@ def _unseen(
     waiting = list(range(len(ids)))
     width = max(LEAST, WIDER * k)
     while waiting:
-        results = reader.search(vectors[waiting], min(width, stored) or 1, target, CANDIDATE)
+        results = reader.search(vectors[waiting], min(width, stored) or 1, target, CANDIDATE, "ip")
         for place, hits in zip(waiting, results, strict=True):
             best[place] = _without_seen(hits, ids[place], history).first(k)
         waiting = [place for place in waiting if len(best[place]) < k]

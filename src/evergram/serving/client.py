@@ -141,19 +141,20 @@ class Client:
         k: int = 10,
         version: int | str | None = None,
         side: str | None = None,
-        metric: Literal["ip", "l2", "cosine"] = "ip",
+        metric: Literal["ip", "l2", "cosine"] | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
         *,
         filter: Mapping[str, Any] | None = None,
         rerank: int | None = None,
         scores: Literal["raw", "calibrated"] = "raw",
-        query_vectors: Literal["own", "read_back"] | None = None,
+        query_vectors: Literal["own", "read_back"] | int | None = None,
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
         Args:
             version: the version of the vectors; default as for `embed`.
             side: the side that is searched.
+            metric: by default as of `Reader.default_metric`.
             ids: search among these ids only.
             filter: search among rows whose metadata fulfil it, such as {"category": "news"}; see
                 docs/serving.md, "Filters".

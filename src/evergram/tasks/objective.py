@@ -81,7 +81,9 @@ class Objective(nn.Module):
         portion = encoded.portion
         if self.l2 and self.l2_measure != "penalty":
             drawn = (encoded.queries, encoded.candidate, encoded.negative)
-            loss = loss + self.l2 * sum(mean_squared_norm(x) for x in drawn if x is not None)
+            norms = sum(mean_squared_norm(x) for x in drawn if x is not None)
+            share = 1.0 if batch.pair_share is None else batch.pair_share.mean()
+            loss = loss + self.l2 * share * norms
         if batch.pair_weight is not None:
             scores = (encoded.queries * encoded.candidate).sum(-1)  # those of the penalty
             missed = scores - self._prior(encoded)

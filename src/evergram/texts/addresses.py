@@ -61,6 +61,20 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
         ) from error
 
 
+def open_with_prompts(address: str, query: str | None, document: str | None) -> TextEncoder:
+    """Open an encoder with other prompts for one role or both; where it is None, the model's own
+    stays.
+
+    Raises: as `open_text_encoder`.
+    """
+    encoder = open_text_encoder(address)
+    own = encoder.prompts
+    encoder.prompts = Prompts(
+        own.query if query is None else query, own.document if document is None else document
+    )
+    return encoder
+
+
 def check_encoder_address(address: str) -> tuple[str, str]:
     """Return the kind and the rest of an encoder's address; it need not be there.
 

@@ -115,9 +115,15 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
 
     Args:
         matryoshka: the numbers of first coordinates that its vectors may be cut to.
-    Raises: DataError: one of these is not between 1 and D; or the encoder's. ServiceError.
+    Raises: DataError: one of these is not between 1 and D; all canaries are zeros, and no weights
+        are at hand; or the encoder's. ServiceError.
     """
     vectors = encoder.encode(canaries.TEXTS)
+    if encoder.fingerprint is None and not vectors.any():
+        raise DataError(
+            f"{encoder.address} gives vectors of zeros for all canary texts, by which it could be "
+            "told from no other model that fails; look at what it answers."
+        )
     wrong = [dims for dims in matryoshka if not 0 < dims <= vectors.shape[1]]
     if wrong:
         raise DataError(

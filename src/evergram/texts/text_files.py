@@ -113,7 +113,14 @@ def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
         where = f"{path} row {row + 1}"
         raise DataError(missing_sentence(where, name, ids[row].as_py(), text_file=text_file))
     if text_file:
-        ids = ids_of_text(ids)
+        whole = ids_of_text(ids)
+        # Numbers with a point stay texts: 1.10 is another id than 1.1.
+        ids = whole if pa.types.is_integer(whole.type) else ids
+    if pa.types.is_uint64(kind) and pc.max(ids).as_py() >= 2**63:
+        raise DataError(
+            f"{path}: {name} has the integer {pc.max(ids).as_py()}, which is 2⁶³ or more; give "
+            "such ids as text."
+        )
     ids = ids.cast(pa.int64() if pa.types.is_integer(ids.type) else pa.string())
     if len(pc.unique(ids)) < len(ids):
         values, counts = pc.value_counts(ids).flatten()

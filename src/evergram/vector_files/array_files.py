@@ -38,8 +38,12 @@ class PlainVectors(EmbeddingFile):
     # True if the format itself has a place for integer ids.
     holds_integers = False
 
-    def _set_ids(self, ids: Path | None) -> None:
-        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers."""
+    def _set_ids(self, ids: Path | None, *, as_text: bool = False) -> None:
+        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers.
+
+        Args:
+            as_text: whether every line is known to be a text, whatever it looks like.
+        """
         beside = companion(self.path) if ids is None else ids
         self.has_ids = ids is not None or self._own is not None or beside.is_file()
         if ids is None and (self._own is not None or not beside.is_file()):
@@ -62,12 +66,13 @@ class PlainVectors(EmbeddingFile):
                 "is needed."
             )
         texts = pa.array(lines, pa.string())
-        line = first_missing(texts, text_file=True)
+        line = first_missing(texts, text_file=not as_text)
         if line >= 0:
             where = f"{beside} line {line + 1}"
-            raise DataError(missing_sentence(where, "", lines[line], text_file=True))
+            raise DataError(missing_sentence(where, "", lines[line], text_file=not as_text))
         # Beside a file that can hold integers itself, all lines are texts.
-        read = ids_of_text(texts) if ids is not None or not self.holds_integers else texts
+        as_text = as_text or (ids is None and self.holds_integers)
+        read = texts if as_text else ids_of_text(texts)
         if pa.types.is_floating(read.type):
             raise DataError(
                 f"The ids of {beside} are numbers with a decimal point, such as {lines[0]}; write "
@@ -130,9 +135,10 @@ class NpyVectors(PlainVectors):
         record = read_provenance_file(path)
         self.provenance: dict[str, str] = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        self._set_ids(ids)
-        if ids is None and ID_TYPE in record:
-            self._as_written(str(record[ID_TYPE]))
+        written = None if ids is not None else record.get(ID_TYPE)
+        self._set_ids(ids, as_text=written == "string")
+        if written is not None:
+            self._as_written(str(written))
 
     def _slice(self, start: int, stop: int) -> Tensor:
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)

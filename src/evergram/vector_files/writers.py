@@ -30,7 +30,10 @@ from evergram.vector_files.parquet import vectors_to_arrow, write_embeddings
 from evergram.vector_files.provenance import ID_TYPE, provenance_file
 
 NPY_HEADER = 128
+# Bytes for the length and the tensors of a safetensors header, which take some 200 of them.
 SAFETENSORS_HEADER = 1024
+# Readers refuse a longer header.
+LONGEST_SAFETENSORS_HEADER = 100_000_000
 
 CSV = ".csv"
 WRITTEN = (*SUFFIXES, CSV)
@@ -169,10 +172,18 @@ def _write_npy(
 def _write_safetensors(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None
 ) -> int:
-    finish = partial(_safetensors_header, provenance=provenance)
+    metadata = {"__metadata__": dict(provenance)} if provenance else {}
+    # In whole multiples of 8 bytes, so that the vectors are aligned.
+    space = SAFETENSORS_HEADER + len(json.dumps(metadata)) // 8 * 8
+    if space > LONGEST_SAFETENSORS_HEADER:
+        raise DataError(
+            f"The provenance of {path} takes {space:,} bytes, and a safetensors file has space for "
+            f"{LONGEST_SAFETENSORS_HEADER:,}; write Parquet."
+        )
+    finish = partial(_safetensors_header, metadata=metadata, space=space)
     names = companion(path)
     with _replacing(path, names) as parts:
-        ids = _write_plain(path, parts[path], parts[names], blocks, SAFETENSORS_HEADER, finish)
+        ids = _write_plain(path, parts[path], parts[names], blocks, space, finish)
         if ids.integers is not None:
             del parts[names]  # They are inside, and an existing file beside may be of another.
     return ids.rows
@@ -242,17 +253,17 @@ def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
 
 
 def _safetensors_header(
-    file: IO[bytes], ids: _Ids, dim: int, provenance: Mapping[str, str] | None
+    file: IO[bytes], ids: _Ids, dim: int, metadata: Mapping[str, Any], space: int
 ) -> None:
     end = 4 * ids.rows * dim
-    tensors: dict[str, Any] = {"__metadata__": dict(provenance)} if provenance else {}
+    tensors = dict(metadata)
     tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
     if ids.integers is not None:
         for values in ids.integers:
             file.write(values.astype("<i8").tobytes())
         place = [end, end + 8 * ids.rows]
         tensors["id"] = {"dtype": "I64", "shape": [ids.rows], "data_offsets": place}
-    length = SAFETENSORS_HEADER - 8
+    length = space - 8
     file.seek(0)
     file.write(length.to_bytes(8, "little") + json.dumps(tensors).encode().ljust(length))
 

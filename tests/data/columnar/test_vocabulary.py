@@ -30,8 +30,10 @@ def test_rows_are_those_of_first_appearance_for_numbers_and_for_their_texts(
 def test_a_text_that_is_no_64_bit_number_is_no_key_of_numbers() -> None:
     texts = ["10", "010", " 10", "1e1", "", "9223372036854775808", "-9223372036854775809"]
     rows = Vocabulary(pa.array([10])).rows(pa.array(texts)).tolist()
-    # Arrow reads "010" as the number 10.
-    assert rows == [0, 0, -1, -1, -1, -1, -1]
+    assert rows == [0, -1, -1, -1, -1, -1, -1]
+    zeros = ["0", "-0", "00", "-010", "0000000000000000010", "-10", "-9223372036854775808"]
+    numbers = Vocabulary(pa.array([0, -10, 10, -(2**63)]))
+    assert numbers.rows(pa.array(zeros)).tolist() == [0, -1, -1, -1, -1, 1, 3]
 
 
 def test_plain_ids_are_one_array_of_int64_or_string() -> None:

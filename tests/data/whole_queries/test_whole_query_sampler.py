@@ -72,3 +72,37 @@ def test_a_batch_has_as_many_queries_as_have_its_pairs_on_average() -> None:
     assert (sampler.queries, sampler.batch_size, len(sampler)) == (4, 12, 3)
     assert sampler_of(corpus, 1).queries == 1
     assert len(sampler_of(corpus, 1000)) == 1
+
+
+def test_weights_have_the_measure_as_their_mean_though_batches_vary_in_size() -> None:
+    """Over many epochs, with a few queries that have most pairs (trap 2)."""
+    degrees = (60 / torch.arange(1.0, 41).pow(0.8)).long().clamp(min=2)
+    draw = torch.Generator().manual_seed(0)
+    pairs = [
+        (q, c)
+        for q, n in enumerate(degrees)
+        for c in torch.randperm(80, generator=draw)[:n].tolist()
+    ]
+    corpus = corpus_of(pairs)
+    weight = torch.rand(len(corpus), generator=draw)
+    draws = PairDraws(positives="whole_queries")
+    # Five queries a batch: none is left over for a smaller one.
+    size = len(corpus) // 8
+    sampler = WholeQuerySampler(corpus, draws, batch_size=size, seed=3, pair_weight=weight)
+    assert sampler.queries == 5
+    length = corpus.counts("query").double()
+    totals = {"query": torch.zeros(40).double(), "candidate": torch.zeros(80).double()}
+    weighted, batches = 0.0, 0
+    for epoch in range(60):
+        for batch in sampler.epoch(epoch):
+            rows, batches = len(batch.query), batches + 1
+            for side, ids in (("query", batch.query), ("candidate", batch.candidate)):
+                own = getattr(batch, f"{side}_weight")[:, 0].double() / rows
+                totals[side].index_add_(0, ids, own)
+            assert batch.pair_weight is not None
+            weighted += float((batch.pair_weight * length[batch.query]).mean())
+    for side, total in totals.items():
+        expected = sampler.measures[side][:, 0].double()
+        torch.testing.assert_close(total / batches, expected, rtol=0.03, atol=0)
+    exact = float((weight * length[corpus.column("query")]).mean())
+    assert abs(weighted / batches / exact - 1) < 0.02

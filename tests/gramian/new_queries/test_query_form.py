@@ -172,3 +172,23 @@ def test_shapes_and_numbers_are_checked() -> None:
     one = torch.ones(1, dtype=torch.float64)
     with pytest.raises(ShapeError, match=r"matrices of a query's form .* float64 \[1, 2, 2\]"):
         QueryForm("exact", one, one, torch.ones(1, 2, 3).double(), torch.ones(1, 2).double())
+
+
+@pytest.mark.parametrize(("rows", "targets"), [([0], [0.3]), ([0, 1], [0.1, 0.2])])
+def test_a_query_at_length_1_reaches_targets_that_other_axes_leave_room_for(
+    rows: list[int], targets: list[float]
+) -> None:
+    """Without a penalty and with few candidates, nothing but the length fixes the other axes."""
+    vectors = torch.eye(3, dtype=torch.float64)[rows]
+    nothing = Term(0.0, 0.0, torch.zeros(3, 3), torch.zeros(3))
+    form = QueryForm.of("exact", [nothing], values=True, length="unit")
+    count = len(rows)
+    met = Interactions(
+        torch.zeros(count, dtype=torch.int64),
+        vectors,
+        torch.ones(count, dtype=torch.float64),
+        torch.tensor(targets, dtype=torch.float64),
+    )
+    folded = form.minimise(met)[0].double()
+    assert float(folded.norm()) == pytest.approx(1, abs=1e-6)
+    torch.testing.assert_close(vectors @ folded, torch.tensor(targets).double(), atol=1e-6, rtol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from tests.support.consumer_versions import resolve
 from tests.support.forging import forge
 from tests.support.probe_files import add_probe
 
-from evergram.errors import IntegrityError
+from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.consumers import probe_files
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
@@ -55,3 +57,60 @@ def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
     (tmp_path / kept.data).write_bytes(b"rowz")
     with pytest.raises(IntegrityError, match="SHA-256 differs"):
         ConsumerRegistry.open(tmp_path).probe_files(kept)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    folder = root / "probes"
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("parts", [["model", "data"], ["model"], ["data"]])
+def test_a_probe_may_be_added_again_from_its_own_copies(
+    tmp_path: Path, probe: Probe, parts: list[str]
+) -> None:
+    registry = ConsumerRegistry.open(tmp_path)
+    kept = registry.add("a", "v0", resolve, probe=probe).probe
+    assert kept is not None
+    before = files_of(tmp_path)
+    stored = {part: str(tmp_path / getattr(kept, part)) for part in parts}
+    again = registry.repin("a", "v0", resolve, probe=probe.model_copy(update=stored)).probe
+    assert again == kept
+    assert files_of(tmp_path) == before
+    assert sorted(before.values()) == [b"rows", b"weights"]
+
+
+def test_a_damaged_copy_is_mended_from_the_other_and_the_file_that_was_given(
+    tmp_path: Path, probe: Probe
+) -> None:
+    registry = ConsumerRegistry.open(tmp_path)
+    kept = registry.add("a", "v0", resolve, probe=probe).probe
+    assert kept is not None
+    before = files_of(tmp_path)
+    (tmp_path / kept.data).write_bytes(b"rowz")
+    own_model = probe.model_copy(update={"model": str(tmp_path / kept.model)})
+    assert registry.repin("a", "v0", resolve, probe=own_model).probe == kept
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("failing", ["copy", "exchange", "hash"])
+def test_a_probe_that_cannot_be_added_again_leaves_its_copies(
+    tmp_path: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    registry = ConsumerRegistry.open(tmp_path)
+    kept = registry.add("a", "v0", resolve, probe=probe).probe
+    assert kept is not None
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "copy":
+        monkeypatch.setattr(shutil, "copyfile", full)
+    elif failing == "exchange":
+        monkeypatch.setattr(probe_files, "exchange_folders", full)
+    else:
+        probe = probe.model_copy(update={"data_sha256": "0" * 64})
+    with pytest.raises(LineageError):
+        registry.repin("a", "v0", resolve, probe=probe)
+    monkeypatch.undo()
+    model, data = ConsumerRegistry.open(tmp_path).probe_files(kept)
+    assert (model.read_bytes(), data.read_bytes()) == (b"weights", b"rows")

@@ -50,7 +50,7 @@ def test_json_and_the_client_give_what_the_reader_gives(tmp_path: Path, metric: 
             ].scores
             for made in get_args(QueryVectors)
         )
-    assert not np.allclose(other, expected, rtol=5e-3)
+    assert not np.allclose(other, expected, rtol=1e-3)
     assert not np.allclose(raw, expected, rtol=5e-3)
     with TestClient(create_app(Service.open(lineage.path)), base_url=ADDRESS) as http:
         asked = {"vector": QUERY[0].tolist(), "version": 0, "k": 7, "metric": metric}
@@ -62,6 +62,10 @@ def test_json_and_the_client_give_what_the_reader_gives(tmp_path: Path, metric: 
         assert answer.json()["evergram"]["scores"] == "calibrated"
         read = http.post("/v1/search", json={**asked, **CALIBRATED, "query_vectors": "read_back"})
         np.testing.assert_allclose(scores_of(read), other, rtol=1e-5)
+        numbered = http.post("/v1/search", json={**asked, **CALIBRATED, "query_vectors": 1})
+        np.testing.assert_allclose(scores_of(numbered), other, rtol=1e-5)
+        odd = http.post("/v1/search", json={**asked, **CALIBRATED, "query_vectors": -1})
+        assert odd.status_code == 400
         unsaid = http.post("/v1/search", json={**asked, "scores": "calibrated"})
         assert unsaid.status_code == 400
         assert "query_vectors is not given" in unsaid.json()["error"]["message"]

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError, RecipeError
-from evergram.training.priors.factors import prior_constant
+from evergram.training.priors.factors import prior_constant, read_vectors
 from evergram.training.priors.kinds import (
     ConstantSettings,
     FilesSettings,
@@ -109,3 +109,22 @@ def test_the_constant_is_the_double_sum() -> None:
                 weight = measures["query"][a, r] * measures["candidate"][b, r]
                 expected += strength * float(weight) * score**2
     assert prior_constant(prior, measures, [0.5, 2.0]) == pytest.approx(expected)
+
+
+def test_vectors_of_several_lengths_are_refused_and_large_lists_read(tmp_path: Path) -> None:
+    def read(kind: pa.DataType, rows: list[list[float] | None]) -> torch.Tensor:
+        ids = pa.array(range(len(rows)))
+        pq.write_table(
+            pa.table({"id": ids, "vector": pa.array(rows, kind)}), tmp_path / "v.parquet"
+        )
+        return read_vectors(tmp_path / "v.parquet", Vocabulary(pa.array([0, 1])))
+
+    assert read(pa.large_list(pa.float64()), [[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+    wrong: list[list[list[float] | None]] = [
+        [[1.0], [2.0, 3.0, 4.0]],
+        [[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0]],
+        [None, None],
+    ]
+    for rows in wrong:
+        with pytest.raises(DataError, match="all of one length"):
+            read(pa.list_(pa.float32()), rows)

@@ -77,8 +77,7 @@ def encode(
     A run that was killed goes on with the parts that it wrote.
     """
     from evergram.releasing.files.encode_file import Texts, encode_file
-    from evergram.texts.addresses import open_text_encoder
-    from evergram.texts.text_encoder import Prompts
+    from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
 
     if role not in ("document", "query"):
@@ -87,11 +86,8 @@ def encode(
             f"{did_you_mean(role, ('document', 'query'))}."
         )
     ids, rows = read_texts(texts, id_column=id_column or "id", text_column=text_column or "text")
-    prompts = None
-    if query_prompt is not None or document_prompt is not None:
-        prompts = Prompts(query_prompt or "", document_prompt or "")
     chosen = Texts(ids, rows, cast(Literal["document", "query"], role))
-    opened = open_text_encoder(encoder, prompts)
+    opened = open_with_prompts(encoder, query_prompt, document_prompt)
     record = encode_file(
         *(chosen, opened, out),
         matryoshka=matryoshka or (),

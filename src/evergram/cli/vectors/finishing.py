@@ -63,8 +63,7 @@ def finish_migration(
     """
     from evergram.releasing.files.encode_file import Texts
     from evergram.releasing.migration import finish_migration as migration
-    from evergram.texts.addresses import open_text_encoder
-    from evergram.texts.text_encoder import Prompts
+    from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
     from evergram.vector_files.writers import check_writable
 
@@ -72,10 +71,7 @@ def finish_migration(
     chosen = Texts(
         *read_texts(texts, id_column=id_column or "id", text_column=text_column or "text")
     )
-    prompts = None
-    if query_prompt is not None or document_prompt is not None:
-        prompts = Prompts(query_prompt or "", document_prompt or "")
-    opened = open_text_encoder(encoder, prompts)
+    opened = open_with_prompts(encoder, query_prompt, document_prompt)
     rest = migration.plan_rest(chosen, opened, kept, check=check, unrecorded=unrecorded)
     facts = rest.report()
     if not as_json:

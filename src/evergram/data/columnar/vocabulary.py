@@ -70,7 +70,9 @@ def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
 
 def _is_int64(texts: pa.Array) -> pa.Array:
     """Return bool [n], True for texts that are whole numbers of 64 bits."""
-    long = pc.match_substring_regex(texts, r"^-?\d{19}$")
+    long = pc.match_substring_regex(texts, r"^-?[1-9]\d{18}$")
     small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
     small = pc.or_(small, pc.equal(texts, str(-(2**63))))
-    return pc.or_(pc.match_substring_regex(texts, r"^-?\d{1,18}$"), pc.and_(long, small))
+    # 05 is another id than 5.
+    short = pc.match_substring_regex(texts, r"^(0|-?[1-9]\d{0,17})$")
+    return pc.or_(short, pc.and_(long, small))

@@ -72,15 +72,17 @@ class WholeQuerySampler(ExampleSampler):
         """Return all pairs of some queries."""
         index = self._pairs(queries)
         query, candidate = self.query[index], self.candidate[index]
+        # A mean over the batch gives the pairs of a large one less; with this they count alike.
+        share = len(index) / self.expected
         return Batch(
             query,
             candidate,
             torch.ones(len(index)) if self.target is None else self.target[index],
-            self.query_weights[query],
-            self.candidate_weights[candidate],
+            share * self.query_weights[query],
+            share * self.candidate_weights[candidate],
             self._negative(query, generator) if len(self.known) else None,
-            None if self.pair_weight is None else self.pair_weight[index],
-            torch.full((len(index),), len(index) / self.expected),
+            None if self.pair_weight is None else share * self.pair_weight[index],
+            torch.full((len(index),), share),
         )
 
     def _pairs(self, queries: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ NUMBERS = 1 << 23
 SINGULAR = 1e-7
 # Halvings of the interval that holds the multiplier of ‖u‖ = 1: as many as float64 has bits.
 HALVINGS = 64
+# A row's squared length is short of 1 by more than rounding makes it.
+HARD = 1e-6
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,12 @@ def _on_sphere(matrix: Tensor, line: Tensor) -> Tensor:
         middle = (low + high) / 2
         long = (along / (gap + middle)).norm(dim=-1, keepdim=True) > 1
         low, high = torch.where(long, middle, low), torch.where(long, high, middle)
-    return _normalised((axes @ (along / (gap + high))[..., None])[..., 0])
+    turned = along / (gap + high)
+    # b may have no part along the first axis, and what it gives along the others be too short: the
+    # first axis makes up for it, at either end.
+    missing = 1 - turned.square().sum(-1)
+    turned[:, 0] = torch.where(missing > HARD, missing.clamp(min=0).sqrt(), turned[:, 0])
+    return _normalised((axes @ turned[..., None])[..., 0])
 
 
 def _normalised(line: Tensor) -> Tensor:

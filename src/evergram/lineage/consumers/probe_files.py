@@ -6,7 +6,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from evergram.atomic_files import make_folder, new_folder, remove_tree
+from evergram.atomic_files import (
+    commit,
+    exchange_folders,
+    make_folder,
+    new_folder,
+    remove_tree,
+    restore_displaced,
+)
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.disk.manifest import check_files, sha256
@@ -46,26 +53,36 @@ def keep_probe(root: Path, consumer: str, probe: Probe, mode: int, remote: Remot
         root: the lineage's folder.
         mode: permissions of the copies.
         remote: where the lineage lives, if `root` is a mirror.
-    Raises: LineageError: a file was changed since its probe was run.
+    Raises: LineageError: a file was changed since its probe was run. On any error the folder's
+        files are as they were.
     """
     model, data = Path(probe.model), Path(probe.data)
     # Each probe has its own folder, so that one can follow another.
     here = f"{FOLDER}/{consumer}/{sha256(model)[:8]}{sha256(data)[:8]}"
     for folder in (root / FOLDER, root / FOLDER / consumer):
         make_folder(folder, mode)
-    remove_tree(root / here)
-    with new_folder(root / here, mode) as part:
-        shutil.copyfile(model, part / f"model{model.suffix.lower()}")
-        shutil.copyfile(data, part / "data.parquet")
+    names = {"model": f"model{model.suffix.lower()}", "data": "data.parquet"}
+    # A probe may be added again from the copies of it that are there, so they go last.
+    place, beside = root / here, root / f"{here}.new"
+    restore_displaced(place)
+    remove_tree(beside)
+    with new_folder(beside, mode) as part:
+        shutil.copyfile(model, part / names["model"])
+        shutil.copyfile(data, part / names["data"])
+        hashes = {f"{what}_sha256": sha256(part / name) for what, name in names.items()}
+        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
+            if getattr(probe, what) not in ("", hashes[what]):
+                raise LineageError(
+                    f"{source} was changed after its probe was run; run the same command again."
+                )
+    if place.exists():
+        exchange_folders(beside, place)
+        remove_tree(beside)
+    else:
+        commit(beside, place)
     if remote is not None:
         remote.upload(here)
-    kept = {"model": f"{here}/model{model.suffix.lower()}", "data": f"{here}/data.parquet"}
-    hashes = {f"{name}_sha256": sha256(root / path) for name, path in kept.items()}
-    for source, what in ((model, "model_sha256"), (data, "data_sha256")):
-        if getattr(probe, what) not in ("", hashes[what]):
-            raise LineageError(
-                f"{source} was changed after its probe was run; run the same command again."
-            )
+    kept = {what: f"{here}/{name}" for what, name in names.items()}
     return probe.model_copy(update={**kept, **hashes})
 
 

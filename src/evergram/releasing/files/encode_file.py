@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ QUIET = Progress(quiet=True)
 WRITTEN = (*PARQUET, *ARROW, ".npy")
 # Texts of a part, which a run that was killed does not encode again.
 PART = 4096
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,22 @@ def encode_file(
     for number in shards.numbers:
         if (why := _mismatch_of_part(record, shards.path(number))) is not None:
             raise _other_parts(record, shards, why)
-    write_vectors(out, ahead(_rows(shards)), provenance, overwrite=overwrite)
+    zeros = 0
+
+    def counted() -> Iterator[Block]:
+        nonlocal zeros
+        for ids, vectors in _rows(shards):
+            zeros += int((vectors == 0).all(1).sum())
+            yield ids, vectors
+
+    write_vectors(out, ahead(counted()), provenance, overwrite=overwrite)
     shutil.rmtree(folder)
+    if zeros:
+        log.warning(
+            "%d of %d vectors are zeros, as of texts of which the model knows no word, or of calls "
+            "that failed: no search by cosine finds them.",
+            *(zeros, own),
+        )
     return record
 
 

@@ -51,7 +51,7 @@ def reranked_search(
     *,
     rerank: int = DEPTH,
     side: str | None = None,
-    metric: Metric = "ip",
+    metric: Metric | None = None,
     ids: pa.Array | Sequence[int | str] | None = None,
     filter: Filter | None = None,
     most: int | None = None,
@@ -106,8 +106,9 @@ def reranked_search(
     if len(others):
         vectors = np.concatenate([vectors, kept.of(others)])
     order = pa.concat_arrays([own, others])
+    chosen = reader.default_metric(target, side) if metric is None else metric
     ranked = [
-        _ranked(hits, vectors[pc.index_in(hits.ids, value_set=order).to_numpy()], query, metric, k)
+        _ranked(hits, vectors[pc.index_in(hits.ids, value_set=order).to_numpy()], query, chosen, k)
         if len(hits)
         else hits
         for hits, query in zip(first, asked, strict=True)

@@ -37,8 +37,10 @@ def encoded(
         encode = _text_vectors(call, source, objects, role)
     with span("encoder", version=source, side=side, rows=len(objects)):
         vectors = encode()
-    fingerprint = call.lineage.manifest(source).fingerprint
-    call.drift.note_vectors(side, source, fingerprint, vectors)
+    if role is None:
+        # A text need be none of those that are stored: a query is of another distribution.
+        fingerprint = call.lineage.manifest(source).fingerprint
+        call.drift.note_vectors(side, source, fingerprint, vectors)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources
 

@@ -201,6 +201,8 @@ class CheckedEncoder:
             yield
         except MismatchError as error:
             what = "is not the one that the version was published with"
+            if self._encoder is None:
+                what = "is none of those that may be opened (--encoder)"
             raise self._fail(what, str(error)) from error
         except EvergramError as error:
             what = "cannot be opened" if self._encoder is None else "fails"

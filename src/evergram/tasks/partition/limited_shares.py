@@ -7,8 +7,11 @@ from torch import Tensor
 
 # Newton's method takes one or two; more only where most of the mass is at the limit.
 MOST_ITERATIONS = 50
-# Of log Z: below it the largest weights, 1, are at the limit in any case.
-LEAST = -60.0
+# Of a weight of 32 bits beside the largest: where smaller ones underflow, too few may be left for
+# shares that sum to 1.
+LEAST_WEIGHT = 2e-35
+# Of log Z: below it the largest weights, 1, are at the limit in any case, and the least of 32 bits.
+LEAST = -87.0
 
 
 def limit_shares(weights: Tensor, limit: float, spare: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,6 +30,8 @@ def limit_shares(weights: Tensor, limit: float, spare: Tensor) -> tuple[Tensor, 
     Source: docs/method.md, "No candidate takes more than its share".
     """
     inverse = 1 / limit
+    if weights.dtype == torch.float32:
+        weights.clamp_(min=LEAST_WEIGHT)
     tolerance = torch.finfo(weights.dtype).eps ** 0.5
     # By log Z the sum falls. Without the limit's term it is below 1, so that this is an upper end.
     upper = weights.sum(1, keepdim=True).log()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -87,13 +88,17 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
     kind = column.type
-    listed = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+    listed = any(
+        is_kind(kind)
+        for is_kind in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)
+    )
     if not listed or not (
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     ):
         raise DataError(f"{path} column 'vector' is {kind}; it must hold lists of numbers.")
     flat = to_tensor(column.flatten().cast(pa.float32()))
-    if not len(column) or len(flat) % len(column) or not bool(torch.isfinite(flat).all()):
+    alike = not column.null_count and pc.count_distinct(pc.list_value_length(column)).as_py() == 1
+    if not alike or not bool(torch.isfinite(flat).all()):
         raise DataError(f"{path} column 'vector' needs lists of finite numbers, all of one length.")
     vectors = flat.view(len(column), -1)
     rows = Vocabulary(ids).rows(vocabulary.keys)

@@ -93,7 +93,8 @@ def cut_body(body: Body, most: Limit, longest: Limit) -> CutBody:
     lists = list(_lists(body, most, longest("")))
     beside = len(body) - sum(one.end - one.start for one in lists)
     if beside > longest(""):
-        raise _too_long("What is in no list of the request", beside, longest(""), None)
+        what = "All that the request has beside the elements of its lists"
+        raise _too_long(what, beside, longest(""), None)
     pieces = {one.name: list(_pieces(body, one, longest(one.name))) for one in lists}
     whole, after = memoryview(body), 0
     parts = []

@@ -20,6 +20,8 @@ V = TypeVar("V")
 ELEMENT = 1 << 17
 # Bytes of a coordinate, with the separator after it.
 COORDINATE = 64
+# Bytes of a character of a text, which may be two escapes of six.
+CHARACTER = 12
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def parse(kind: type[T], body: Body, settings: ServiceSettings) -> Parsed[T]:
         cut = cut_body(
             body,
             lambda name: settings.max_dim if name == "vector" else settings.max_batch,
-            lambda name: COORDINATE * settings.max_dim if name == "vectors" else ELEMENT,
+            lambda name: _most_bytes(name, settings),
         )
         short, lists = cut.short, cut.lists
     try:
@@ -85,6 +87,13 @@ def parse(kind: type[T], body: Body, settings: ServiceSettings) -> Parsed[T]:
         raise _refusal(error) from None
     in_pieces = {k: v for k, v in lists.items() if isinstance(getattr(request, k), list)}
     return Parsed(request, in_pieces)
+
+
+def _most_bytes(name: str, settings: ServiceSettings) -> int:
+    """Return how many bytes an element of a list may have; of "", all that is in no list."""
+    if name == "vectors":
+        return COORDINATE * settings.max_dim
+    return ELEMENT + (CHARACTER * settings.max_text if name in ("", "input") else 0)
 
 
 def _refusal(error: ValidationError, name: str | None = None, earlier: int = 0) -> RefusedError:

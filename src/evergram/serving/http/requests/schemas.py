@@ -134,20 +134,23 @@ class SearchOptions(_RequestModel):
         rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
             which are computed from texts where they are not stored, and kept.
         scores: "calibrated" takes scores to those that the version itself gave.
+        metric: by default the inner product, or cosine at a version before production whose own
+            vectors have length 1.
         query_vectors: with calibrated scores, whether the version's own model made the vectors, or
-            a later version's, which were read back; for texts and ids it is known.
+            production's, which were read back; or the number of the version whose model did. For
+            texts and ids it is known.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
     version: Version | None = None
     side: SideName | None = None
-    metric: Metric = "ip"
+    metric: Metric | None = None
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
     filter: Conditions | None = None
     fingerprint: Fingerprint | None = None
     rerank: Annotated[StrictInt, Field(ge=1)] | None = None
     scores: Literal["raw", "calibrated"] = "raw"
-    query_vectors: Literal["own", "read_back"] | None = None
+    query_vectors: Literal["own", "read_back"] | Annotated[StrictInt, Field(ge=0)] | None = None
 
 
 class SearchRequest(SearchOptions):
