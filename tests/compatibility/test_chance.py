@@ -55,6 +55,18 @@ def test_constant_and_random_vectors_are_no_better_than_chance() -> None:
         assert abs(beside_chance(moments(old[15:], new[15:]), weight).deviations) < 4.5
 
 
+def test_objects_that_are_there_several_times_count_once() -> None:
+    new, weight = randn(0, ROWS, 5), randn(1, 4, 5)
+    old = new @ weight.T + randn(2, ROWS, 4)
+    once = beside_chance(moments(old, new), weight)
+    repeated = moments(old.repeat(40, 1), new.repeat(40, 1))
+    again = beside_chance(repeated, weight, objects=ROWS)
+    assert again.deviations == pytest.approx(once.deviations)
+    assert again.ratio == pytest.approx(once.ratio)
+    assert again.relative_error == pytest.approx(once.relative_error)
+    assert beside_chance(repeated, weight).deviations > 6 * once.deviations
+
+
 def test_one_object_gives_no_figures() -> None:
     chance = beside_chance(moments(randn(0, 1, 2), randn(1, 1, 2)), torch.eye(2))
     assert math.isnan(chance.ratio)

@@ -59,6 +59,47 @@ def test_candidates_of_equal_score_are_in_the_order_of_their_rows(
     assert [score for score, _ in found] == sorted(-score for score in scores)[:k]
 
 
+@pytest.mark.parametrize("budget", [None, 64, 4000, 20_000])
+@pytest.mark.parametrize("k", [0, 1, 2, 10, 64, 299, 300, 400])
+@pytest.mark.parametrize("kind", ["signs", "zeros", "some zeros", "few numbers"])
+def test_where_scores_tie_for_the_last_place_the_lowest_rows_are_taken(
+    kind: str, k: int, budget: int | None
+) -> None:
+    draw = torch.Generator().manual_seed(k)
+    query, candidate = torch.randn(7, 6, generator=draw), torch.randn(300, 6, generator=draw)
+    if kind == "signs":
+        query, candidate = query.sign(), candidate.sign()
+    elif kind == "zeros":
+        query = torch.zeros_like(query)
+    elif kind == "some zeros":
+        query[::2] = 0
+    else:
+        candidate = candidate[torch.randint(5, (300,), generator=draw)].round()
+        query = query.round()
+    best = best_candidates(query, candidate, k, budget)
+    expected = (query @ candidate.T).sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(best, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, st.integers(1, 300), st.integers(1, 40), st.integers(0, 20_000))
+def test_lists_of_ties_are_those_of_a_stable_sort(
+    queries: int, candidates: int, k: int, budget: int
+) -> None:
+    draw = torch.Generator().manual_seed(queries * 1000 + candidates)
+    query = torch.randn(queries, 3, generator=draw).sign()
+    candidate = torch.randn(candidates, 3, generator=draw).sign()
+    expected = (query @ candidate.T).sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(best_candidates(query, candidate, k, budget), expected)
+
+
+def test_a_score_that_is_no_number_is_first_and_spoils_no_tie() -> None:
+    candidate = torch.ones(50, 1)
+    candidate[30] = torch.nan
+    best = best_candidates(torch.ones(1, 1), candidate, 4)[0].tolist()
+    assert best == [30, 0, 1, 2]
+
+
 @pytest.mark.parametrize("candidates", [50, 20_000])
 def test_no_tensor_is_larger_than_the_budget(candidates: int) -> None:
     """A catalogue that is wider than the budget of 64 queries is cut, too."""

@@ -42,7 +42,12 @@ class Chance:
         return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 
-def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = None) -> Chance:
+def beside_chance(
+    held: SecondMoments,
+    weight: Tensor,
+    offset: Tensor | None = None,
+    objects: int | None = None,
+) -> Chance:
     """Return a map's `Chance`, from the moments of held-out pairs alone.
 
     The mean of ⟨W z_new, z_old⟩ over a permutation of n objects has the variance
@@ -51,6 +56,7 @@ def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = N
     Args:
         weight: W [D_old, D_new].
         offset: b [D_old].
+        objects: n, where rows repeat: how many of them are different. None is all.
     """
     weight = weight.detach().double().cpu()
     new, cross, old = held.second(centred=True)
@@ -59,7 +65,7 @@ def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = N
     if offset is not None:
         middle = middle + offset.detach().double().cpu()
     shift = middle - held.mean_old
-    own, count = held.error(weight, offset), held.count
+    own, count = held.error(weight, offset), held.count if objects is None else objects
     any_pair = float(mapped.trace() + old.trace() + shift @ shift)
     if count < 2 or any_pair <= 0:
         return Chance(math.nan, math.nan, 0.0)

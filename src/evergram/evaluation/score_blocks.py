@@ -116,7 +116,8 @@ def group_size(width: int, k: int) -> int:
 def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None = None) -> Tensor:
     """Return the k candidates of each query with the largest scores, best first, int64 [Q, K].
 
-    K is k, or N if there are fewer. Those of equal score are in the order of their rows.
+    K is k, or N if there are fewer. Those of equal score are in the order of their rows, and where
+    more equal the last score than fit, the lowest rows are taken.
 
     Args:
         query: [Q, D]; candidate: [N, D].
@@ -130,12 +131,32 @@ def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None
         best = candidate.new_empty(len(part), 0)
         place = torch.empty(len(part), 0, dtype=torch.int64, device=candidate.device)
         for start, scores in blocks.of(part):
-            largest = scores.topk(min(k, scores.shape[1]))
-            best = torch.cat([best, largest.values], dim=1)
-            place = torch.cat([place, largest.indices + start], dim=1)
-            chosen = best.topk(min(k, best.shape[1]))
-            best, place = chosen.values, place.gather(1, chosen.indices)
-        place, order = place.sort(1)
-        order = best.gather(1, order).argsort(dim=1, descending=True, stable=True)
-        lists.append(place.gather(1, order).to(query.device))
+            rows = _best_rows(scores, k)
+            best = torch.cat([best, scores.gather(1, rows)], dim=1)
+            place = torch.cat([place, rows.add_(start)], dim=1)
+            # Equal scores stand in the order of their rows, and a stable sort leaves them so.
+            best, order = best.sort(dim=1, descending=True, stable=True)
+            best, place = best[:, :k], place.gather(1, order[:, :k])
+        lists.append(place.to(query.device))
     return torch.cat(lists)
+
+
+def _best_rows(scores: Tensor, k: int) -> Tensor:
+    """Return the candidates of the k largest scores of each query, ascending, int64 [Q, K].
+
+    Of those that tie for the last place, `topk` takes any. One more score tells which queries have
+    such a tie, and they alone are looked through again.
+
+    Args:
+        scores: [Q, W]; K is k or W, the smaller.
+    """
+    k = min(k, scores.shape[1])
+    largest, rows = scores.topk(min(k + 1, scores.shape[1]))
+    rows = rows[:, :k].sort(1).values
+    if 0 < k < scores.shape[1]:
+        for query in (largest[:, k] == largest[:, k - 1]).nonzero()[:, 0].tolist():
+            own, last = scores[query], largest[query, k - 1]
+            above = (~(own <= last)).nonzero()[:, 0]  # with NaN, as topk
+            equal = (own == last).nonzero()[: k - len(above), 0]
+            rows[query] = torch.cat([above, equal]).sort().values
+    return rows

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.support.planted_maps import Floats, groups_of, planted_map
 
+from evergram.compatibility.aligner import grouped_moments
 from evergram.compatibility.aligner.grouped_moments import GroupedMoments
 from evergram.errors import DataError, ShapeError
 
@@ -47,3 +49,44 @@ def test_a_state_of_other_dims_or_of_other_tensors_is_refused() -> None:
     del state["held.sum"]
     with pytest.raises(DataError, match="not second moments"):
         GroupedMoments(3, 5, 0.2).load_state_dict(state)
+
+
+def test_held_out_rows_that_repeat_count_once_in_any_division() -> None:
+    new, old, _ = planted_map(200, 3, 5)
+    objects = int(groups_of(new, 0.2)["held"].sum())
+    new, old = np.repeat(new, 3, axis=0), np.repeat(old, 3, axis=0)
+    whole, parts = filled(new, old), filled(new[:100], old[:100])
+    assert (whole.held_objects, whole.held.count) == (objects, 3 * objects)
+    parts.add(torch.from_numpy(old[100:350]), torch.from_numpy(new[100:350]))
+    parts.merge(filled(new[350:], old[350:]))
+    assert parts.held_objects == objects
+    again = GroupedMoments(3, 5, 0.2)
+    again.load_state_dict(parts.state_dict())
+    again.merge(filled(new, old))
+    assert again.held_objects == objects
+
+
+def test_of_many_held_out_vectors_the_number_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_moments, "KEPT_HASHES", 500)
+    new, old, _ = planted_map(40_000, 1, 2)
+    objects = int(groups_of(new, 0.2)["held"].sum())
+    moments = filled(new, old)
+    moments.merge(filled(new[:30_000], old[:30_000]))
+    assert moments.hashes is not None
+    assert len(moments.hashes) == 500
+    # One standard deviation is 1 / √500, 4.5 %.
+    assert moments.held_objects == pytest.approx(objects, rel=0.15)
+
+
+def test_moments_of_before_hashes_were_kept_count_rows() -> None:
+    new, old, _ = planted_map(90, 3, 5)
+    state = filled(new, old).state_dict()
+    del state["held.hashes"]
+    moments = GroupedMoments(3, 5, 0.2)
+    moments.load_state_dict(state)
+    moments.merge(filled(new, old))
+    assert moments.held_objects == moments.held.count > 0
+    other = filled(new, old)
+    other.merge(moments)
+    assert other.held_objects == other.held.count
+    assert "held.hashes" not in other.state_dict()

@@ -47,6 +47,7 @@ def test_figures_of_too_few_rows_are_none_and_the_reason_says_why() -> None:
     assert measured == (None,) * 4
     assert not report.better_than_chance
     assert f"{report.held_out_rows} of 60 rows are held out" in (report.reason or "")
+    assert "different" not in (report.reason or "")
     nothing = Aligner(held_out=0.0).fit(new, old).report()
     assert nothing.fitted_rows == 60
     assert not nothing.better_than_chance
@@ -56,3 +57,29 @@ def test_figures_of_too_few_rows_are_none_and_the_reason_says_why() -> None:
     same = Aligner().fit(new, flat).report()
     assert same.r2 is None
     assert "are the same" in (same.reason or "")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_repeat_are_too_few_to_measure_on(seed: int) -> None:
+    """Twelve unrelated pairs, each forty times: were rows counted, chance would seem beaten."""
+    draw = np.random.default_rng(seed)
+    new, old = (np.repeat(draw.normal(size=(12, 3)), 40, axis=0) for _ in range(2))
+    held = groups_of(new, 0.4)["held"]
+    different = len(np.unique(new[held], axis=0))
+    assert 1 < different < 12
+    aligner = Aligner(held_out=0.4, ridge=0.1).fit(new, old)
+    report = aligner.report()
+    assert report.held_out_rows == held.sum() >= 20
+    assert report.better_than_chance is None
+    assert report.deviations is None
+    assert f"are held out, with {different} different new vectors" in (report.reason or "")
+    assert aligner.step_error().objects == different
+
+
+def test_rows_that_repeat_leave_chance_as_it_is() -> None:
+    new, old, _ = planted_map(600, 4, 6, seed=3, noise=2.0)
+    once = Aligner(ridge=0.1).fit(new, old).report()
+    again = Aligner(ridge=0.1).fit(np.repeat(new, 9, axis=0), np.repeat(old, 9, axis=0)).report()
+    assert again.held_out_rows == 9 * once.held_out_rows
+    assert again.deviations == pytest.approx(once.deviations, rel=1e-6)
+    assert again.share_of_chance == pytest.approx(once.share_of_chance, rel=1e-6)

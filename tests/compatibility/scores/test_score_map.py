@@ -66,6 +66,27 @@ def test_equal_scores_get_one_score() -> None:
     assert_allclose(ScoreMap.fit(now, then).apply([0.0, 1.0]), expected)
 
 
+@pytest.mark.parametrize("side", ["top", "bottom", "middle"])
+def test_scores_that_many_pairs_share_get_the_mean_over_all_of_them(side: str) -> None:
+    """Far more pairs share a score than ranks of it are kept."""
+    now, then = drawn(5, 100_000)
+    low, high = {"top": (0.95, 1.0), "bottom": (0.0, 0.05), "middle": (0.4, 0.6)}[side]
+    ends = np.quantile(now, [low, high])
+    now[(now >= ends[0]) & (now <= ends[1])] = ends[0]
+    tied = np.sort(now) == ends[0]
+    mapped = ScoreMap.fit(now, then).apply(ends[0])
+    assert mapped == pytest.approx(np.sort(then)[tied].mean(), rel=1e-12)
+
+
+def test_rounding_leaves_a_map_of_equal_scores_ascending() -> None:
+    """The mean of three times 0.1 is above 0.1 in floats, and the next score stands for 0.1."""
+    now = np.concatenate([np.repeat(np.arange(400.0), 3), np.arange(400, 800.0)])
+    then = np.where(now < 790, 0.1, 2.0)
+    scores = ScoreMap.fit(now, then)
+    assert (np.diff(scores.then) >= 0).all()
+    assert ScoreMap.of_json(scores.as_json()).pairs == len(now)
+
+
 def test_it_survives_json_and_a_damaged_one_is_refused() -> None:
     scores = ScoreMap.fit(*drawn(3))
     plain = json.loads(json.dumps(scores.as_json()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
 from evergram.releasing.migration.verdict import Situation, decide
@@ -102,3 +103,71 @@ def test_old_readers_are_to_be_shown_their_loss_also_where_means_decide() -> Non
     noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     ndcg["sidecar"] = ndcg["sidecar"] + noise - noise.mean()
     assert decide(ndcg, Situation(old_readers=True, worth=0.01)).way == "reindex"
+
+
+def rare(queries: int, losing: int, loss: float = 0.5, winning: int = 0) -> dict[str, Tensor]:
+    """Return scores in which a cascade equals reindexing, and a sidecar staying, but for some."""
+    draw = torch.Generator().manual_seed(queries)
+    reindex = 0.5 + 0.4 * torch.rand(queries, generator=draw, dtype=torch.float64)
+    stay = reindex - 0.3 * torch.rand(queries, generator=draw, dtype=torch.float64) - 0.05
+    change = torch.zeros(queries, dtype=torch.float64)
+    change[:losing], change[losing : losing + winning] = -loss, loss
+    return {
+        "stay": stay,
+        "reindex": reindex,
+        "bridge": stay,
+        "cascade": reindex + change,
+        "bridge_cascade": stay,
+        "sidecar": stay + change,
+    }
+
+
+@pytest.mark.parametrize("losing", [0, 1])
+@pytest.mark.parametrize("queries", [20, 50, 200])
+def test_a_way_that_differs_on_next_to_no_query_is_not_shown_to_lose_little(
+    queries: int, losing: int
+) -> None:
+    """Losses of so few queries may be too rare to have been drawn."""
+    ndcg = rare(queries, losing, loss=0.001)
+    verdict = decide(ndcg, Situation())
+    assert verdict.way == "reindex"
+    said = f"Only {losing} of {queries} queries differ, too few to show it."
+    assert said in verdict.reasons
+    assert verdict.reasons[verdict.reasons.index(said) - 1].endswith("not shown to lose no more.")
+    expected = decide(ndcg, Situation(worth=0.01))
+    assert expected.way == "cascade"
+    assert said not in expected.reasons
+
+
+def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
+    for worth in (None, 0.01):
+        situation = Situation(tolerance=0.005, old_readers=True, worth=worth)
+        ndcg = rare(100, 1, loss=0.001) | {"cascade": torch.zeros(100, dtype=torch.float64)}
+        verdict = decide(ndcg, situation)
+        assert verdict.way == "reindex"
+        assert verdict.reasons[-2] == "Only 1 of 100 queries differ, too few to show it."
+        assert verdict.reasons[-1] == "Keep the old index for them, or judge more queries."
+
+
+@pytest.mark.parametrize("losing", [0, 1, 4])
+def test_many_queries_show_that_few_of_them_lose(losing: int) -> None:
+    """Beside the upper bound of Clopper and Pearson, as scipy has it."""
+    ways = set()
+    for queries in (200, 300, 400, 600, 900, 1200, 2000):
+        ndcg = rare(queries, losing, loss=0.001)
+        allowed = 0.01 * float(ndcg["reindex"].mean())
+        bound = beta.ppf(0.95, losing + 1, queries - losing)
+        way = decide(ndcg, Situation()).way
+        assert way == ("cascade" if bound <= allowed else "reindex"), queries
+        ways.add(way)
+    assert ways == {"cascade", "reindex"}
+
+
+def test_five_queries_that_differ_leave_it_to_the_interval() -> None:
+    assert decide(rare(50, 2, 0.001, winning=3), Situation()).way == "cascade"
+    assert decide(rare(50, 2, 0.001, winning=2), Situation()).way == "reindex"
+    assert decide(rare(50, 5, 0.4), Situation()).way == "reindex"
+
+
+def test_nothing_is_shown_to_lose_nothing() -> None:
+    assert decide(rare(5000, 0), Situation(tolerance=0.0)).way == "reindex"

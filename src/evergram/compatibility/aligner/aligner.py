@@ -178,13 +178,14 @@ class Aligner:
         """
         affine = self.as_transform().affine()
         assert affine is not None  # each kind that has a closed form is
-        held = self._open_moments().held
+        moments = self._open_moments()
+        held = moments.held
         if not held.count:
             raise DataError(
                 f"No row was held out to measure the error on (held_out is "
                 f"{self.settings.held_out:g}); fit more rows, or with a larger held_out."
             )
-        return StepError(held.sigma(*affine), held.count, held.power)
+        return StepError(held.sigma(*affine), moments.held_objects, held.power)
 
     def save(self, path: str | Path, *, moments: bool = True) -> None:
         """Write one safetensors file, whole or not at all, over an existing one.

@@ -2,9 +2,10 @@
 
 Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
 changing order, and equal aligners should be equal files.) Tensors: `moments.GROUP.sum` and `.dims`
-of each group, if rows can still be added; `map.weight` (and `map.offset`) in float64 and
-`transform.*` in float32, if a map has been fitted. The file holds no code. `sha256` in the record
-is the hash of all the rest; files of before it was added have none, and are read without a check.
+of each group and `moments.held.hashes` (not in files of before it was kept), if rows can still be
+added; `map.weight` (and `map.offset`) in float64 and `transform.*` in float32, if a map has been
+fitted. The file holds no code. `sha256` in the record is the hash of all the rest; files of before
+it was added have none, and are read without a check.
 """
 
 from __future__ import annotations

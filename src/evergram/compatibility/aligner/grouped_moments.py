@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from evergram.compatibility.row_groups import pair_groups, vector_hashes
@@ -9,6 +10,9 @@ from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError
 
 GROUPS = ("seen", "chosen", "held")
+# Hashes of held-out vectors that are kept, the smallest: 1 MiB. So many different vectors are
+# counted one by one, and of more the number is estimated.
+KEPT_HASHES = 1 << 17
 
 
 class GroupedMoments:
@@ -22,6 +26,8 @@ class GroupedMoments:
         share: of the rows that are held out.
     Attributes:
         zeros: how many old and how many new vectors are zero.
+        hashes: the `KEPT_HASHES` smallest hashes of the held-out new vectors, int64, ascending,
+            each once; None in what was saved before they were kept.
     """
 
     def __init__(self, old_dim: int, new_dim: int, share: float) -> None:
@@ -31,6 +37,7 @@ class GroupedMoments:
         self.held: SecondMoments
         self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in GROUPS)
         self.zeros: tuple[int, int] = (0, 0)
+        self.hashes: Tensor | None = torch.empty(0, dtype=torch.int64)
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -42,15 +49,30 @@ class GroupedMoments:
         """The number of rows that were added."""
         return self.seen.count + self.chosen.count + self.held.count
 
+    @property
+    def held_objects(self) -> int:
+        """How many different new vectors the held-out rows have; all rows, if that is not known.
+
+        Source: of more than are kept, Bar-Yossef et al., "Counting distinct elements in a data
+            stream", 2002: the smallest hashes lie the closer to 0, the more there are.
+        """
+        rows = self.held.count
+        if self.hashes is None or len(self.hashes) < KEPT_HASHES:
+            return rows if self.hashes is None else len(self.hashes)
+        estimate = (KEPT_HASHES - 1) * self.share * 2**32 / float(self.hashes[-1] + 1)
+        return min(rows, round(estimate))
+
     def add(self, old: Tensor, new: Tensor) -> None:
         """Fold in a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
 
         Raises: ShapeError: they do not fit each other or the dims.
         """
-        groups = pair_groups(vector_hashes(new), self.share)
+        hashes = vector_hashes(new)
+        groups = pair_groups(hashes, self.share)
         for name in GROUPS:
             mask: Tensor = getattr(groups, name)
             self._of(name).add(old[mask], new[mask])
+        self._keep(hashes[groups.held])
         self.zeros = (
             self.zeros[0] + int((~old.any(1)).sum()),
             self.zeros[1] + int((~new.any(1)).sum()),
@@ -60,6 +82,7 @@ class GroupedMoments:
         """Add the rows of another. Raises: ShapeError: its dims differ."""
         for name in GROUPS:
             self._of(name).merge(other._of(name))
+        self._keep(other.hashes)
         self.zeros = (self.zeros[0] + other.zeros[0], self.zeros[1] + other.zeros[1])
 
     @property
@@ -74,11 +97,12 @@ class GroupedMoments:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the moments as tensors, for `load_state_dict` and for safetensors."""
-        return {
+        state = {
             f"{name}.{key}": tensor
             for name in GROUPS
             for key, tensor in self._of(name).state_dict().items()
         }
+        return state if self.hashes is None else {**state, "held.hashes": self.hashes}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore a `state_dict`. Raises: DataError: it is not one, or has other dims."""
@@ -91,6 +115,15 @@ class GroupedMoments:
                     f"{self.dims[0]} and {self.dims[1]} are needed."
                 )
             setattr(self, name, moments)
+        self.hashes = state.get("held.hashes")
+
+    def _keep(self, hashes: Tensor | None) -> None:
+        """Add hashes of held-out vectors; with unknown ones the number is unknown."""
+        if self.hashes is None or hashes is None:
+            self.hashes = None
+        else:
+            different: Tensor = torch.unique(torch.cat([self.hashes, hashes]))
+            self.hashes = different[:KEPT_HASHES].clone()
 
     def _sum(self, *names: str) -> SecondMoments:
         total = SecondMoments(*self.dims)

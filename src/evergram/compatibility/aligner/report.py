@@ -28,7 +28,8 @@ class AlignerReport:
         r2: 1 − mean ‖error‖² / mean ‖old − mean of old‖²: 1 is perfect, and the mean has 0.
         share_of_chance: the error over that of the same map with the rows mixed up.
         deviations: by how many standard deviations it is below that.
-        better_than_chance: True if both pass the limits of `compatibility.chance`.
+        better_than_chance: True if both pass the limits of `compatibility.chance`. Rows of equal
+            new vectors count once.
     """
 
     # Further keys come from a later Evergram: refuse them rather than ignore them.
@@ -57,18 +58,21 @@ def measure(moments: GroupedMoments, fitted: ClosedForm, kind: str, rank: int) -
         kind: of the settings; the transform of a scaled orthogonal map is linear.
         rank: of low_rank.
     """
-    held = moments.held
+    held, objects = moments.held, moments.held_objects
     old_dim, new_dim = moments.dims
     error = r2 = share = deviations = better = reason = None
-    if held.count < LEAST_OBJECTS:
+    if objects < LEAST_OBJECTS:
+        # A row that is there again measures nothing more.
+        different = f", with {objects} different new vectors" if objects < held.count else ""
         reason = (
-            f"{held.count} of {moments.rows} rows are held out, and {LEAST_OBJECTS} are needed to "
-            "measure the error; give more rows or raise held_out"
+            f"{held.count} of {moments.rows} rows are held out{different}, and {LEAST_OBJECTS} are "
+            f"needed to measure the error; give more {'different ' if different else ''}rows or "
+            "raise held_out"
         )
     else:
         squared = held.error(fitted.weight, fitted.offset)
         spread = float(held.second(centred=True)[2].trace())
-        chance = beside_chance(held, fitted.weight, fitted.offset)
+        chance = beside_chance(held, fitted.weight, fitted.offset, objects)
         if not (spread > 0 and math.isfinite(chance.ratio)):
             reason = "the old vectors of all held-out rows are the same"
         else:

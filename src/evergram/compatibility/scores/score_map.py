@@ -75,11 +75,8 @@ class ScoreMap:
                     "pairs of different objects."
                 )
         slope = float(old.std() / new.std())
-        places = _places(len(new))
-        knots, first, counts = np.unique(new[places], return_index=True, return_counts=True)
-        # Equal scores of now get the mean of what they stand for.
-        means = np.add.reduceat(old[places], first) / counts
-        return cls(knots, means, slope, len(new))
+        knots = np.unique(new[_places(len(new))])
+        return cls(knots, _means(new, old, knots), slope, len(new))
 
     def apply(self, scores: npt.ArrayLike) -> Doubles:
         """Return scores, of any shape, as the past version would have given them, float64."""
@@ -108,6 +105,17 @@ class ScoreMap:
         if not (values and (np.diff(now) > 0).all() and (np.diff(then) >= 0).all() and slope > 0):
             raise DataError("This is no map of scores: it must be finite and ascending.")
         return cls(now, then, slope, pairs)
+
+
+def _means(new: Doubles, old: Doubles, knots: Doubles) -> Doubles:
+    """Return, for each knot, the mean of `old` over all ranks at which `new` has it; both are
+    sorted, and many more ranks than the kept ones may share a score."""
+    first, end = (np.searchsorted(new, knots, side) for side in ("left", "right"))
+    # Every second sum is that of the ranks between two knots. The 0 is there for the last end.
+    sums = np.add.reduceat(np.append(old, 0.0), np.stack([first, end], axis=1).ravel())[::2]
+    # Rounding must not take a mean below that of the knot before.
+    means: Doubles = np.clip(sums / (end - first), old[first], old[end - 1])
+    return means
 
 
 def _places(count: int) -> npt.NDArray[np.int64]:

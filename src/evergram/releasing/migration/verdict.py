@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import comb
 
 from torch import Tensor
 
-from evergram.evaluation.judged.paired_bootstrap import BootstrapInterval, paired_bootstrap
+from evergram.evaluation.judged.paired_bootstrap import (
+    LEVEL,
+    BootstrapInterval,
+    paired_bootstrap,
+)
 
 # With fewer judged queries no interval is trusted.
 LEAST_QUERIES = 20
+# Where fewer queries differ, an interval is narrow because its draws repeat the same zeros.
+LEAST_DIFFERING = 5
 # Ways that leave the old index in place, by the texts that they need encoded.
 CHEAPER = ("bridge", "cascade", "bridge_cascade")
 # Ways that encode queries by the old model.
@@ -77,6 +84,12 @@ def decide(
     `situation.worth`, "shown" in 1 and 2 is "expected": means decide, and staying is beaten by more
     than `worth`. What old readers lose is to be shown in any case.
 
+    A loss is shown to be small by its interval if at least `LEAST_DIFFERING` queries differ. Where
+    fewer do, the queries that lose could be too rare to have been drawn, and each could lose all of
+    its nDCG, which is at most 1. Then the share of queries that lose must be shown to be as small
+    as the loss that is allowed, by the upper bound of Clopper and Pearson at `LEVEL`. If no query
+    loses, 3 / 0.005 = 600 queries show a loss of at most 0.005.
+
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
         with_text: how many of them have a relevant text among the texts; None is all.
@@ -102,11 +115,15 @@ def decide(
         if situation.old_model_ends and way in BY_OLD_MODEL:
             continue
         loss = paired_bootstrap(ndcg[way], ndcg["reindex"], seed)
-        kept = situation.keeps(loss, most_lost)
+        few = None
+        if situation.worth is None:
+            few = _too_few_differ(ndcg[way], ndcg["reindex"], most_lost)
+        kept = few is None and situation.keeps(loss, most_lost)
         reasons.append(
             f"{way} differs from reindexing by {loss}, and {-most_lost:.4f} is allowed: it is "
             f"{'' if kept else 'not '}{situation.evidence} to lose no more."
         )
+        reasons += [few] if few else []
         if not kept:
             continue
         beside = paired_bootstrap(ndcg[way], ndcg["stay"], seed)
@@ -117,11 +134,29 @@ def decide(
         return Verdict("reindex", reasons)
     loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
     allowed = situation.tolerance * float(ndcg["stay"].mean())
-    kept = loss.low >= -allowed
+    few = _too_few_differ(ndcg["sidecar"], ndcg["stay"], allowed)
     reasons.append(
         f"Old readers of a sidecar differ from now by {loss}, and {-allowed:.4f} is allowed."
     )
-    if kept:
+    reasons += [few] if few else []
+    if few is None and loss.low >= -allowed:
         return Verdict("sidecar", reasons)
-    reasons.append("Keep the old index for them, or give the sidecar more bytes.")
+    remedy = "judge more queries" if few else "give the sidecar more bytes"
+    reasons.append(f"Keep the old index for them, or {remedy}.")
     return Verdict("reindex", reasons)
+
+
+def _too_few_differ(values: Tensor, others: Tensor, most_lost: float) -> str | None:
+    """Return a sentence if so few queries differ that no small loss is shown; see `decide`."""
+    queries = len(values)
+    differing, losing = int((values != others).sum()), int((values < others).sum())
+    if differing >= LEAST_DIFFERING:
+        return None
+    share = min(max(most_lost, 0.0), 1.0)
+    # The bound is at most this share if so few losing queries are that unlikely with it.
+    chance = sum(
+        comb(queries, i) * share**i * (1 - share) ** (queries - i) for i in range(losing + 1)
+    )
+    if chance <= 1 - LEVEL:
+        return None
+    return f"Only {differing} of {queries} queries differ, too few to show it."
