@@ -233,7 +233,7 @@ def test_texts_that_wait_when_the_encoder_fails_are_refused_without_a_call() -> 
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(MismatchError("dims"), "is not the one"), (ServiceError("down"), "cannot be opened")],
+    [(MismatchError("dims"), "is none of those"), (ServiceError("down"), "cannot be opened")],
 )
 def test_one_that_cannot_be_opened_is_tried_again(error: ServiceError, words: str) -> None:
     inner = open_text_encoder(ADDRESSES[0])

@@ -66,7 +66,7 @@ def test_without_a_cache_every_request_is_encoded(lineage: Lineage) -> None:
 
 def test_recorded_functions_are_never_opened(lineage: Lineage) -> None:
     texts = loaded(lineage, RECORDED)
-    assert "not the one" in str(texts.problem)
+    assert "none of those that may be opened" in str(texts.problem)
     both = loaded(lineage, RECORDED, ADDRESSES[1])
     assert both.problem is None
 

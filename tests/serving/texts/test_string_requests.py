@@ -209,7 +209,7 @@ def open_function(texts: ServedTexts) -> Any:
 def test_another_encoder_at_the_start_is_refused_from_the_start(lineage: Lineage) -> None:
     with running(lineage.path, ServedTexts([ADDRESSES[2]])) as http:
         assert embed(http, TEXTS).status_code == 503
-        assert "not the one" in http.get("/readyz").json()["problem"]
+        assert "none of those that may be opened" in http.get("/readyz").json()["problem"]
 
 
 def test_a_recorded_function_is_not_run_unless_it_is_named(lineage: Lineage) -> None:

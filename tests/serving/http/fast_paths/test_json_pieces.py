@@ -99,7 +99,7 @@ def test_elements_are_counted_before_anything_is_parsed() -> None:
     ("body", "words"),
     [
         (b'{"input": [1, "' + b"x" * 200 + b'"]}', "An element of 'input' is 20"),
-        (b'{"user": "' + b"x" * 200 + b'", "input": [1]}', "in no list"),
+        (b'{"user": "' + b"x" * 200 + b'", "input": [1]}', "beside the elements of its lists"),
         (b'{"input": {' + b'"a": 1, ' * 40 + b'"b": 2}}', "no list"),
     ],
 )
