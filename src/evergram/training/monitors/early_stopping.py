@@ -16,7 +16,6 @@ from evergram.evaluation.relevance import relevance_of
 from evergram.training.callbacks import Callback
 from evergram.training.distributed.agreement import begin_shared
 from evergram.training.distributed.shared_embedding import embed_together
-from evergram.training.recipe.training import TrainingRecipe
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -65,17 +64,6 @@ class EarlyStopping(Callback):
     evaluate: Callable[[Trainer], float | MetricSample] = field(default=lambda run: 0.0, repr=False)
     every: int = 1
     copied: Callable[[str, Tensor], Tensor] = field(default=cloned, repr=False)
-
-    @classmethod
-    def of(cls, settings: TrainingRecipe, split: Split, select_after: int) -> EarlyStopping:
-        """Return the selection that a recipe asks for, by the split's selection pairs."""
-        return cls(
-            settings.metric,
-            settings.patience,
-            select_after,
-            evaluate=SelectionMetric(settings.metric, split),
-            every=settings.evaluate_every,
-        )
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if not last and run.epoch % self.every:
