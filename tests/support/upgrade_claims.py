@@ -176,7 +176,7 @@ def verdicts_of_half_the_queries() -> bool:
     worst = max(judged, key=judged.__getitem__)
     fewer = len(rows) - len(regret)
     counted = (len(judged), fewer, worst, judged[worst], *regret["all"][:3])
-    return counted == (5, 2, "CACM", 0.027, 0.012, 0.006, 0.09)
+    return counted == (5, 2, "CACM", 0.03, 0.013, 0.007, 0.089)
 
 
 def what_was_gained_is_taken() -> bool:
