@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -121,3 +122,22 @@ def test_ids_and_vectors_that_are_none_are_refused(lineage: Lineage) -> None:
         reader.search(np.ones(6), 10**30, version=0)
     with pytest.raises(DataError, match="no scores 'nice'"):
         reader.search(np.ones(6), version=0, scores="nice")  # type: ignore[arg-type]
+
+
+def test_the_canaries_are_read_once_and_not_at_all_for_production(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = unit_lineage(tmp_path / "line")
+    versions: list[int] = []
+    read = Lineage.canaries
+
+    def counted(self: Lineage, version: int) -> Any:
+        versions.append(version)
+        return read(self, version)
+
+    monkeypatch.setattr(Lineage, "canaries", counted)
+    with closing(Reader.open(lineage)) as reader:
+        for _ in range(3):
+            reader.search(np.ones(5), 2, 0)
+            reader.search(np.ones(7), 2)
+    assert versions == [0]

@@ -85,6 +85,8 @@ class Reader:
         self._search = VersionSearch(lineage, self._stores, self._maps, self._sidecars, self.embed)
         self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
+        # Whether a version's own vectors of a side have length 1.
+        self._unit: dict[tuple[int, str], bool] = {}
 
     @classmethod
     def open(
@@ -257,11 +259,14 @@ class Reader:
         the inner product ranks by these, too.
         """
         target = self.lineage.resolve(version)
-        canaries = self.lineage.canaries(target).get(self.default_side if side is None else side)
-        if target >= self.lineage.production or canaries is None or not len(canaries[1]):
+        if target >= self.lineage.production:
             return "ip"
-        lengths = canaries[1].double().norm(dim=1)
-        return "cosine" if float((lengths - 1).abs().max()) < UNIT else "ip"
+        place = target, self.default_side if side is None else side
+        if place not in self._unit:
+            canaries = self.lineage.canaries(target).get(place[1])
+            lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
+            self._unit[place] = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
+        return "cosine" if self._unit[place] else "ip"
 
     def encode(
         self,
