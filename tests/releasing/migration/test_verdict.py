@@ -124,14 +124,14 @@ def rare(queries: int, losing: int, loss: float = 0.5, winning: int = 0) -> dict
 
 @pytest.mark.parametrize("losing", [0, 1])
 @pytest.mark.parametrize("queries", [20, 50, 200])
-def test_a_way_that_differs_on_next_to_no_query_is_not_shown_to_lose_little(
+def test_a_way_that_loses_on_next_to_no_query_is_not_shown_to_lose_little(
     queries: int, losing: int
 ) -> None:
     """Losses of so few queries may be too rare to have been drawn."""
     ndcg = rare(queries, losing, loss=0.001)
     verdict = decide(ndcg, Situation())
     assert verdict.way == "reindex"
-    said = f"Only {losing} of {queries} queries differ, too few to show it."
+    said = f"Only {losing} of {queries} queries lose, too few to show how much is lost."
     assert said in verdict.reasons
     assert verdict.reasons[verdict.reasons.index(said) - 1].endswith("not shown to lose no more.")
     expected = decide(ndcg, Situation(worth=0.01))
@@ -145,7 +145,8 @@ def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
         ndcg = rare(100, 1, loss=0.001) | {"cascade": torch.zeros(100, dtype=torch.float64)}
         verdict = decide(ndcg, situation)
         assert verdict.way == "reindex"
-        assert verdict.reasons[-2] == "Only 1 of 100 queries differ, too few to show it."
+        said = "Only 1 of 100 queries lose, too few to show how much is lost."
+        assert verdict.reasons[-2] == said
         assert verdict.reasons[-1] == "Keep the old index for them, or judge more queries."
 
 
@@ -163,10 +164,20 @@ def test_many_queries_show_that_few_of_them_lose(losing: int) -> None:
     assert ways == {"cascade", "reindex"}
 
 
-def test_five_queries_that_differ_leave_it_to_the_interval() -> None:
-    assert decide(rare(50, 2, 0.001, winning=3), Situation()).way == "cascade"
-    assert decide(rare(50, 2, 0.001, winning=2), Situation()).way == "reindex"
+def test_five_queries_that_lose_leave_it_to_the_interval() -> None:
+    assert decide(rare(50, 5, 0.001), Situation()).way == "cascade"
+    assert decide(rare(50, 4, 0.001), Situation()).way == "reindex"
     assert decide(rare(50, 5, 0.4), Situation()).way == "reindex"
+
+
+def test_small_wins_of_many_do_not_hide_that_losses_may_be_rare() -> None:
+    assert decide(rare(100, 0, 0.01, winning=20), Situation()).way == "reindex"
+
+
+def test_a_way_that_wins_more_than_rare_losses_could_cost_is_shown() -> None:
+    ndcg = rare(100, 0)
+    ndcg["cascade"] = ndcg["reindex"] + 0.06
+    assert decide(ndcg, Situation()).way == "cascade"
 
 
 def test_nothing_is_shown_to_lose_nothing() -> None:

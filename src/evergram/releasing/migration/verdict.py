@@ -16,8 +16,8 @@ from evergram.evaluation.judged.paired_bootstrap import (
 
 # With fewer judged queries no interval is trusted.
 LEAST_QUERIES = 20
-# Where fewer queries differ, an interval is narrow because its draws repeat the same zeros.
-LEAST_DIFFERING = 5
+# Where fewer queries lose, an interval may be narrow because no loss was drawn.
+LEAST_LOSING = 5
 # Ways that leave the old index in place, by the texts that they need encoded.
 CHEAPER = ("bridge", "cascade", "bridge_cascade")
 # Ways that encode queries by the old model.
@@ -84,11 +84,11 @@ def decide(
     `situation.worth`, "shown" in 1 and 2 is "expected": means decide, and staying is beaten by more
     than `worth`. What old readers lose is to be shown in any case.
 
-    A loss is shown to be small by its interval if at least `LEAST_DIFFERING` queries differ. Where
-    fewer do, the queries that lose could be too rare to have been drawn, and each could lose all of
-    its nDCG, which is at most 1. Then the share of queries that lose must be shown to be as small
-    as the loss that is allowed, by the upper bound of Clopper and Pearson at `LEVEL`. If no query
-    loses, 3 / 0.005 = 600 queries show a loss of at most 0.005.
+    A loss is shown to be small by its interval if at least `LEAST_LOSING` queries lose. Where fewer
+    do, those that lose could be too rare to have been drawn, and each could lose all of its nDCG,
+    which is at most 1. Then the share of queries that lose must be shown to be no larger than what
+    is allowed and what the others win, by the upper bound of Clopper and Pearson at `LEVEL`. If no
+    query differs, 3 / 0.005 = 600 queries show a loss of at most 0.005.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
@@ -117,7 +117,7 @@ def decide(
         loss = paired_bootstrap(ndcg[way], ndcg["reindex"], seed)
         few = None
         if situation.worth is None:
-            few = _too_few_differ(ndcg[way], ndcg["reindex"], most_lost)
+            few = _too_few_lose(ndcg[way], ndcg["reindex"], most_lost)
         kept = few is None and situation.keeps(loss, most_lost)
         reasons.append(
             f"{way} differs from reindexing by {loss}, and {-most_lost:.4f} is allowed: it is "
@@ -134,7 +134,7 @@ def decide(
         return Verdict("reindex", reasons)
     loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
     allowed = situation.tolerance * float(ndcg["stay"].mean())
-    few = _too_few_differ(ndcg["sidecar"], ndcg["stay"], allowed)
+    few = _too_few_lose(ndcg["sidecar"], ndcg["stay"], allowed)
     reasons.append(
         f"Old readers of a sidecar differ from now by {loss}, and {-allowed:.4f} is allowed."
     )
@@ -146,17 +146,17 @@ def decide(
     return Verdict("reindex", reasons)
 
 
-def _too_few_differ(values: Tensor, others: Tensor, most_lost: float) -> str | None:
-    """Return a sentence if so few queries differ that no small loss is shown; see `decide`."""
-    queries = len(values)
-    differing, losing = int((values != others).sum()), int((values < others).sum())
-    if differing >= LEAST_DIFFERING:
+def _too_few_lose(values: Tensor, others: Tensor, most_lost: float) -> str | None:
+    """Return a sentence if so few queries lose that no small loss is shown; see `decide`."""
+    queries, losing = len(values), int((values < others).sum())
+    if losing >= LEAST_LOSING:
         return None
-    share = min(max(most_lost, 0.0), 1.0)
+    won = float((values - others).clamp(min=0).mean())
+    share = min(max(most_lost, 0.0) + won, 1.0)
     # The bound is at most this share if so few losing queries are that unlikely with it.
     chance = sum(
         comb(queries, i) * share**i * (1 - share) ** (queries - i) for i in range(losing + 1)
     )
     if chance <= 1 - LEVEL:
         return None
-    return f"Only {differing} of {queries} queries differ, too few to show it."
+    return f"Only {losing} of {queries} queries lose, too few to show how much is lost."
