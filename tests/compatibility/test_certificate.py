@@ -123,3 +123,13 @@ def test_a_step_measured_on_few_objects_has_no_certificate() -> None:
 def test_no_objects_is_no_error_and_says_so() -> None:
     error = StepError.of(torch.zeros(0, 3), torch.zeros(0, 3))
     assert (error.objects, error.rms) == (0, 0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_error_of_numbers_that_are_not_finite_is_not_known(value: float) -> None:
+    vectors = torch.ones(100, 3)
+    broken = vectors.clone()
+    broken[7, 1] = value
+    assert StepError.of(vectors, vectors).is_known
+    assert not StepError.of(vectors, broken).is_known
+    assert not StepError.of(broken, vectors).is_known

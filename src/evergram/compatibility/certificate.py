@@ -57,7 +57,9 @@ class StepError:
     @property
     def is_known(self) -> bool:
         """True if it was measured on enough objects, or is the identity, which needs none."""
-        return self.objects >= LEAST_OBJECTS or math.isnan(self.power)
+        if math.isnan(self.power):  # of vectors that are not finite, too, which are no identity
+            return not bool(self.sigma.any())
+        return self.objects >= LEAST_OBJECTS and bool(self.sigma.isfinite().all())
 
 
 @dataclass(frozen=True)
