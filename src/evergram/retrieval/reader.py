@@ -35,8 +35,6 @@ from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
 Version = int | str | None
-# Of a length that is 1 in some precision.
-UNIT = 1e-3
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
 
@@ -85,8 +83,6 @@ class Reader:
         self._search = VersionSearch(lineage, self._stores, self._maps, self._sidecars, self.embed)
         self._texts = TextVectors(lineage, encoder, self._maps)
         self._forms: dict[int, QueryForm | None] = {}
-        # Whether a version's own vectors of a side have length 1.
-        self._unit: dict[tuple[int, str], bool] = {}
 
     @classmethod
     def open(
@@ -258,15 +254,8 @@ class Reader:
         By such vectors both rank alike, but rows that are read back have other lengths, and then
         the inner product ranks by these, too.
         """
-        target = self.lineage.resolve(version)
-        if target >= self.lineage.production:
-            return "ip"
-        place = target, self.default_side if side is None else side
-        if place not in self._unit:
-            canaries = self.lineage.canaries(target).get(place[1])
-            lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
-            self._unit[place] = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
-        return "cosine" if self._unit[place] else "ip"
+        side = self.default_side if side is None else side
+        return self._search.default_metric(self.lineage.resolve(version), side)
 
     def encode(
         self,

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
@@ -25,6 +26,8 @@ from evergram.tracing import span
 
 Metric = Literal["ip", "l2", "cosine"]
 Scores = Literal["raw", "calibrated"]
+# How far from 1 a length may be that is 1 in half precision.
+UNIT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class VersionSearch:
         self._sidecars = sidecars
         self._embed = embed
         self._score_maps = ScoreMaps(lineage)
+        # Whether a version's own vectors of a side have length 1.
+        self._unit: dict[tuple[int, str], bool] = {}
 
     def search(self, queries: Floats, k: int, asked: Asked) -> list[Hits]:
         """Return the k best hits of each query [Q, D_j], which are checked vectors of the target.
@@ -118,6 +123,17 @@ class VersionSearch:
             return parts[0]
         apart = [self._calibrated(part, scored) for part in parts]
         return [merge_hits(of_query, k) for of_query in zip(*apart, strict=True)]
+
+    def default_metric(self, target: int, side: str) -> Metric:
+        """Return the metric of a search that names none, see `Reader.default_metric`."""
+        if target >= self._lineage.production:
+            return "ip"
+        if (target, side) not in self._unit:
+            canaries = self._lineage.canaries(target).get(side)
+            lengths = torch.zeros(1) if canaries is None else canaries[1].double().norm(dim=1)
+            unit = len(lengths) > 0 and float((lengths - 1).abs().max()) < UNIT
+            self._unit[target, side] = unit
+        return "cosine" if self._unit[target, side] else "ip"
 
     def calibrated(self, hits: Sequence[Hits], asked: Asked) -> list[Hits]:
         """Return hits with scores as the target itself gave them.

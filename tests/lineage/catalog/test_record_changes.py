@@ -24,7 +24,16 @@ def versions(number: int, **fields: object) -> LineageRecord:
 
 @pytest.mark.parametrize(
     ("what", "number"),
-    [(None, 1), (2, 2), ("2", 2), ("v0", 0), ("newest", 2), ("stable", 1), ("team-a", 0)],
+    [
+        (None, 1),
+        (2, 2),
+        ("2", 2),
+        ("v" + "0" * 30 + "1", 1),
+        ("v0", 0),
+        ("newest", 2),
+        ("stable", 1),
+        ("team-a", 0),
+    ],
 )
 def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, number: int) -> None:
     assert record_changes.resolve(versions(3, labels={"stable": 1, "team-a": 0}), what) == number

@@ -108,3 +108,21 @@ def test_formats_without_a_place_for_the_record_and_existing_files_are_refused(
     with pytest.raises(DataError, match="is there already"):
         encode_file(TEXTS, encoder, tmp_path / "v.npy")
     encode_file(TEXTS, encoder, tmp_path / "v.npy", overwrite=True)
+
+
+def test_vectors_of_zeros_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder: Any = open_text_encoder(ADDRESSES[0])
+    encode_file(TEXTS, encoder, tmp_path / "whole.parquet")
+    assert not caplog.records
+    whole = encoder._function
+
+    def some(texts: list[str]) -> Any:
+        vectors = whole(texts)
+        vectors[[text in ROWS[:3] for text in texts]] = 0
+        return vectors
+
+    monkeypatch.setattr(encoder, "_function", some)
+    encode_file(TEXTS, encoder, tmp_path / "some.parquet")
+    assert "3 of 50 vectors are zeros" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -272,3 +273,19 @@ def test_a_search_by_texts_wants_a_lineage_of_texts(tmp_path: Path) -> None:
         refusal = http.post("/v1/search", json={"input": "7"})
     assert refusal.status_code == 400
     assert "records no encoder of text" in refusal.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+@pytest.mark.parametrize("character", ["a", "漢", "😀"])
+def test_the_limit_of_a_text_is_one_of_characters_in_any_script(
+    http: TestClient, character: str, escaped: bool
+) -> None:
+    """A character takes up to twelve bytes in JSON."""
+    longest = ServiceSettings().max_text
+    headers = {"Content-Type": "application/json"}
+    for count, status in ((longest, 200), (longest + 1, 413)):
+        for sent in (character * count, [character * count]):
+            body = json.dumps({"input": sent}, ensure_ascii=escaped).encode()
+            answer = http.post("/v1/embeddings", content=body, headers=headers)
+            assert answer.status_code == status, answer.text[:200]
+            assert status == 200 or f"at most {longest}" in answer.json()["error"]["message"]

@@ -64,7 +64,7 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
     if digits is None and (isinstance(what, bool) or not isinstance(what, Integral)):
         raise UnknownVersionError(f"{str(what)[:40]} is no version; {_known(record)}.")
     # More digits than any number of versions has are no version's, and int() refuses too many.
-    number = int(what if digits is None else digits[1][:20])
+    number = int(what if digits is None else digits[1].lstrip("0")[:20] or "0")
     if number not in record.versions:
         raise unknown(record, number)
     if number in record.retired:

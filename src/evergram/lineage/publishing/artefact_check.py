@@ -50,7 +50,10 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         and isinstance(artefact.trained[0], str)
         and isinstance(artefact.trained[1], TrainedPairs)
     ):
-        raise DataError("trained must be a salt, a text, and TrainedPairs; or None.")
+        raise DataError(
+            "trained of an artefact must be a salt, which is a text, and TrainedPairs in a tuple; "
+            "or None, if no model was trained."
+        )
     if not artefact.embeddings:
         raise DataError("The artefact has no embeddings; a version has at least one side.")
     for side, source in artefact.embeddings.items():
@@ -113,8 +116,8 @@ def check_canaries(artefact: Artefact) -> dict[str, CanaryCheck]:
 def _check_mapping(value: Any, name: str, what: str) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise DataError(
-            f"{name} of an artefact is a dictionary of {what}, which are texts; it is of type "
-            f"{type(value).__name__}{' with other keys' if isinstance(value, Mapping) else ''}."
+            f"{name} of an artefact must be a dictionary of {what}, with texts as its keys; it is "
+            f"of type {type(value).__name__}."
         )
 
 
