@@ -85,3 +85,9 @@ def test_a_folder_of_judgements_may_be_the_inner_one(tmp_path: Path, evergram: C
     for folder in (inner, inner.parent):
         asked = [*files, "--judgements", folder, "--json"]
         assert evergram("vectors", "plan-migration", *asked).json["judged"]
+
+
+def test_a_seed_beyond_what_draws_take_is_refused(tmp_path: Path, evergram: Command) -> None:
+    files = [tmp_path / "v.npy"] * 2
+    ran = evergram("vectors", "plan-migration", *files, "--seed", str(2**32))
+    assert "--seed is '4294967296'; it must be at most 4294967295" in ran.refusal()

@@ -79,7 +79,7 @@ def plan_migration(
     vector_column: VectorColumn = None,
     as_json: Json = False,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Seed that draws pairs and intervals.")
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed that draws pairs and intervals.")
     ] = 0,
 ) -> None:
     """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
