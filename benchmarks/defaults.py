@@ -224,8 +224,8 @@ class Runs:
 
     def _once(self, what: str, recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
         about = recipe.model_dump_json(exclude={"upgrade", "compare"})
-        for folder in (gowalla.ROOT, gowalla.DATA):  # where they are changes no result
-            about = about.replace(str(folder), "")
+        for path in filter(None, (recipe.data.path, recipe.data.test)):
+            about = about.replace(f'"{path}"', f'"{Path(path).name}"')  # where it is says nothing
         digest = hashlib.sha256(about.encode())
         for pairs in (split.selection, split.test):
             digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())

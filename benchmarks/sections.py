@@ -110,6 +110,7 @@ SECTIONS = {
         measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
     ),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
+    "steps-work": Section(steps.work_ratios, steps.tiny_work, steps.work_table),
     "training-rate": Section(
         training_rate.measure,
         training_rate.tiny,

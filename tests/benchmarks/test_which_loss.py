@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from benchmarks.defaults import NotKeptError, Runs
 from benchmarks.which_loss import DATA, OBJECTIVES, _drawn, _row, table
 from benchmarks.which_loss_report import Kind, Row, verdict
 
@@ -92,3 +94,20 @@ def test_nothing_is_trained_where_only_kept_results_are_wanted(tmp_path: Path) -
     made = _row("d", values, 1, range(2), tmp_path, short)
     assert set(made.recalls) == set(OBJECTIVES)
     assert _row("d", values, 1, range(2), tmp_path, short, trains=False) == made
+
+
+def test_results_are_kept_by_what_the_data_is_not_by_where(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    pairs = pa.table({n: [draw.randrange(30) for _ in range(300)] for n in ("query", "candidate")})
+
+    def values(folder: str) -> dict[str, object]:
+        (tmp_path / folder).mkdir()
+        pq.write_table(pairs, tmp_path / folder / "pairs.parquet")
+        data = {"kind": "table", "path": str(tmp_path / folder / "pairs.parquet")}
+        return {"data": data, "split": {"kind": "random", "share": 0.2}, "model": {"dim": 2}}
+
+    kept, settings = tmp_path / "kept.jsonl", ["training.epochs=1"]
+    measured = Runs(values("here"), kept).select(settings, 0)
+    assert Runs(values("there"), kept, trains=False).select(settings, 0) == measured
+    with pytest.raises(NotKeptError):
+        Runs(values("elsewhere"), kept, trains=False).select(["training.epochs=2"], 0)
