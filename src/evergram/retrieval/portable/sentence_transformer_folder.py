@@ -14,12 +14,12 @@ import torch
 from evergram.atomic_files import new_folder
 from evergram.errors import DataError, IntegrityError
 from evergram.retrieval.portable.affine_map import AffineMap
+from evergram.retrieval.portable.library_settings import LISTED, use_common_settings
 from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
 from evergram.texts.sentence_transformer import SentenceTransformerEncoder
 from evergram.texts.text_encoder import Role, Vectors
 
 KIND = "sentence-transformers:"
-LISTED = "modules.json"
 # The settings that version 3 of the library reads.
 DENSE = ("in_features", "out_features", "bias", "activation_function")
 # Of the lengths of vectors, how far from 1 they may be to be called normalised.
@@ -72,6 +72,7 @@ def write_sentence_transformer(
     place = Path(newest.address.removeprefix(KIND))
     with new_folder(path) as part:
         _write_own_files(encoder, place, part)
+        use_common_settings(part, encoder.modules())
         _append(part, behind)
         _set_prompts(part, newest)
         (part / "README.md").write_text(card, encoding="utf-8")
@@ -90,7 +91,7 @@ def _write_own_files(encoder: SentenceTransformerEncoder, place: Path, folder: P
 
 def _append(folder: Path, behind: list[torch.nn.Module]) -> None:
     """Add modules behind those of a model's folder, as all versions of the library since 3 read
-    them; what is in the folder stays as its own version wrote it."""
+    them."""
     modules = json.loads((folder / LISTED).read_text())
     for number, module in enumerate(behind, len(modules)):
         kind = type(module).__name__
