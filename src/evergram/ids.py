@@ -24,6 +24,14 @@ INTEGER = r"^(0|-?[1-9]\d*)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text, in any of Arrow's forms but a dictionary."""
+    return any(
+        test(kind)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
+
+
 def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -> int:
     """Return the row of the first cell that is no id; -1 if every cell is one.
 
@@ -32,7 +40,7 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
     """
     missing = pc.is_null(ids, nan_is_null=True)
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         texts = ids.cast(pa.string())
         empty = pc.equal(texts, "")
         if text_file:

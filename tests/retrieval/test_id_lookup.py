@@ -47,3 +47,8 @@ def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 def test_ids_of_another_type_are_refused() -> None:
     with pytest.raises(DataError, match="int64, and the stored ones string"):
         IdLookup(pa.array(["a"])).rows(pa.array([1]))
+
+
+def test_views_of_texts_are_texts() -> None:
+    asked = pa.array(["b", None, "c"], pa.string_view())
+    assert IdLookup(pa.array(["a", "b"])).rows(asked).tolist() == [1, -1, -1]

@@ -414,3 +414,13 @@ def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_
             np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
         assert (hits.scores <= 0).all()
         np.testing.assert_allclose(hits.scores, own[hits.ids.to_numpy()], rtol=1e-4)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_query_whose_distances_have_no_float32_is_refused(norms: bool) -> None:
+    maps = VersionMaps(cast(Lineage, line_of([2], torch.Generator().manual_seed(0))))
+    vectors = np.ones((3, 2), np.float32)
+    rows = np.concatenate([vectors, maps.norms(vectors, 0)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(rows)), maps, 0, 0, 2, rows.shape[1])
+    with pytest.raises(DataError, match="give shorter vectors"):
+        by_distance([field], np.full((1, 2), 2.5e38, np.float32), 1, None)

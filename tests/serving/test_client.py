@@ -115,7 +115,12 @@ def test_numbers_of_numpy_are_numbers(served: Running) -> None:
 
 def test_arguments_that_cannot_be_sent_are_refused(served: Running) -> None:
     client = client_of(served)
-    for call in (lambda: client.embed("17"), lambda: client.search([0.0], ids="17")):
+    for call in (
+        lambda: client.embed("17"),
+        lambda: client.search([0.0], ids="17"),
+        lambda: client.encode("17"),
+        lambda: client.search_texts("17"),
+    ):
         with pytest.raises(DataError, match=r"give a list, such as \['17'\]"):
             call()
     with pytest.raises(ShapeError):

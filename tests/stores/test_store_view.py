@@ -38,7 +38,8 @@ def test_no_ids_are_ids_of_any_type() -> None:
     for id_type in ("int64", "string"):
         store = DictionaryStore(id_type)
         assert store.as_ids([]).type == store.id_type
-    assert store.as_ids(pa.array(["a"], pa.large_string())).type == pa.string()
+    for kind in (pa.large_string(), pa.string_view()):
+        assert store.as_ids(pa.array(["a"], kind)).equals(pa.array(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,8 @@ def test_no_ids_are_ids_of_any_type() -> None:
         ([2**64], "Ids must all be int64"),
         ([1, None], "An id is null; every row needs one"),
         (pa.array([1.5]), "Ids are double; they are integers or texts"),
+        ("12", r"ids is the text '12'; give a list, such as \['12'\]"),
+        (["\ud800"], "Ids must all be int64"),
     ],
 )
 def test_other_ids_are_refused(store: DictionaryStore, ids: Any, message: str) -> None:

@@ -133,15 +133,21 @@ def test_numbers_with_a_decimal_point_are_no_ids(tmp_path: Path) -> None:
         open_embeddings(tmp_path / "x.npy", ids=tmp_path / "ids.txt")
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e5", "None", "NULL", "n/a", " "])
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+@pytest.mark.parametrize("text", ["1.5", "1e5", "None", "NULL", "n/a", " ", "\ufeffx", "a\0b"])
 def test_texts_beside_an_array_that_was_written_here_are_taken_as_they_are(
-    tmp_path: Path, text: str
+    tmp_path: Path, text: str, kind: str
 ) -> None:
     """Whatever they look like; the same file given by name is read like any other."""
-    path = tmp_path / "x.npy"
+    path = tmp_path / f"x.{kind}"
     write_vectors(path, [(pa.array([text]), torch.ones(1, 2))])
     assert whole(open_embeddings(path))[0] == [text]
-    with pytest.raises(DataError, match=r"with a decimal point|means a missing value|has no id"):
+    if text.startswith("\ufeff"):
+        assert whole(open_embeddings(path, ids=tmp_path / "x.ids.txt"))[0] == ["x"]
+        return
+    with pytest.raises(
+        DataError, match=r"with a decimal point|means a missing value|has no id|a NUL"
+    ):
         open_embeddings(path, ids=tmp_path / "x.ids.txt")
 
 

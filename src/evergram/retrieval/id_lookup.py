@@ -39,6 +39,8 @@ class IdLookup:
             ids = ids.combine_chunks()
         rows = np.full(len(ids), -1, dtype=np.int64)
         there = ids.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_string_view(ids.type):
+            ids = ids.cast(pa.string())  # views cannot be filtered
         wanted = plain(ids.filter(pa.array(there)))
         if not len(wanted) or not len(self._ids):
             return rows

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -101,10 +101,8 @@ class Client:
             side: "query" or "candidate"; by default the service's own.
             dimensions: as of `Reader.embed`.
         """
-        if isinstance(ids, str):
-            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
         try:
-            column = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            column = ids if isinstance(ids, pa.Array) else pa.array(_listed(ids, "ids"))
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
         asked = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
@@ -131,7 +129,7 @@ class Client:
             role: chooses the encoder's prompt.
             dimensions: as of `Reader.embed`.
         """
-        asked = {"input": list(texts), "version": version, "input_type": role}
+        asked = {"input": _listed(texts, "texts"), "version": version, "input_type": role}
         body = json.dumps(asked if dimensions is None else {**asked, "dimensions": dimensions})
         return _vectors(self._table("/v1/embeddings", body.encode(), JSON))
 
@@ -162,15 +160,13 @@ class Client:
             scores, query_vectors: "calibrated" as the version itself gave them, which depends on
                 whose the vectors are, see `Reader.calibrated`.
         """
-        if isinstance(ids, str):
-            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         asked = {
             "k": k,
             "version": version,
             "side": side,
             "metric": metric,
-            "ids": None if chosen is None else list(chosen),
+            "ids": None if chosen is None else _listed(chosen, "ids"),
             "filter": None if filter is None else dict(filter),
             "rerank": rerank,
             "scores": scores,
@@ -194,7 +190,8 @@ class Client:
             role: chooses the encoder's prompt.
             options: of `search`: side, metric, ids, filter, rerank and scores.
         """
-        asked = {"input": list(texts), "input_type": role, "k": k, "version": version, **options}
+        own = {"input": _listed(texts, "texts"), "input_type": role, "k": k, "version": version}
+        asked = {**own, **options}
         named = {name: value for name, value in asked.items() if value is not None}
         body = json.dumps(named, default=_plain)
         return _hits(self._table("/v1/search", body.encode(), JSON))
@@ -360,3 +357,12 @@ def _vectors(table: pa.Table) -> Floats:
 
 def _version(table: pa.Table) -> int:
     return int(table.schema.metadata[b"evergram.version"])
+
+
+def _listed(values: Iterable[Any], name: str) -> list[Any]:
+    """Return values as a list. Raises: DataError: they are one text, which is no list of texts."""
+    if isinstance(values, str | bytes):
+        raise DataError(
+            f"{name} is the text {values[:40]!r}; give a list, such as [{values[:40]!r}]."
+        )
+    return list(values)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.ids import is_text
 from evergram.stores.filters import Filter
 from evergram.stores.rows import (
     Checks,
@@ -157,19 +158,21 @@ class StoreView(ABC):
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
         """Return ids as this store's type. Raises: DataError: one is null, or of another type."""
         wanted = self.id_type
+        if isinstance(ids, str | bytes):
+            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
         try:
             array = ids if isinstance(ids, pa.Array) else pa.array(ids)
             if array.type == wanted and not array.null_count:
                 return array
             if pa.types.is_null(array.type) and not len(array):
                 array = array.cast(wanted)
-            text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+            text = is_text(array.type)
             if text != pa.types.is_string(wanted):
                 raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
             if not text and not pa.types.is_integer(array.type):
                 raise DataError(f"Ids are {array.type}; they are integers or texts.")
             converted = array.cast(wanted)
-        except (pa.ArrowException, OverflowError, TypeError) as error:
+        except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
             raise DataError(
                 f"Ids must all be {wanted}, as those of {self.address} are: {error}."
             ) from None

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
-from evergram.ids import first_missing, ids_of_text, missing_sentence
+from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
 from evergram.quotation import refuse_open_quotation
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
@@ -105,8 +105,7 @@ def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
     kind = ids.type
     if not len(ids):
         raise DataError(f"{path} has no rows; it needs at least one.")
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not (pa.types.is_integer(kind) or texts):
+    if not (pa.types.is_integer(kind) or is_text(kind)):
         raise DataError(f"{path}: {name} is of type {kind}; ids are integers or texts.")
     row = first_missing(ids, text_file=text_file)
     if row >= 0:
@@ -130,7 +129,7 @@ def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
 
 
 def _texts(path: Path, column: pa.ChunkedArray, name: str) -> list[str]:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not is_text(column.type):
         raise DataError(f"{path}: {name} is of type {column.type}; it must be text.")
     texts: list[str | None] = column.to_pylist()
     for row, text in enumerate(texts, 1):

@@ -50,7 +50,8 @@ class PlainVectors(EmbeddingFile):
             return
         try:
             # Programs of Windows begin a file with a mark that is no part of the first id.
-            lines = beside.read_text(encoding="utf-8-sig").split("\n")
+            encoding = "utf-8" if as_text else "utf-8-sig"
+            lines = beside.read_text(encoding=encoding).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError):
                 raise DataError(f"{beside} is no text in UTF-8; save it as UTF-8.") from error
@@ -169,7 +170,8 @@ class SafetensorsVectors(PlainVectors):
                 raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
             self._dtype = torch.float64 if kind == torch.float64 else torch.float32
             super().__init__(path, *shapes[self._tensor])
-            self.provenance: dict[str, str] = provenance_in(file.metadata())
+            record = file.metadata() or {}
+            self.provenance: dict[str, str] = provenance_in(record)
             if id_tensor in shapes:
                 own = file.get_tensor(id_tensor)
                 if own.shape != (self.rows,) or own.is_floating_point():
@@ -178,7 +180,7 @@ class SafetensorsVectors(PlainVectors):
                         f"{self.rows} integers are needed."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
-        self._set_ids(ids)
+        self._set_ids(ids, as_text=ids is None and record.get(ID_TYPE) == "string")
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:

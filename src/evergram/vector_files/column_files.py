@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.ids import first_missing, missing_sentence
+from evergram.ids import first_missing, is_text, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
 from evergram.vector_files.provenance import provenance_in
 
@@ -62,7 +62,7 @@ class ColumnVectors(EmbeddingFile):
         if pa.types.is_dictionary(id_kind):
             id_kind = id_kind.value_type
         self._id_type = pa.int64() if pa.types.is_integer(id_kind) else pa.string()
-        if not (pa.types.is_integer(id_kind) or _is_text(id_kind)):
+        if not (pa.types.is_integer(id_kind) or is_text(id_kind)):
             raise DataError(f"{path}: column {id_column!r} is {id_kind}; ids are integers or text.")
         dim = kind.list_size if fixed else 0
         self.path = path
@@ -178,7 +178,3 @@ class ArrowVectors(ColumnVectors):
                         yield batch.slice(start, size)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -172,9 +172,9 @@ def _write_npy(
 def _write_safetensors(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None
 ) -> int:
-    metadata = {"__metadata__": dict(provenance)} if provenance else {}
+    metadata = {**(provenance or {}), ID_TYPE: "string"}
     # In whole multiples of 8 bytes, so that the vectors are aligned.
-    space = SAFETENSORS_HEADER + len(json.dumps(metadata)) // 8 * 8
+    space = SAFETENSORS_HEADER + len(json.dumps({"__metadata__": metadata})) // 8 * 8
     if space > LONGEST_SAFETENSORS_HEADER:
         raise DataError(
             f"The provenance of {path} takes {space:,} bytes, and a safetensors file has space for "
@@ -253,10 +253,13 @@ def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
 
 
 def _safetensors_header(
-    file: IO[bytes], ids: _Ids, dim: int, metadata: Mapping[str, Any], space: int
+    file: IO[bytes], ids: _Ids, dim: int, metadata: Mapping[str, str], space: int
 ) -> None:
     end = 4 * ids.rows * dim
-    tensors = dict(metadata)
+    record = dict(metadata)
+    if ids.integers is not None:
+        del record[ID_TYPE]
+    tensors: dict[str, Any] = {"__metadata__": record} if record else {}
     tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
     if ids.integers is not None:
         for values in ids.integers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,3 +220,17 @@ def test_arrays_of_numpy_are_taken_and_returned() -> None:
     np.testing.assert_allclose(read, expected.numpy(), atol=1e-9)
     with pytest.raises(ShapeError, match="Old vectors are"):
         Sidecar.fit(*affine, new.numpy(), old.numpy()[:5], 3)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda a: a[::-1], lambda a: a.astype(">f8"), np.asfortranarray]
+)
+def test_views_and_other_byte_orders_of_numpy_are_taken(change: Any) -> None:
+    _, new, old = (part if isinstance(part, Sidecar) else part.numpy() for part in fitted(1, 3))
+    affine = Aligner("affine").fit(new, old).as_transform().affine()
+    assert affine is not None
+    views = change(new), change(old)
+    plain = [np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("=")) for view in views]
+    codes = [(s := Sidecar.fit(*affine, *both, 3)).encode(*both) for both in (views, plain)]
+    np.testing.assert_array_equal(*codes)
+    np.testing.assert_array_equal(s.read(views[0], codes[0]), s.read(plain[0], codes[1]))

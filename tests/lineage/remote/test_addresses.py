@@ -64,3 +64,15 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def test_an_address_that_fsspec_cannot_open_is_an_error(address: str) -> None:
     with pytest.raises(LineageError, match=f"{address} cannot be opened: .*[^.]\\.$"):
         filesystem(address)
+
+
+@pytest.mark.parametrize("address", ["memory://team[eu]/shop", "s3://[/shop"])
+def test_an_address_that_is_none_is_said_to_be_none(address: str) -> None:
+    with pytest.raises(LineageError, match="is no address"):
+        Lineage.open(address)
+
+
+@pytest.mark.parametrize("address", ["memory://teams/shop*", "memory://teams/a?b", "s3://b/[ab]"])
+def test_wildcards_would_name_other_lineages_too(address: str) -> None:
+    with pytest.raises(LineageError, match="stand for other characters"):
+        filesystem(address)

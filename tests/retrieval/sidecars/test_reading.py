@@ -26,7 +26,7 @@ from evergram.retrieval.sidecars.reading import reread
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.rows import Hits, Rows
+from evergram.stores.rows import MOST_HITS, Hits, Rows
 from evergram.stores.store import StoreView
 
 SIDE = "object"
@@ -243,6 +243,8 @@ def test_more_is_looked_at_only_where_a_sidecar_may_help(
     assert not opened.apply("query", 0, [1])
     assert opened.depth(SIDE, 0, 10) == reading.DEPTH
     assert opened.depth(SIDE, 0, 1250) == 5000
+    # No k becomes more than a store takes.
+    assert opened.depth(SIDE, 0, 10**9) == MOST_HITS
     assert opened.depth(SIDE, 1, 10) == opened.depth("query", 0, 10) == 10
     assert SidecarFiles([sidecars[1]], 20).read(made.lineage).depth(SIDE, 0, 4) == 20
 

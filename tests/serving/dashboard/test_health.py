@@ -130,6 +130,12 @@ def test_a_service_that_says_nothing_is_not_known_to_be_well() -> None:
     assert {r.part for r in found.reasons} == {"store", "drift", "requests"}
 
 
+def test_drift_of_each_version_counts() -> None:
+    facts = [drift(version=v, relative=r)["drift"][0] for v, r in ((1, 0.7), (2, 0.1))]
+    (reason,) = judged(live={"drift": facts}).reasons
+    assert reason.sentence == "Drift of side object at version 1 is 0.7, and its limit is 0.5."
+
+
 def test_the_broken_come_first() -> None:
     found = judged(live={"failed": 2, "drift": None}, consumer={"probe": None})
     assert found.state == "not well"

@@ -128,3 +128,8 @@ def test_a_folder_that_cannot_be_written_is_logged(
     documents.save()
     assert "cannot be saved" in caplog.text
     assert documents.counts() == {1: 1}
+
+
+def test_a_csvs_number_is_the_text_of_a_stored_id(tmp_path: Path) -> None:
+    documents = Documents(written(tmp_path, 5))
+    assert documents.texts_of(pa.array(["3", "0"])) == ["word3 word3", "word0 word0"]

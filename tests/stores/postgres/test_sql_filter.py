@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evergram.errors import DataError
@@ -91,3 +92,10 @@ def test_other_filters_are_refused(asked: Any, words: str) -> None:
 def test_without_allowed_columns_no_field_may_be_named() -> None:
     with pytest.raises(DataError, match="no field may be named"):
         sql_of({"kind": "a"}, COLUMNS, [])
+
+
+def test_a_column_of_float32_is_compared_in_its_own_precision() -> None:
+    """PostgreSQL refuses numbers beyond it, where every row is below or above them."""
+    query, values = sql_of({"score": {"gt": -1e39, "lt": 0.1}}, {"score": "float4"}, ["score"])
+    assert query.as_string(None) == '("score" > (%s::real[])[1] and "score" < (%s::real[])[1])'
+    assert values == [[-float("inf")], [float(np.float32(0.1))]]

@@ -232,8 +232,10 @@ def _basis_of(residual: Tensor, old: Tensor | npt.NDArray[Any]) -> ResidualBasis
 
 
 def _tensor(array: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return an array as a tensor; a copy of one that may not be written, of which torch warns."""
-    return array if isinstance(array, Tensor) else torch.from_numpy(np.require(array, None, "W"))
+    """Return an array as a tensor; a copy of one that torch cannot share, or warns of."""
+    if isinstance(array, Tensor):
+        return array
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _like(vectors: Vectors, value: Tensor) -> Vectors:

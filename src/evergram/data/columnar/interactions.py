@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
-from evergram.ids import first_missing, missing_sentence
+from evergram.ids import first_missing, is_text, missing_sentence
 
 # In a unit of times; a nanosecond is less than one.
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
@@ -74,10 +74,7 @@ def check_ids(column: pa.ChunkedArray, name: str, source: str, *, first_row: int
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    allowed = (
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    )
-    if not allowed:
+    if not (pa.types.is_integer(kind) or is_text(kind)):
         example = f" (the first is {column[0].as_py()})" if len(column) else ""
         raise DataError(
             f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."

@@ -23,12 +23,15 @@ def local_folder(place: str | Path) -> Path | None:
 
     Args:
         place: a path, `file:///…`, or an fsspec address such as `s3://bucket/shop`.
-    Raises: LineageError: a `file:` address names a host.
+    Raises: LineageError: a `file:` address names a host, or the address cannot be read.
     """
     text = str(place)
     if isinstance(place, Path) or not _ADDRESS.match(text):
         return Path(place)
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise LineageError(f"{text} is no address: {str(error).rstrip('.')}.") from None
     if parts.scheme.lower() not in _HERE:
         return None
     if parts.netloc not in ("", "localhost"):
@@ -42,8 +45,16 @@ def local_folder(place: str | Path) -> Path | None:
 def filesystem(address: str) -> tuple[Any, str]:
     """Return fsspec's filesystem of an address, and the path in that filesystem.
 
-    Raises: LineageError: fsspec, or the driver of this kind of address, is not installed.
+    Raises: LineageError: the address has a wildcard; or fsspec, or the driver of this kind of
+        address, is not installed.
     """
+    # After the host, which may be an IPv6 address in brackets; an address of http may have a query.
+    path = address.partition("://")[2].partition("/")[2]
+    if wild := sorted(set(path) & set("*[]" if address.startswith("http") else "*?[]")):
+        raise LineageError(
+            f"{address} has {' and '.join(wild)}, which stand for other characters in such "
+            "addresses; give the lineage another name."
+        )
     try:
         import fsspec
     except ImportError:

@@ -12,7 +12,7 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.migrating.cascade import Metric, by_vectors
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.rows import joined_ids, places_among
+from evergram.stores.rows import MOST_HITS, joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
 
 # Hits by the way back that are read by a sidecar, of each query, unless another number is given.
@@ -62,7 +62,7 @@ class Sidecars:
     def depth(self, side: str, target: int, k: int) -> int:
         """Return how many hits of a query a search at a version may look at."""
         later = any(own == side and version > target for own, version in self._of)
-        return max(self._depth, PER_RESULT * k) if later else k
+        return max(k, min(max(self._depth, PER_RESULT * k), MOST_HITS)) if later else k
 
     def rows(self, maps: VersionMaps, rows: Rows, target: int, side: str) -> Floats:
         """Return rows of one version as another reads them, [n, D_target].

@@ -110,26 +110,23 @@ def _rows(versions: Sequence[VersionFacts], live: Live) -> Iterator[Reason]:
 
 
 def _drift(live: Live) -> Iterator[Reason]:
-    drift = {facts.side: facts for facts in live.drift or ()}
+    drift = live.drift or []
     # A side that is served and was never measured is not known, and neither is no side at all.
-    sides = sorted({*drift, *(live.rows or {})})
-    if not sides:
+    unmeasured = sorted({*(live.rows or {})} - {facts.side for facts in drift})
+    if not drift and not unmeasured:
         yield _unknown("drift", "Drift is not measured.")
-    for side in sides:
-        facts = drift.get(side)
-        if facts is None:
-            yield _unknown("drift", f"Drift of side {side} is not measured: nothing was served.")
-        elif facts.relative is None or not math.isfinite(facts.relative):
-            sentence = f"Drift of side {side} is not measured: no moments were published."
-            yield _unknown("drift", sentence)
+    for side in unmeasured:
+        yield _unknown("drift", f"Drift of side {side} is not measured: nothing was served.")
+    for facts in drift:
+        version = "" if facts.version is None else f" at version {facts.version}"
+        what = f"Drift of side {facts.side}{version}"
+        if facts.relative is None or not math.isfinite(facts.relative):
+            yield _unknown("drift", f"{what} is not measured: no moments were published.")
         elif facts.limit is None:
-            yield _unknown("drift", f"Drift of side {side} has no limit.")
+            yield _unknown("drift", f"{what} has no limit.")
         elif facts.relative > facts.limit:
-            yield _broken(
-                "drift",
-                f"Drift of side {side} is {_value(facts.relative)}, and its limit is "
-                f"{_value(facts.limit)}.",
-            )
+            value, limit = _value(facts.relative), _value(facts.limit)
+            yield _broken("drift", f"{what} is {value}, and its limit is {limit}.")
 
 
 def _backfills(live: Live) -> Iterator[Reason]:

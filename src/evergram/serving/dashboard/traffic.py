@@ -99,7 +99,7 @@ class TrafficLog:
             DriftFacts(
                 side=side, version=version, relative=relative, vectors=count, limit=DRIFT_LIMIT
             )
-            for side, (version, relative, count) in metrics.drift.measured().items()
+            for (side, version), (relative, count) in metrics.drift.measured().items()
         ]
         return Live(
             started=self._started,

@@ -7,6 +7,7 @@ requests, at the version that they are stored at.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ PER_REQUEST = 16
 PER_LOOK = 512
 # Vectors after which the weight of a sample has fallen to 1/e.
 MEMORY = 50_000
+# Seconds after the last served row of a version, such as a canary's or of one that was rolled back,
+# until its drift is no longer told.
+TOLD_FOR = 3600.0
 
 
 @dataclass
@@ -37,6 +41,7 @@ class _RunningMoments:
         mean: [D], running E[z].
         second: [D, D], running E[z zᵀ].
         stored: [D, D], E[z zᵀ] at publication; None where none was written.
+        last: when some were added, by the monotonic clock.
     """
 
     fingerprint: str
@@ -44,9 +49,11 @@ class _RunningMoments:
     mean: Matrix
     second: Matrix
     stored: Matrix | None
+    last: float = 0.0
 
     def add(self, vectors: Floats) -> None:
         wide = vectors.astype(np.float64)
+        self.last = time.monotonic()
         self.count += len(wide)
         share = len(wide) / min(self.count, MEMORY)
         self.mean += share * (wide.mean(axis=0) - self.mean)
@@ -62,7 +69,7 @@ class _RunningMoments:
 
 
 class Drift:
-    """Drift of each side, at the version that most of its rows are stored at.
+    """Drift of each side, at each version that served rows are stored at.
 
     Several threads may use one.
     """
@@ -129,12 +136,14 @@ class Drift:
             rows = np.sort(self._draw.choice(rows, PER_REQUEST, replace=False))
         return version, ids.take(pa.array(rows))
 
-    def measured(self) -> dict[str, tuple[int, float | None, int]]:
-        """Return, for each side, its version, the relative distance and the number of vectors."""
+    def measured(self) -> dict[tuple[str, int], tuple[float | None, int]]:
+        """Return, by side and version, the relative distance and the number of vectors."""
+        since = time.monotonic() - TOLD_FOR
         with self._lock:
             return {
-                side: (version, moments.relative, moments.count)
-                for (side, version), moments in sorted(self._moments.items())
+                key: (moments.relative, moments.count)
+                for key, moments in sorted(self._moments.items())
+                if moments.last >= since
             }
 
     def _add(

@@ -126,7 +126,7 @@ class Metrics:
         """Return the page that Prometheus reads, with drift as it is now."""
         self.distance.clear()
         self.looked_at.clear()
-        for side, (version, relative, count) in self.drift.measured().items():
+        for (side, version), (relative, count) in self.drift.measured().items():
             self.looked_at.labels(side, str(version)).set(count)
             if relative is not None:
                 self.distance.labels(side, str(version)).set(relative)

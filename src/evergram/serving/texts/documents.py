@@ -49,7 +49,8 @@ class Documents:
         self.path: Path = path
         self.folder: Path | None = folder
         self._stamp: tuple[int, int] | None = None
-        self._texts: dict[int | str, str] = {}
+        # By the text of the id: a CSV's 5 is the stored "5", too.
+        self._texts: dict[str, str] = {}
         self._kept: dict[int, KeptVectors] = {}
         self._fingerprints: dict[int, str] = {}
         self._encoders: dict[int, TextEncoderRecord | None] = {}
@@ -62,7 +63,7 @@ class Documents:
     def texts_of(self, ids: pa.Array) -> list[str]:
         """Return the texts of ids. Raises: MissingTextError: one has none, and the file is read.
         DataError: the file has changed and cannot be read."""
-        asked = ids.to_pylist()
+        asked = [str(id_) for id_ in ids.to_pylist()]
         absent = next((id_ for id_ in asked if id_ not in self._texts), None)
         if absent is not None:
             with self._lock:
@@ -70,7 +71,7 @@ class Documents:
             absent = next((id_ for id_ in asked if id_ not in self._texts), None)
         if absent is not None:
             raise MissingTextError(
-                f"The id {str(absent)[:40]} is stored and has no text in the file of --texts, so "
+                f"The id {absent[:40]} is stored and has no text in the file of --texts, so "
                 "that it cannot be re-ranked; add it to the file, or leave 'rerank' out."
             )
         texts = self._texts
@@ -166,5 +167,5 @@ class Documents:
             stamp = (-1, -1)
         if stamp != self._stamp:
             ids, texts = read_texts(self.path, options=False)
-            self._texts = dict(zip(ids.to_pylist(), texts, strict=True))
+            self._texts = dict(zip(map(str, ids.to_pylist()), texts, strict=True))
             self._stamp = stamp

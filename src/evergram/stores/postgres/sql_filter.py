@@ -8,6 +8,7 @@ from datetime import date, datetime
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 from psycopg.sql import SQL, Composable
 
 from evergram.errors import DataError
@@ -54,7 +55,7 @@ def sql_of(
         conditions = read_conditions(asked)
         parts = [_condition(condition, columns, allowed) for condition in conditions]
         together = SQL("({})").format(SQL(" and ").join(parts))
-        return together, [list(condition.values) for condition in conditions]
+        return together, [_sent(condition, columns[condition.field]) for condition in conditions]
     match asked:
         case str(text):
             bound: Sequence[Any] = ()
@@ -106,6 +107,15 @@ def _check_text(field: str, column: str, text: str) -> None:
             f"A filter compares the field {field[:80]!r}, of type {column}, with {text[:80]!r}; "
             f"write it as {_EXAMPLES[column]!r}."
         ) from None
+
+
+def _sent(condition: Condition, column: str) -> list[Any]:
+    """Return a condition's values as they are bound: a `real` column is compared with numbers in
+    its own precision, and PostgreSQL refuses those beyond it where here they are infinite, or 0."""
+    if column == "float4" and type_of(condition) == "number":
+        with np.errstate(over="ignore", under="ignore"):
+            return [float(np.float32(float(value))) for value in condition.values]
+    return list(condition.values)
 
 
 def _sent_as(condition: Condition, column: str) -> str:
