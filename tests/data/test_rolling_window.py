@@ -54,6 +54,14 @@ def test_times_that_are_no_dates_take_a_share_alone() -> None:
         RollingWindow.parse("7 days").begins(time)
 
 
+def test_dates_of_1970_are_not_taken_for_those_of_another_unit() -> None:
+    """Microseconds of 1970, as dates have them, are in number milliseconds of today."""
+    time = at(torch.arange(100) * 36 * 10**9)
+    assert RollingWindow.parse("5 %").begins(time) == 95
+    with pytest.raises(DataError, match=r"the earliest time here is 0, which in milliseconds, as"):
+        RollingWindow.parse("7 days").begins(time)
+
+
 def test_a_date_tells_its_unit_and_another_number_tells_none() -> None:
     assert [units_per_second(1.7e9 * u) for u in (1, 10**3, 10**6)] == [1, 10**3, 10**6]
     assert units_per_second(12.0) is None

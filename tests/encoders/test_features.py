@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 import torch
 from tests.support.encoder_corpora import tagged_corpus
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.errors import DataError
 
 SCHEMA = Schema(
     {"ids": Vocabulary(pa.array(["b", "a"])), "words": Vocabulary(pa.array(["x", "y"]))},
@@ -53,6 +55,15 @@ def test_sides_share_a_vocabulary_if_the_corpus_shares_its_ids() -> None:
     assert len(shared.ids("query")) == 2
     assert "feature.tags" in Schema.of(tagged_corpus(), features=True).vocabularies
     assert "feature.tags" not in Schema.of(tagged_corpus(), features=False).vocabularies
+
+
+def test_features_that_would_share_a_table_are_refused() -> None:
+    features = pa.table({"id": [1, 2], "genre.main": ["a", "b"], "genre/main": ["x", "y"]})
+    pairs = pa.table({"query": [1, 2], "candidate": [1, 2]})
+    corpus = Corpus.from_tables(pairs, candidate_features=features)
+    with pytest.raises(DataError, match=r"genre\.main and genre/main would share one table"):
+        Schema.of(corpus, features=True)
+    assert len(Schema.of(corpus, features=False).vocabularies) == 2
 
 
 def test_inputs_in_the_order_of_their_vocabulary_are_read_without_a_mask() -> None:

@@ -184,3 +184,32 @@ def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
     lineage.label("stable", 4)
     lineage.retire(1)
     assert [r.version for r in diagnose_lineage(lineage)] == [0, 3]
+
+
+def test_a_side_of_which_nothing_is_in_common_is_not_known(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(30, 2, generator=draw)
+    queries = pa.array([f"query {i}" for i in range(30)])
+    for n in (0, 1):
+        candidates = pa.array([f"candidate {i + 1000 * n}" for i in range(30)])
+        both = {"query": (queries, z), "candidate": (candidates, z)}
+        error = StepError.of(z, z) if n else None
+        transform = LinearTransform.from_matrix(torch.eye(2)) if n else None
+        publish_next(
+            lineage,
+            Artefact(
+                dim=2,
+                embeddings=both,
+                transform=transform,
+                metrics={"metrics": {}},
+                recipe={},
+                canaries=both,
+                error=error,
+            ),
+        )
+    readings = diagnose_lineage(lineage)
+    assert list(readings[0].unknown) == ["error", "side candidate"]
+    assert past_limits(readings, CompatibilityLimits()) == []
+    (said,) = past_limits(readings, CompatibilityLimits(bound=1.0))
+    assert "nothing is known of its side candidate, and there are limits" in said

@@ -220,7 +220,8 @@ def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
         whole = artefact(OLD, torch.eye(DIM))
         new = replace(whole, embeddings={"candidate": partial(list, pieces)})
         reading = run_probes(lineage, new)[0]
-        assert (reading.objects, reading.missing) == (ROWS + 3, 2)
+        # An object of several rows is one object.
+        assert (reading.objects, reading.missing) == (ROWS, 2)
         assert reading.value == pytest.approx(expected, abs=1e-6)
         assert reading.limit is None
         assert not reading.broken
@@ -251,6 +252,21 @@ def test_a_version_without_most_of_a_probes_objects_breaks_it(
     message = f"Only {kept} of the {ROWS} objects that it was added with .* at least 20 are needed"
     with pytest.raises(DegradationError, match=message):
         refuse_broken(readings)
+
+
+def test_rows_of_two_objects_are_two_objects(tmp_path: Path, lineage: Lineage) -> None:
+    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
+    order = OLD[:, 0].argsort()
+    two = [int(order[0]), int(order[-1])]
+    rows = [*range(ROWS), *two * 10]
+    labels = [bool(OLD[row, 0] > 0) for row in rows]
+    data = evaluation(tmp_path / "d.parquet", labels, [f"id{row}" for row in rows])
+    add(lineage, model, data, min=0.7)
+    new = replace(
+        artefact(OLD, torch.eye(DIM)), embeddings={"candidate": (IDS.take(pa.array(two)), OLD[two])}
+    )
+    _, readings = with_probes(new, lineage)
+    assert (readings[0].objects, readings[0].value, readings[0].broken) == (2, None, True)
 
 
 def test_a_probe_of_few_objects_needs_all_of_them(tmp_path: Path, lineage: Lineage) -> None:

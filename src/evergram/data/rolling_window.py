@@ -59,8 +59,8 @@ class RollingWindow:
         if self.share is not None:
             return round((1 - self.share) * len(corpus))
         assert self.seconds is not None
-        latest = float(corpus.time_span[1])
-        return corpus.before(latest - self.seconds * _per_second(latest, self.text))
+        first, latest = map(float, corpus.time_span)
+        return corpus.before(latest - self.seconds * _per_second(first, latest, self.text))
 
 
 def units_per_second(time: float) -> int | None:
@@ -79,12 +79,25 @@ def date_text(time: float) -> str:
     return f"{datetime.fromtimestamp(time / units, UTC):%Y-%m-%d %H:%M}"
 
 
-def _per_second(time: float, text: str) -> int:
-    """Return how many units of `time` make a second, as it must be a date from 1980 to 2100."""
+def unit_of(time: float) -> str | None:
+    """Return the unit of a Unix time by its size, such as "seconds"; None if it has none."""
     units = units_per_second(time)
-    if units is not None:
+    return next((name for name, count in _UNITS.items() if count == units), None)
+
+
+def _per_second(first: float, latest: float, text: str) -> int:
+    """Return how many units of these times make a second: both must be dates of 1980 to 2100.
+
+    Of the latest alone the unit could be guessed wrong: microseconds since 1970 of that year are
+    milliseconds of today.
+    """
+    units = units_per_second(latest)
+    if units is not None and first >= _FIRST * units:
         return units
+    time, which = (latest, "latest") if units is None else (first, "earliest")
+    unit = "" if units is None else f" in {unit_of(latest)}, as the latest seems to be,"
     raise DataError(
-        f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the latest time "
-        f"here is {time:g}, which is not between 1980 and 2100. Give a percentage such as '5 %'."
+        f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the {which} "
+        f"time here is {time:g}, which{unit} is not between 1980 and 2100. Give a percentage such "
+        "as '5 %'."
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
 from evergram.encoders.hashed_rows import HashedRows
+from evergram.errors import DataError
 
 SIDES = ("query", "candidate")
 
@@ -62,6 +63,11 @@ class EntityInputs:
         return replace(self, ids=self.ids.to(device), bags=bags, hashed=hashed)
 
 
+def table_name(vocabulary: str) -> str:
+    """Return the name of an encoder's table of a vocabulary: a module's name has no dots."""
+    return vocabulary.replace(".", "/")
+
+
 @dataclass(frozen=True)
 class Schema:
     """The vocabularies of an encoder, and which of them each side's inputs use.
@@ -89,6 +95,14 @@ class Schema:
             for feature, column in side.features.items() if features else ():
                 vocabularies[f"feature.{feature}"] = column.vocabulary
                 inputs[name][feature] = f"feature.{feature}"
+        tables = [table_name(name) for name in vocabularies]
+        if twice := {name for name in tables if tables.count(name) > 1}:
+            names = sorted(name for name in vocabularies if table_name(name) in twice)
+            same = [name.removeprefix("feature.") for name in names]
+            raise DataError(
+                f"The features {' and '.join(same)} would share one table, as names that differ in "
+                "'.' and '/' alone do; rename one."
+            )
         return cls(vocabularies, inputs)
 
     def ids(self, side: str) -> Vocabulary:

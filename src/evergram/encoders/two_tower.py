@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema, table_name
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.tables.embedding_tables import embedding_table, look_up
 
@@ -72,7 +72,7 @@ class TwoTower(RowEncoder):
         # A module's name may not hold a dot.
         self.tables: nn.ModuleDict = nn.ModuleDict(
             {
-                _key(name): embedding_table(
+                table_name(name): embedding_table(
                     schema.table_size(name),
                     width,
                     scale if name in ids or not residual else 0.0,
@@ -97,10 +97,10 @@ class TwoTower(RowEncoder):
     def keyed(self) -> dict[str, str]:
         hashed = self.schema.hashed_tables
         names = [name for name in self.schema.vocabularies if name not in hashed]
-        return {f"tables.{_key(name)}.weight": name for name in names}
+        return {f"tables.{table_name(name)}.weight": name for name in names}
 
     def feature_tables(self) -> list[nn.Parameter]:
-        ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
+        ids = {table_name(self.schema.inputs[side]["id"]) for side in SIDES}
         return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
@@ -115,7 +115,7 @@ class TwoTower(RowEncoder):
         """Return x."""
         parts: list[Tensor] = []
         for name, vocabulary in self.schema.inputs[side].items():
-            table = self.tables[_key(vocabulary)]
+            table = self.tables[table_name(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
                 parts.append(look_up(table, inputs.table_rows, has_all=inputs.has_all_ids))
@@ -127,10 +127,6 @@ class TwoTower(RowEncoder):
                 )
             )
         return torch.cat(parts, dim=-1) if self.concatenate else sum(parts[1:], start=parts[0])
-
-
-def _key(vocabulary: str) -> str:
-    return vocabulary.replace(".", "/")
 
 
 def _layers(

@@ -56,7 +56,7 @@ class Reading:
             `LEAST_OBJECTS`.
         amplification: the largest singular value of W_k^j; None if a transform is not affine.
         unknown: by name, why there is no "error" (on unseen canaries), "certificate" or
-            "amplification".
+            "amplification", or nothing is known of a side, "side candidate".
     """
 
     version: int
@@ -109,6 +109,7 @@ def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
             unknown["certificate"] = "; ".join(reasons)
         if not affine:
             unknown["amplification"] = unknown["certificate"]
+        unknown |= _unmeasured_sides(canaries, newest, j)
         readings.append(
             Reading(
                 j,
@@ -121,6 +122,24 @@ def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
             )
         )
     return readings
+
+
+def _unmeasured_sides(
+    canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
+) -> dict[str, str]:
+    """Return why nothing is known of a side: both versions have canaries of it, and next to none in
+    common, so that all figures are of the other side."""
+    reasons = {}
+    for side in sorted(set(canaries[source]) & set(canaries[target])):
+        ours, theirs = (canaries[version][side] for version in (target, source))
+        of_side = {target: {side: ours}, source: {side: theirs}}
+        common = len(_common(of_side, [target, source])[target])
+        if common < LEAST_OBJECTS <= min(len(ours[0]), len(theirs[0])):
+            reasons[f"side {side}"] = (
+                f"the two versions have {common} of its canaries in common, and {LEAST_OBJECTS} "
+                "are needed"
+            )
+    return reasons
 
 
 def _measure_unseen(
@@ -238,6 +257,12 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
                 f"{known.relative_bound:.4g}, and on {witness.objects} {which} it is "
                 f"{witness.relative:.4g}; the transforms do not lead to these versions' vectors: "
                 "upgrade again, and withdraw the newest version."
+            )
+        sides = {k: v for k, v in reading.unknown.items() if asked and k.startswith("side ")}
+        for side, reason in sides.items():
+            sentences.append(
+                f"Version {reading.version}: nothing is known of its {side}, and there are limits: "
+                f"{reason}."
             )
         values = {
             "error": _error(reading),

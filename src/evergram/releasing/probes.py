@@ -254,7 +254,7 @@ def _worse(metric: str, value: float, limit: float) -> bool:
 def _measure(
     files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: ProbeLimits
 ) -> tuple[float, int, int]:
-    """Return the metric, and how many rows have an embedding and how many have none."""
+    """Return the metric, and how many objects have an embedding and how many have none."""
     with ProbeProcess(files, probe.metric, limits) as process:
         ids = process.ids()
         has_vector, vectors = _pick(ids, source.blocks(probe.side))
@@ -265,7 +265,9 @@ def _measure(
             )
         read = source.chain.apply(vectors, source.version, version)
         value = process.value(has_vector, read.numpy())
-    return value, len(vectors), len(ids) - len(vectors)
+    # An object may have several rows.
+    measured = pc.count_distinct(ids.filter(pa.array(has_vector))).as_py()
+    return value, measured, pc.count_distinct(ids).as_py() - measured
 
 
 def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:

@@ -231,6 +231,10 @@ def test_views_and_other_byte_orders_of_numpy_are_taken(change: Any) -> None:
     assert affine is not None
     views = change(new), change(old)
     plain = [np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("=")) for view in views]
-    codes = [(s := Sidecar.fit(*affine, *both, 3)).encode(*both) for both in (views, plain)]
+    weight, offset = affine
+    fits = [Sidecar.fit(weight, offset, both[0], both[1], 3) for both in (views, plain)]
+    codes = [fit.encode(*both) for fit, both in zip(fits, (views, plain), strict=True)]
     np.testing.assert_array_equal(*codes)
-    np.testing.assert_array_equal(s.read(views[0], codes[0]), s.read(plain[0], codes[1]))
+    np.testing.assert_array_equal(
+        fits[0].read(views[0], codes[0]), fits[1].read(plain[0], codes[1])
+    )

@@ -43,6 +43,7 @@ def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
         ({"id": [1], "tags": [["a", None]]}, "null inside a list"),
         ({"id": [1], "place": [{"x": 1}]}, "holds struct"),
         ({"id": [1], "raw": [b"\xe9"]}, "holds binary"),
+        ({"id": [1], "age": pa.nulls(1, pa.month_day_nano_interval())}, "holds month_day_nano"),
     ],
 )
 def test_bad_features_are_refused(features: dict[str, Any], message: str) -> None:

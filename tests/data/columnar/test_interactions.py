@@ -18,7 +18,9 @@ def corpus(query: list[Any], candidate: list[Any], **columns: list[Any]) -> Corp
     return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **columns}))
 
 
-@pytest.mark.parametrize("kind", [pa.int32(), pa.uint32(), pa.timestamp("ns"), pa.float32()])
+@pytest.mark.parametrize(
+    "kind", [pa.int32(), pa.uint32(), pa.timestamp("ns"), pa.float32(), pa.float16()]
+)
 def test_times_of_any_clock_are_wide_numbers(kind: pa.DataType) -> None:
     # 1,500 ns are no whole microsecond: no reason to refuse them.
     data = corpus([1, 2], [1, 1], time=pa.array([3000, 1500]).cast(kind))

@@ -7,7 +7,12 @@ import torch
 
 from evergram.errors import ShapeError
 from evergram.evaluation import score_blocks
-from evergram.evaluation.breakdown.target_ranks import metric_of_ranks, owners, target_ranks
+from evergram.evaluation.breakdown.target_ranks import (
+    UNRANKED,
+    metric_of_ranks,
+    owners,
+    target_ranks,
+)
 from evergram.evaluation.ranking import Relevance, query_metrics
 
 
@@ -37,16 +42,16 @@ def test_a_rank_is_the_number_of_unseen_candidates_that_score_as_much(
             if target < 0:
                 expected.append(0)
             elif target in seen:
-                expected.append(31)
+                expected.append(UNRANKED)
             else:
                 unseen = [s for c, s in enumerate(scores) if c not in seen]
                 expected.append(sum(s >= scores[target] for s in unseen))
     monkeypatch.setattr(score_blocks, "SCORE_BYTES", size)
     assert target_ranks(query, candidate, relevance).tolist() == expected
-    assert {0, 31} < set(expected)
+    assert {0, UNRANKED} < set(expected)
 
 
-@pytest.mark.parametrize("name", ["recall@5", "ndcg@7", "map@3"])
+@pytest.mark.parametrize("name", ["recall@5", "ndcg@7", "map@3", "recall@50", "map@31"])
 def test_metrics_by_ranks_are_those_of_a_ranking(generator: torch.Generator, name: str) -> None:
     query, candidate, relevance = example(generator)
     ranks = target_ranks(query, candidate, relevance)

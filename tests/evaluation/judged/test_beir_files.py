@@ -49,6 +49,8 @@ def test_judgements_of_beir_and_of_trec_are_the_same(tmp_path: Path) -> None:
     trec = tmp_path / "qrels.txt"
     trec.write_text("q1 0 d1 1\nq2 0 d2 -1\n")
     assert read_judgements(trec) == {"q1": {"d1": 1}, "q2": {"d2": -1}}
+    trec.write_text("\n" + beir)
+    assert read_judgements(trec) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,10 @@ def test_judgements_of_beir_and_of_trec_are_the_same(tmp_path: Path) -> None:
         ("query-id\tcorpus-id\tscore\n", "has no judgements"),
         ("a\tb\t1\na\tb\n", "line 2 is"),
         ("h\th\th\na\tb\t0.5\n", "line 2 is"),
+        ("a\tb\t1.0\na\tc\t1\n", "line 1 is"),
+        ("a\tb\t\na\tc\t1\n", "line 1 is"),
+        ("a 0 b +1\na 0 c 1\n", "line 1 is"),
+        (f"a\tb\t{'9' * 400}\n", "line 1 is"),
         ("a\tb\t1\na\tb\t2\n", "line 2 grades query 'a' and text 'b' again"),
     ],
 )
@@ -70,6 +76,13 @@ def test_wrong_judgements_are_refused(tmp_path: Path, content: str, message: str
 def test_a_missing_or_damaged_file_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_judgements(tmp_path / "none.tsv")
+    content = bytearray(
+        gzip.compress(b"q\td\ts\n" + b"".join(b"%d\td\t1\n" % i for i in range(2000)))
+    )
+    content[60:90] = bytes(byte ^ 0xFF for byte in content[60:90])
+    (tmp_path / "bad.tsv.gz").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_judgements(tmp_path / "bad.tsv.gz")
     (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read"):
         read_texts(tmp_path / "bad.jsonl.gz")

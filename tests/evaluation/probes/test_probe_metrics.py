@@ -43,7 +43,7 @@ def test_the_error_of_values_is_the_root_of_the_mean_square() -> None:
         ("auc", BINARY, [0, 1, 2, 1], "labels are not 0 and 1; auc needs two classes"),
         ("auc", BINARY, ["a", "b", "a", "b"], "labels are string; auc needs numbers"),
         ("auc", Answers(None, pa.array([0])), [1], "more than two classes apart; auc needs one"),
-        ("accuracy", Answers(SCORE, None), [0, 1, 0, 1], "gives no classes; accuracy cannot"),
+        ("accuracy", Answers(SCORE, None), [0, 1, 0, 1], "so that accuracy cannot be measured"),
     ],
 )
 def test_labels_and_answers_of_another_kind_are_refused(

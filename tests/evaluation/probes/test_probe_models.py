@@ -80,11 +80,17 @@ def test_answers_that_are_not_finite_and_other_dims_are_refused() -> None:
 
 def test_an_onnx_model_is_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_models, "BLOCK", 7)
-    answers = OnnxModel(ONNX, graphs.plain().SerializeToString()).answers(VECTORS)
+    model = OnnxModel(ONNX, graphs.plain().SerializeToString())
+    answers = model.answers(VECTORS)
     assert answers.score is not None
     np.testing.assert_allclose(answers.score, VECTORS.sum(1), rtol=1e-4, atol=1e-4)
-    assert answers.predicted is not None
-    assert answers.predicted.to_pylist() == (answers.score > 0.5).astype(int).tolist()
+    # Numbers that are no probabilities have no place to be cut at.
+    assert answers.predicted is None
+    shares = np.abs(VECTORS) / np.abs(VECTORS).sum(1, keepdims=True) * np.float32(0.9)
+    shares[::2] /= 2
+    classes = model.answers(shares).predicted
+    assert classes is not None
+    assert classes.to_pylist() == (shares.sum(1) > 0.5).astype(int).tolist()
 
 
 def test_an_onnx_model_that_gives_one_number_for_all_rows_is_refused() -> None:

@@ -120,6 +120,7 @@ def test_ids_of_an_evaluation_file_are_int64_or_texts() -> None:
         (parquet(id=pa.array([], pa.int64()), label=pa.array([], pa.int64())), "at least one row"),
         (parquet(id=[1, None], label=[1, 1]), "a row without an id or without a label"),
         (parquet(id=[1, 2], label=[1, None]), "a row without an id or without a label"),
+        (parquet(id=[1, 2], label=[1.0, float("nan")]), "a row without an id or without a label"),
         (parquet(id=[1.5], label=[1]), "ids of the evaluation file are not int64"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tests.support.embedding_files import file_of, id_names, randn
@@ -13,7 +15,7 @@ from torch import Tensor
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import DataError
+from evergram.errors import DataError, DegradationError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
@@ -106,3 +108,21 @@ def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path
     files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
     with pytest.raises(DataError, match=r"^10 different new vectors of common obj"):
         align(*files, Lineage.create(tmp_path / "l"), max_error=math.inf)
+
+
+def test_few_held_out_vectors_under_many_ids_have_no_certificate(tmp_path: Path) -> None:
+    """Copies of three texts are three objects, also where a small overlap is allowed."""
+    ids = np.array([f"id{i}" for i in range(ROWS)])
+    held = pair_groups(id_hashes(pa.array(ids)), 0.1).held.numpy()
+    new = randn(0, ROWS, 8)
+    new[held] = randn(1, 3, 8)[torch.arange(int(held.sum())) % 3]
+    old = new @ randn(2, 8, 5)
+    files = file_of(tmp_path / "old.parquet", old), file_of(tmp_path / "new.npy", new)
+    lineage = Lineage.create(tmp_path / "l")
+    settings = AlignSettings(allow_small_overlap=True)
+    with pytest.raises(DegradationError, match="measured on 3 objects, and 20 are needed"):
+        align(*files, lineage, settings, max_error=0.5)
+    metrics = align(*files, lineage, settings, max_error=math.inf)
+    assert metrics["alignment"].get("certificate", {}) == {}
+    error = lineage.step_errors[1]
+    assert (error.objects, error.is_known) == (3, False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 from tests.support.embedding_files import file_of, file_without_ids, randn
 from tests.support.encoders import lineage_with_encoder
 
@@ -51,6 +52,22 @@ def test_another_files_vectors_or_dim_are_refused(lineage: Lineage, tmp_path: Pa
         checked_past(file_of(tmp_path / "moved.npy", moved), new, lineage)
     with pytest.raises(LineageError, match="its dim is 3, not 4; give 0 in its place"):
         checked_past(file_of(tmp_path / "narrow.npy", VECTORS[:, :3]), new, lineage)
+
+
+def test_a_file_of_other_objects_is_not_taken_for_the_version(
+    lineage: Lineage, tmp_path: Path
+) -> None:
+    """One object of the version's proves nothing of a thousand that it never had."""
+    new = file_of(tmp_path / "new.npy", randn(1, 200, 3))
+    for others, fits in ((59, True), (60, True), (61, False)):
+        ids = pa.array([*(f"id{i}" for i in range(60)), *(f"new{i}" for i in range(others))])
+        vectors = torch.cat([VECTORS, randn(2, others, 4)])
+        old = file_of(tmp_path / f"{others}.parquet", vectors, ids)
+        if fits:
+            assert checked_past(old, new, lineage).rows == 60 + others
+            continue
+        with pytest.raises(LineageError, match=r"has 60 of its 121 objects, .* cannot be compared"):
+            checked_past(old, new, lineage)
 
 
 def test_rows_without_ids_are_not_paired_with_names(lineage: Lineage, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,3 +80,15 @@ def test_the_same_seed_gives_the_same_report() -> None:
     first = without_times(plan_migration(vectors, judgements, settings))
     torch.manual_seed(9)
     assert first == without_times(plan_migration(vectors, judgements, settings))
+
+
+@pytest.mark.parametrize("file", ["old", "new", "old_queries", "new_queries"])
+def test_a_model_whose_vectors_are_zeros_was_not_measured(file: str) -> None:
+    vectors, judgements = by_two_models(3.0, 0.1)
+    lacking = getattr(vectors, file).clone()
+    lacking[: len(lacking) // 10] = 0
+    report = plan_migration(replace(vectors, **{file: lacking}), judgements)
+    assert report["verdict"] is None
+    assert "are zeros, as failed calls of an encoder leave them" in report["reasons"][0]
+    lacking[1:] = getattr(vectors, file)[1:]
+    assert plan_migration(replace(vectors, **{file: lacking}), judgements)["verdict"] == "reindex"

@@ -28,7 +28,7 @@ def saved(
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     folder.mkdir()
     (folder / "words.txt").write_text("\n".join(WORDS))
@@ -42,7 +42,7 @@ def saved(
         max_position_embeddings=32,
     )
     BertModel(config).save_pretrained(folder / "bert")
-    BertTokenizerFast(str(folder / "words.txt")).save_pretrained(folder / "bert")
+    BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
     modules: list[torch.nn.Module] = [Transformer(str(folder / "bert"), max_seq_length=5)]
     modules += [Pooling(8, pooling), *([Normalize()] if normalises else [])]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder / "model"))

@@ -86,9 +86,10 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert join_processes(CPU) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", "soon")
-    with pytest.raises(RecipeError, match="EVERGRAM_PROCESS_TIMEOUT is 'soon'; it must be"):
-        join_processes(CPU)
+    for value in ("soon", "inf", "nan", "-1"):
+        monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", value)
+        with pytest.raises(RecipeError, match=f"_TIMEOUT is '{value}'; it must be a number from 0"):
+            join_processes(CPU)
 
 
 def test_nothing_is_asked_of_processes_that_do_not_wait() -> None:

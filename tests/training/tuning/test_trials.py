@@ -170,6 +170,12 @@ def test_ends_that_the_data_do_not_allow_are_refused_before_anything_trains(
     assert not (tmp_path / "tuned").exists()
 
 
+def test_a_choice_that_needs_a_column_is_refused_without_it(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"over task.sparse=weight: .* no column 'weight'"):
+        search(tmp_path / "tuned", over=["task.sparse=none,weight"])
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_trials_are_counted_from_one_everywhere(tmp_path: Path) -> None:
     tuned = search(tmp_path, count=2)
     assert [trial.number for trial in tuned.trials] == [1, 2]

@@ -107,6 +107,8 @@ class Aligner:
         """
         new_reader, old_reader = self._checked(new, old)
         dims = old_reader.dim, new_reader.dim
+        if not all(dims):
+            return self  # no rows, of Arrow's lists, which do not say their dims
         if self._dims not in (None, dims):
             before = self._dims
             raise ShapeError(
@@ -271,7 +273,8 @@ class Aligner:
                 f"new has {rows[0]} rows and old {rows[1]}; rows are paired by position, so give "
                 "the vectors of the same objects in the same order."
             )
-        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
+        if all(reader.dim for reader in readers):
+            self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
         for reader in readers:
             for start in range(0, reader.rows, BLOCK):
                 reader.block(start, start + BLOCK)

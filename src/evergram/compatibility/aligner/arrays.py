@@ -36,7 +36,7 @@ class VectorReader:
 
     Args:
         name: of the vectors, for errors.
-        rows, dim: N and D.
+        rows, dim: N and D; an Arrow array of no lists says no D, and has 0.
         shown: the type that holds them, for errors.
     """
 
@@ -122,7 +122,7 @@ def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: s
         several: Any = of_any[None]
         return map_vectors(several, weight, offset, name)[0]  # type: ignore[no-any-return]
     source = open_vectors(of_any, name)
-    if source.dim != weight.shape[1]:
+    if source.dim != weight.shape[1] and source.dim:
         raise ShapeError(
             f"{name} is {source.shown}; this aligner was fitted to vectors of {weight.shape[1]} "
             "dims."
@@ -181,6 +181,8 @@ def _open_arrow(vectors: Any, name: str) -> VectorReader:
     rows = len(vectors)
     dim = kind.list_size if fixed else len(vectors[0]) if rows and vectors[0].is_valid else 1
     _dims_of((rows, dim), name, shown)
+    if not (rows or fixed):
+        dim = 0
     width = np.float64 if kind.value_type == pa.float64() else np.float32
 
     def of_lists(start: int, stop: int) -> Tensor:

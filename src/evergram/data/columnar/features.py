@@ -157,5 +157,11 @@ def _ragged_columns(
             raise DataError(f"{source} column {name!r} has a null inside a list; remove it.")
         offsets = torch.zeros(len(vocabulary) + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
-        columns[name] = (offsets, plain(flat))
+        try:
+            columns[name] = (offsets, plain(flat))
+        except pa.ArrowException:
+            raise DataError(
+                f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
+                "booleans, or of lists of them."
+            ) from None
     return columns

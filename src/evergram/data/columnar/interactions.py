@@ -111,6 +111,8 @@ def _refuse_beyond(column: pa.ChunkedArray, where: tuple[str, str, int]) -> None
     """Refuse a time that 64 bits do not hold, in microseconds where it is a date; the largest
     integers stand for no time."""
     kind = column.type
+    if pa.types.is_float16(kind):
+        column, kind = column.cast(pa.float32()), pa.float32()  # float16 is not compared
     if pa.types.is_floating(kind):
         numbers, limit = column, 2.0**63
     elif pa.types.is_signed_integer(kind):

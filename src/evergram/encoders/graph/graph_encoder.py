@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
-from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.features import SIDES, Schema, table_name
 from evergram.encoders.graph.adjacency import adjacency, neighbour_sum
 from evergram.errors import TrainingError
 
@@ -118,7 +118,7 @@ class NodeInputs(nn.Module):
         # A parameter's name may not hold a dot.
         self.tables: nn.ParameterDict = nn.ParameterDict(
             {
-                _key(name): nn.Parameter(
+                table_name(name): nn.Parameter(
                     torch.randn(max(size, 1), width, generator=generator) * scale
                 )
                 for name, size in used.items()
@@ -135,7 +135,8 @@ class NodeInputs(nn.Module):
 
     def keyed(self) -> dict[str, str]:
         """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
-        return {f"tables.{_key(v)}": v for v in self.schema.vocabularies if _key(v) in self.tables}
+        named = ((table_name(vocabulary), vocabulary) for vocabulary in self.schema.vocabularies)
+        return {f"tables.{name}": v for name, v in named if name in self.tables}
 
     def forward(self, scene: Scene) -> Tensor:
         return torch.cat([self._side(side, scene) for side in SIDES])
@@ -149,13 +150,13 @@ class NodeInputs(nn.Module):
             if name == "id":
                 if side in self.ids:
                     rows = functional.embedding(
-                        inputs.ids.clamp(min=0), self.tables[_key(vocabulary)]
+                        inputs.ids.clamp(min=0), self.tables[table_name(vocabulary)]
                     )
                     summed = summed + rows * (inputs.ids >= 0)[:, None]
                 continue
             indices, offsets = inputs.bags[name]
             summed = summed + functional.embedding_bag(
-                indices, self.tables[_key(vocabulary)], offsets[:-1], mode="mean"
+                indices, self.tables[table_name(vocabulary)], offsets[:-1], mode="mean"
             )
         return summed
 
@@ -178,7 +179,3 @@ def _graph_of(scene: Scene) -> Tensor:
     if scene.graph is None:
         raise ValueError("This scene has no graph; make it with `read` of the encoder.")
     return scene.graph
-
-
-def _key(vocabulary: str) -> str:
-    return vocabulary.replace(".", "/")

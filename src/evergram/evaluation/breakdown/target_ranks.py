@@ -14,6 +14,8 @@ from evergram.evaluation.score_blocks import ScoreBlocks
 
 # Targets that are compared with a block's scores at once.
 TARGETS = 64
+# The rank of a target that is in no ranking: no K reaches it.
+UNRANKED = 2**62
 
 
 def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
@@ -21,7 +23,7 @@ def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tens
 
     Ranks are those of `rank_metrics`: the number of unseen candidates that score at least as much,
     itself included. A target outside the catalogue has rank 0; one that is also seen, which no
-    list holds, has rank N + 1.
+    list holds, has rank `UNRANKED`.
 
     Args:
         query: [N_q, D]; candidate: [N, D].
@@ -46,7 +48,8 @@ def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tens
         for _, scores in _unseen(query, blocks, relevance, places):
             for part in torch.split(torch.arange(len(targets)), TARGETS):
                 rank[part] += (scores[owner[part]] >= score[part, None]).sum(1)
-        rank[score == -torch.inf] = len(candidate) + 1
+        # No K reaches it: a target that was seen is not in the ranking.
+        rank[score == -torch.inf] = UNRANKED
         rank[targets < 0] = 0
         first = int(relevance.target_offsets[places[0]])
         ranks[first : first + len(rank)] = rank

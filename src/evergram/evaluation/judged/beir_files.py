@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 from evergram.errors import DataError
+
+# Of a grade.
+MOST_DIGITS = 9
 
 # By query, then by text: the grade, an integer; one that is above 0 is relevant.
 Judgements = dict[str, dict[str, int]]
@@ -58,11 +62,14 @@ def read_judgements(path: Path) -> Judgements:
         inner = _plain_or_compressed(path / "test.tsv")
         path = inner if inner.is_file() else _plain_or_compressed(path / "qrels" / "test.tsv")
     grades: Judgements = {}
+    begun = False
     for number, line in _lines(path):
         columns = line.split("\t") if "\t" in line else line.split()
-        if len(columns) == 4:
+        whole = len(columns) == 4
+        if whole:
             columns = [columns[0], columns[2], columns[3]]
-        if number == 1 and len(columns) == 3 and not _is_integer(columns[2]):
+        first, begun = not begun, True
+        if first and len(columns) == 3 and not whole and _is_word(columns[2]):
             continue
         if len(columns) != 3 or not _is_integer(columns[2]):
             raise DataError(
@@ -81,7 +88,17 @@ def read_judgements(path: Path) -> Judgements:
 
 
 def _is_integer(text: str) -> bool:
-    return text.strip().removeprefix("-").isdecimal()
+    digits = text.strip().removeprefix("-")
+    return digits.isdecimal() and len(digits) <= MOST_DIGITS
+
+
+def _is_word(text: str) -> bool:
+    """Return whether it names a column: it is neither empty nor a number of any form."""
+    try:
+        float(text)
+    except ValueError:
+        return bool(text.strip())
+    return False
 
 
 def _plain_or_compressed(path: Path) -> Path:
@@ -97,7 +114,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line.rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
             f"{path} cannot be read: {reason.rstrip('.')}; correct the path or the file."

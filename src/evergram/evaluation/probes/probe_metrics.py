@@ -25,7 +25,10 @@ def measure(metric: str, answers: Answers, label: pa.Array) -> float:
         raise DataError("A probe needs at least one object, and a label for each.")
     if metric == "accuracy":
         if answers.predicted is None:
-            raise DataError("The model gives no classes; accuracy cannot be measured.")
+            raise DataError(
+                "The model gives neither classes nor a probability from 0 to 1, so that accuracy "
+                "cannot be measured; export it with its classes."
+            )
         return float(
             np.mean([a == b for a, b in zip(*_alike(answers.predicted, label), strict=True)])
         )

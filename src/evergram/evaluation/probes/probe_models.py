@@ -204,8 +204,9 @@ class OnnxModel(ProbeModel):
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
             raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        if score is not None and predicted is None and len(columns) == 1:
-            # One number: a value, or a probability.
+        alone = score is not None and predicted is None and len(columns) == 1
+        # One number: a probability, or a value, of which nobody says where to cut it.
+        if score is not None and alone and ((score >= 0) & (score <= 1)).all():
             predicted = pa.array((score > 0.5).astype(np.int64))
         return _checked(self.path, score, predicted)
 

@@ -27,6 +27,7 @@ from typing import IO, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evergram.errors import DataError, EvergramError
@@ -139,7 +140,8 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
     except (OSError, pa.ArrowException, KeyError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}; write it again.") from error
     ids, labels = table["id"].combine_chunks(), table["label"].combine_chunks()
-    if ids.null_count or labels.null_count:
+    nan = pa.types.is_floating(labels.type) and pc.any(pc.is_nan(labels)).as_py()
+    if ids.null_count or labels.null_count or nan:
         raise DataError(
             f"{path} has a row without an id or without a label; give both, or leave the row out."
         )

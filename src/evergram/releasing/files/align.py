@@ -76,10 +76,15 @@ class FileAlignment:
     canaries: Tensor
 
     @property
+    def objects(self) -> int:
+        """The different new vectors that are held out: copies of one text are one object."""
+        return _different(self.read, self.groups)
+
+    @property
     def error(self) -> StepError:
         """The transform's error on the held-out objects."""
         held = self.read.held
-        return StepError(held.sigma(*_published(self.fitted)), held.count, held.power)
+        return StepError(held.sigma(*_published(self.fitted)), self.objects, held.power)
 
     def overlap(self) -> dict[str, Any]:
         """Return how many objects were aligned and measured, as JSON; the keys are a trained
@@ -257,7 +262,7 @@ def _aligned(
     fitted, ideal = fit(read.seen, read.chosen), fit(whole, None)
     fitted.transform.requires_grad_(False).eval()
     affine = _published(fitted)
-    chance = beside_chance(read.held, *affine)
+    chance = beside_chance(read.held, *affine, objects=_different(read, groups))
     readings = mapping_readings(
         {"transformed": affine, "in_sample": _published(ideal)},
         read.held,
@@ -279,6 +284,10 @@ def _aligned(
         neighbours={"queries": len(queries), "catalogue": len(catalogue)},
         canaries=kept,
     )
+
+
+def _different(read: PairReading, groups: Groups) -> int:
+    return len(torch.unique(read.hashes[groups.held]))
 
 
 def _metric(lineage: Lineage) -> Tensor | None:

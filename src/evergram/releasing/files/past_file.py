@@ -104,6 +104,12 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
     _refuse_row_numbers(old, stored, _by_option("--old-ids", old))
     pairing = Pairing(stored, old)
+    if pairing.only_new > len(pairing):
+        raise LineageError(
+            f"{what}, as far as can be seen: that version has {len(pairing)} of its {old.rows} "
+            f"objects, and the other vectors cannot be compared with anything; {advice}, or give "
+            "a file of which at least half is stored."
+        )
     start = 0
     for ours, theirs in ahead(pairing.blocks()):
         far = (ours - theirs).norm(dim=1) > SAME * ours.norm(dim=1)

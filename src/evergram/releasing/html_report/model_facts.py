@@ -148,7 +148,9 @@ class MeasuredModel:
 
     def _worst(self, counts: Tensor) -> list[WorstQuery] | NotMeasured:
         inside = self.ranks > 0
-        owner, ranks = owners(self.relevance)[inside], self.ranks[inside]
+        # One that is in no ranking is shown behind all.
+        last_place = len(self.vectors["candidate"]) + 1
+        owner, ranks = owners(self.relevance)[inside], self.ranks[inside].clamp(max=last_place)
         if not len(ranks):
             return NotMeasured("No test pair is of a candidate that training knows.")
         size = len(self.relevance)

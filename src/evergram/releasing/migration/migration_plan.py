@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from evergram.releasing.migration.ways import Way, WaySettings, measure_ways
 
 DEFAULT, ORDINARY = WaySettings(), Situation()
 AGREEMENT_DEPTH = 10
+# The share of a file's vectors that may be zeros.
+MOST_ZEROS = 0.05
 
 
 def plan_migration(
@@ -44,6 +46,12 @@ def plan_migration(
     if judgements is not None:
         judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
         vectors = _of_queries(vectors, judged.rows)
+    zeros = {
+        "old texts": _zeros(vectors.old),
+        "new texts": _zeros(vectors.new),
+        "old queries": _zeros(vectors.old_queries),
+        "new queries": _zeros(vectors.new_queries),
+    }
     ways = measure_ways(vectors, settings)
     best = ways["reindex"].ranked
     report = {name: _costs(way, best, settings.seed) for name, way in ways.items()}
@@ -57,6 +65,8 @@ def plan_migration(
                 difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
                 report[name][f"beside_{other}"] = asdict(difference)
         verdict = decide(ndcg, situation, settings.seed, judged.with_text)
+        if lacking := _mostly_lacking(zeros, len(vectors.texts), len(vectors.queries)):
+            verdict = Verdict(None, [lacking])
     return {
         "texts": len(vectors.texts),
         "queries": len(vectors.queries),
@@ -64,12 +74,7 @@ def plan_migration(
         "absent": 0 if judged is None else judged.absent,
         "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
         "lengths_ignored": vectors.lengths_ignored,
-        "zeros": {
-            "old texts": _zeros(vectors.old),
-            "new texts": _zeros(vectors.new),
-            "old queries": _zeros(vectors.old_queries),
-            "new queries": _zeros(vectors.new_queries),
-        },
+        "zeros": zeros,
         "settings": {**asdict(settings), **asdict(situation)},
         "ways": report,
         "verdict": verdict.way,
@@ -84,6 +89,18 @@ def _of_queries(vectors: MigrationVectors, rows: Tensor) -> MigrationVectors:
         old_queries=vectors.old_queries[rows],
         new_queries=vectors.new_queries[rows],
     )
+
+
+def _mostly_lacking(zeros: Mapping[str, int], texts: int, queries: int) -> str | None:
+    """Return a sentence if so many vectors are zeros that a model was not measured by them."""
+    for name, count in zeros.items():
+        rows = texts if name.endswith("texts") else queries
+        if count > MOST_ZEROS * rows:
+            return (
+                f"{count} of the {rows} vectors of {name} are zeros, as failed calls of an encoder "
+                "leave them: its model is not measured. Encode them again, or leave them out."
+            )
+    return None
 
 
 def _zeros(vectors: Tensor) -> int:

@@ -88,7 +88,8 @@ def decide(
     do, those that lose could be too rare to have been drawn, and each could lose all of its nDCG,
     which is at most 1. Then the share of queries that lose must be shown to be no larger than what
     is allowed and what the others win, by the upper bound of Clopper and Pearson at `LEVEL`. If no
-    query differs, 3 / 0.005 = 600 queries show a loss of at most 0.005.
+    query differs, 3 / 0.005 = 600 queries show a loss of at most 0.005. That a way is better is
+    shown likewise, with nothing allowed.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
@@ -107,8 +108,10 @@ def decide(
     shown = f"reindexing differs from staying by {gain}"
     better = "better" if situation.worth is None else f"better by more than {situation.worth:g}"
     better = f"{situation.evidence} to be {better}"
-    if not situation.old_model_ends and not situation.pays(gain):
-        return Verdict("stay", [f"The new model is not {better}: {shown}."])
+    rare = None if situation.worth is not None else _too_few_lose(ndcg["reindex"], ndcg["stay"])
+    if not situation.old_model_ends and (rare or not situation.pays(gain)):
+        listed = [f"The new model is not {better}: {shown}."]
+        return Verdict("stay", [*listed, *([rare] if rare else [])])
     reasons = [f"In nDCG@10, {shown}."]
     most_lost = situation.tolerance * float(ndcg["reindex"].mean())
     for way in CHEAPER:
@@ -127,9 +130,11 @@ def decide(
         if not kept:
             continue
         beside = paired_bootstrap(ndcg[way], ndcg["stay"], seed)
-        if situation.old_model_ends or situation.pays(beside):
+        rare = None if situation.worth is not None else _too_few_lose(ndcg[way], ndcg["stay"])
+        if situation.old_model_ends or (rare is None and situation.pays(beside)):
             return Verdict(way, reasons)
         reasons.append(f"{way} is not {better} than staying: {beside}.")
+        reasons += [rare] if rare else []
     if not situation.old_readers:
         return Verdict("reindex", reasons)
     loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
@@ -146,7 +151,7 @@ def decide(
     return Verdict("reindex", reasons)
 
 
-def _too_few_lose(values: Tensor, others: Tensor, most_lost: float) -> str | None:
+def _too_few_lose(values: Tensor, others: Tensor, most_lost: float = 0.0) -> str | None:
     """Return a sentence if so few queries lose that no small loss is shown; see `decide`."""
     queries, losing = len(values), int((values < others).sum())
     if losing >= LEAST_LOSING:

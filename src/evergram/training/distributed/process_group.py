@@ -26,6 +26,8 @@ from evergram.errors import RecipeError, TrainingError
 LOCAL, TIMEOUT = "LOCAL_RANK", "EVERGRAM_PROCESS_TIMEOUT"
 # The first process may write a large checkpoint for long while the others wait.
 SECONDS = 3600.0
+# More seconds than that, a lifetime, are no time to wait.
+MOST = 10**9
 
 
 class ProcessCollectives(Collectives):
@@ -190,8 +192,10 @@ def _number(name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value >= 0:
-        raise RecipeError(f"{name} is {text!r}; it must be a number, or not be set.")
+    if not 0 <= value <= MOST:
+        raise RecipeError(
+            f"{name} is {text!r}; it must be a number from 0 to {MOST:,}, or not be set."
+        )
     return value
 
 

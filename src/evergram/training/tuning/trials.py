@@ -156,10 +156,14 @@ def refuse_fixed(space: SearchSpace) -> None:
 
 def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
     """Raises: RecipeError: an end of a range, or a choice, is not for this corpus."""
+    columns = {"task.sparse": ("weight", "weight"), "task.target": ("value", "value")}
     for one in space.ranges:
         # Only a task is made of the corpus's sizes.
         for end in one.ends() if one.key.startswith("task.") else ():
+            choice, column = columns.get(one.key, (None, ""))
             try:
+                if end == choice:
+                    corpus.column(column)
                 with_values(recipe, {one.key: end}).task.chosen.build(corpus)
             except DataError as error:
                 raise RecipeError(f"The search over {one.key}={end}: {error}") from None
@@ -216,7 +220,7 @@ class _Search:
         try:
             chosen = with_values(self.recipe, values)
             trained = fit_encoder(chosen, self.split, 0, context)
-        except (TrainingError, RecipeError) as error:
+        except (TrainingError, RecipeError, DataError) as error:
             return Trial(number, values, "failed", error=str(error))
         if trained.ended == "minutes":
             return None

@@ -84,6 +84,12 @@ def test_no_rows_are_refused(bench: Bench) -> None:
         bench("query,candidate\n")
 
 
+def test_weights_that_are_all_0_are_refused(bench: Bench) -> None:
+    with pytest.raises(DataError, match="the weight of every row is 0"):
+        bench("query,candidate,weight\n1,1,0\n2,2,0\n")
+    assert bench("query,candidate,weight\n1,1,0\n2,2,0.5\n").weighs
+
+
 def test_progress_says_how_many_rows_are_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

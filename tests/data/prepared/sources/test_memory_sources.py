@@ -59,6 +59,17 @@ def test_columns_of_a_table_are_named_by_role() -> None:
         source_of_table(table, {"query": "user"})
 
 
+def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory() -> None:
+    table = pa.table({"query": pa.array(["a"], pa.string_view()), "candidate": [1], "price": [2]})
+    source = source_of_table(table, {})
+    assert (source.types["query"], source.unread) == (pa.string(), ("price",))
+    with pytest.raises(DataError, match="query and candidate are both the column 'query'"):
+        source_of_table(table, {"candidate": "query"})
+    twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
+    with pytest.raises(DataError, match="query"):
+        source_of_table(twice, {})
+
+
 def test_another_loader_reads_the_source(tmp_path: Path) -> None:
     lists = tmp_path / "lists.txt"
     lists.write_text("0 5 6\n1 6\n")

@@ -63,6 +63,14 @@ def test_what_does_not_fit_is_refused(
     assert content(out) == before
 
 
+def test_times_of_another_unit_are_refused(tmp_path: Path) -> None:
+    out, seconds = tmp_path / "out", pa.array([1_700_000_000, 1_700_000_100])
+    prepare(pa.table({"query": [1, 2], "candidate": [1, 2], "time": seconds}), out)
+    dates = seconds.cast(pa.timestamp("s"))
+    with pytest.raises(DataError, match=r"are in seconds, and those .* in microseconds"):
+        prepare(pa.table({"query": [1, 2], "candidate": [1, 2], "time": dates}), out, append=True)
+
+
 @pytest.mark.parametrize("name", ["unique", "shared_ids", "k_core", "minimum_value"])
 def test_settings_of_the_first_part_hold(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"

@@ -237,6 +237,18 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert (other / "thesis.txt").read_text() == "mine"
 
 
+def test_an_append_goes_where_a_link_leads(tmp_path: Path) -> None:
+    out, link = tmp_path / "disk", tmp_path / "link"
+    events = EVENTS.sort_by("time")
+    prepare(events.slice(0, 3), out)
+    link.symlink_to(out)
+    prepare(events.slice(3), link, append=True)
+    assert link.is_symlink()
+    assert PreparedRecord.load(out).parts[1].interactions == len(EVENTS) - 3
+    with pytest.raises(DataError, match="is a file or a link"):
+        prepare(EVENTS, link, overwrite=True)
+
+
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sources is dict; give paths"):
         prepare({"query": [1]}, tmp_path / "out")

@@ -31,12 +31,14 @@ class Staged:
         rows: rows of the sources.
         small: rows that are left out for their value.
         in_order: True if the rows are in order of time.
+        weighs: True if a row has a weight above 0.
     """
 
     columns: dict[str, pa.DataType]
     rows: int = 0
     small: int = 0
     in_order: bool = True
+    weighs: bool = False
 
 
 class _WidenedError(Exception):
@@ -85,6 +87,11 @@ def stage(
         raise DataError(
             f"No interaction has a value of at least {minimum_value}; give a smaller "
             "minimum_value (--minimum-value)."
+        )
+    if "weight" in staged.columns and not staged.weighs:
+        raise DataError(
+            f"{sources[0].name}: the weight of every row is 0, so nothing would be learned; give "
+            "weights above 0, or leave the column out."
         )
     return staged
 
@@ -140,6 +147,8 @@ class _Loading:
                     kept = table.filter(pc.greater_equal(table["value"], least))
                     self.staged.small += table.num_rows - kept.num_rows
                     table = kept
+                if "weight" in schema.names and table.num_rows:
+                    self.staged.weighs |= pc.max(table["weight"]).as_py() > 0
                 if "time" in schema.names:
                     self._note_order(table["time"])
                 if monotonic() - shown > EVERY:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from evergram.data.columnar.frames import table_of
 from evergram.data.data_sets import whole_path
 from evergram.data.prepared.sources.interaction_source import ROLES, InteractionSource
 from evergram.did_you_mean import did_you_mean
@@ -88,8 +89,9 @@ def source_of_table(table: pa.Table, columns: Mapping[str, str]) -> InteractionS
 
     Args:
         columns: its own names of the roles.
-    Raises: DataError: it lacks a column.
+    Raises: DataError: it lacks a column, or has two of one name; or query and candidate are one.
     """
+    table = table_of(table, "The table")
     chosen: dict[str, str] = {}
     for role in ROLES:
         name = columns.get(role, role)
@@ -100,10 +102,16 @@ def source_of_table(table: pa.Table, columns: Mapping[str, str]) -> InteractionS
                 f"The table has no column {name!r}; its columns are: "
                 f"{', '.join(table.column_names)}. Name the right one in columns."
             )
+    if chosen["query"] == chosen["candidate"]:
+        raise DataError(
+            f"The table: query and candidate are both the column {chosen['query']!r}; name the "
+            "other in columns."
+        )
     named = pa.table({role: table[name] for role, name in chosen.items()})
+    unread = tuple(name for name in table.column_names if name not in chosen.values())
     types = {role: named.schema.field(role).type for role in chosen}
     return InteractionSource(
-        "The table", types, False, lambda: named.to_batches(max_chunksize=_ROWS)
+        "The table", types, False, lambda: named.to_batches(max_chunksize=_ROWS), unread
     )
 
 

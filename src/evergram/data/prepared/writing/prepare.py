@@ -78,7 +78,9 @@ def prepare(
     """
     started = time.monotonic()
     report = progress if callable(progress) else _to_stderr if progress else _quiet
-    out, settings = Path(out).absolute(), settings or PrepareSettings()
+    # An append goes where a link leads; a first write refuses one.
+    out = Path(out).resolve() if append else Path(out).absolute()
+    settings = settings or PrepareSettings()
     with writing(out):
         check_place(out, append=append, overwrite=overwrite)
         record = PreparedRecord.load(out) if append else None
