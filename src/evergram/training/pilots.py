@@ -70,6 +70,10 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         text = recipe.model_dump_json()
         identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
     journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
+    context.progress.say(
+        f"At most {MOST_PILOTS} short trainings (pilots) choose task.penalty, task.l2 and the rate "
+        "first; numbers for both in the recipe leave the pilots out."
+    )
 
     def train(settings: _Settings) -> float:
         title = f"{context.title} pilot {len(pilots.tried) + 1} of at most {MOST_PILOTS}"

@@ -45,7 +45,11 @@ def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) ->
             column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             wanted = "a number, a date or a timestamp" if name == "time" else "a number"
-            raise DataError(f"{source} column {name!r} is {kind}; it must be {wanted}.")
+            what = f"{source} column {name!r} is {'text' if is_text(kind) else kind}"
+            remedy = ""
+            if name == "time" and is_text(kind):
+                remedy = " (pandas.to_datetime makes one; in a CSV, dates as text are read)"
+            raise DataError(f"{what}; it must be {wanted}{remedy}.")
         elif name != "time":  # unsafe, as float32 may round a large count
             column = column.cast(pa.float32(), safe=False)
         else:
