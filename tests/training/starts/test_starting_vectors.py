@@ -92,7 +92,7 @@ def test_smooth_rows_are_those_of_the_spectrum_without_its_first_pair() -> None:
 @pytest.mark.parametrize("start", KINDS)
 def test_tables_start_from_the_vectors_and_rows_without_pairs_stay_as_drawn(start: str) -> None:
     # Both sides have all ids, whether or not they are met as a query, or as a candidate.
-    corpus = Corpus.of([(f"a{i % 9}", f"b{i * i % 7}") for i in range(60)], shared_ids=True)
+    corpus = Corpus.of([(f"a{i % 9}", f"b{i * i % 11 % 7}") for i in range(40)], shared_ids=True)
     random, started = encoder_of(corpus), encoder_of(corpus, f"model.start={start}")
     matrix = NormalisedMatrix.of(corpus)
     expected = STARTS[start](matrix, 4, 0)
@@ -106,6 +106,16 @@ def test_tables_start_from_the_vectors_and_rows_without_pairs_stay_as_drawn(star
     other = encoder_of(corpus, f"model.start={start}", "seed=1")
     assert torch.equal(tables(again)["query"], tables(started)["query"])
     assert not torch.equal(tables(other)["query"], tables(started)["query"])
+
+
+def test_rows_of_which_nothing_is_left_stay_as_drawn() -> None:
+    """Where all queries met all candidates nothing is left without popularity, but rounding."""
+    corpus = Corpus.of([(q, c) for q in range(6) for c in range(5)])
+    vectors = smooth_start(NormalisedMatrix.of(corpus), 4, 0)
+    assert all(not rows.any() for rows in vectors.values())
+    drawn = tables(encoder_of(corpus, "model.normalize=true"))
+    started = tables(encoder_of(corpus, "model.normalize=true", "model.start=smooth"))
+    assert all(torch.equal(started[side], drawn[side]) for side in SIDES)
 
 
 def test_normalised_rows_have_length_1() -> None:

@@ -29,6 +29,8 @@ from evergram.training.starts.als_start import als_start
 from evergram.training.starts.normalised_matrix import NormalisedMatrix
 
 POWER_STEPS = 4
+# Of a float32 row, what is left of it may be this share of it and rounding alone.
+ROUNDING = 1e-5
 
 
 def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
@@ -38,7 +40,8 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
     of both the part along the first singular vectors is taken out. Inner products of rows then
     estimate those of smoothed rows of the graph, without the direction that all of them share.
 
-    Returns: rows of norm 1; zeros for an entity without pairs.
+    Returns: rows of norm 1; zeros for an entity without pairs, and where nothing but rounding is
+        left.
     """
     product, transposed = matrix.matrix, matrix.transposed
     drawn = torch.randn(
@@ -52,7 +55,8 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
     vectors = {}
     for side, direction in zip(SIDES, matrix.leading_pair(), strict=True):
         rest = raw[side] - torch.outer(direction, direction @ raw[side])
-        vectors[side] = functional.normalize(rest, dim=1)
+        rounding = rest.norm(dim=1) <= ROUNDING * raw[side].norm(dim=1)
+        vectors[side] = functional.normalize(rest, dim=1).masked_fill(rounding[:, None], 0.0)
     return vectors
 
 
@@ -112,9 +116,10 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
         rows = vectors[side]
-        if model.start == "smooth" and not model.normalize:
-            rows = rows * scale
         known = corpus.counts(side) > 0
+        if model.start == "smooth":
+            known &= rows.any(dim=1)  # the others keep their random rows
+            rows = rows if model.normalize else rows * scale
         with torch.no_grad():
             table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
 
