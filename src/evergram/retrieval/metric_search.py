@@ -95,10 +95,10 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
     leaves few digits of the difference: these are ranked anew by the difference of the vectors.
     """
     power = (queries.astype(np.float64) ** 2).sum(axis=1)
-    if len(power) and power.max() > float(np.finfo(np.float32).max):
+    if len(queries) and np.abs(queries).max() > np.finfo(np.float32).max / 2:
         raise DataError(
-            "A distance to a query is not finite in float32: its squared length is above 3.4e38; "
-            "give shorter vectors."
+            "A distance to a query is not finite: it has a number above 1.7e38; give shorter "
+            "vectors."
         )
     if any(field.norm is None for field in fields):
         wide = _candidates(16, k)

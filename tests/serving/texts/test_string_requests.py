@@ -230,7 +230,10 @@ def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
         for ours, theirs in zip(by_text["data"], by_vector["data"], strict=True):
             assert [h["id"] for h in ours["hits"]] == [h["id"] for h in theirs["hits"]]
         one = http.post("/v1/search", json={"input": TEXTS[1], **asked}).json()
-        assert one["data"][0]["hits"] == by_text["data"][1]["hits"]
+        alone, together = one["data"][0]["hits"], by_text["data"][1]["hits"]
+        assert [h["id"] for h in alone] == [h["id"] for h in together]
+        # A product of one row and one of several round apart on some processors.
+        assert_allclose([h["score"] for h in alone], [h["score"] for h in together], rtol=1e-6)
 
 
 def test_the_client_searches_by_texts(http: TestClient) -> None:

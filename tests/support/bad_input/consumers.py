@@ -92,7 +92,7 @@ CASES = [
     data(
         "a label NaN",
         pa.table({"id": IDS, "label": [float("nan"), *[1.0, 0.0] * (ROWS // 2 - 1), 1.0]}),
-        names="not 0 and 1",
+        names="without a label",
     ),
     data("a label null", pa.table({"id": IDS, "label": [None, *LABELS[1:]]})),
     Case(
