@@ -109,8 +109,8 @@ def work_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, dict[str, 
     """Return by encoder the CPU time of one thread over that of a step without a penalty: of the
     limits' part added to it, and of SOGram.
 
-    It says what the arithmetic alone is worth: no thread waits for another, and it hardly depends
-    on what else the machine does.
+    It says what the arithmetic alone is worth: no thread waits for another. Other work on the
+    machine still takes caches away, and raises it.
     """
     corpus, recipe = base_split(tiny).training, base(tiny)
     threads = torch.get_num_threads()

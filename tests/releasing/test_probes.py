@@ -30,6 +30,7 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.probes import (
     ProbeReading,
+    _refuse_few,
     measured_probe,
     refuse_broken,
     run_probes,
@@ -249,7 +250,7 @@ def test_a_version_without_most_of_a_probes_objects_breaks_it(
         refuse_broken(readings)
         return
     assert readings[0].value is None
-    message = f"Only {kept} of the {ROWS} objects that it was added with .* at least 20 are needed"
+    message = f"Only {kept} of the {ROWS} objects it was added with .* at least 20 are needed"
     with pytest.raises(DegradationError, match=message):
         refuse_broken(readings)
 
@@ -267,6 +268,14 @@ def test_rows_of_two_objects_are_two_objects(tmp_path: Path, lineage: Lineage) -
     )
     _, readings = with_probes(new, lineage)
     assert (readings[0].objects, readings[0].value, readings[0].broken) == (2, None, True)
+
+
+def test_a_probe_without_a_baseline_needs_twenty_objects() -> None:
+    """Nobody knows how many it had, so that fewer than are ever enough do not pass."""
+    probe = Probe(model="m", data="d", side="candidate", metric="auc", min=0.0)
+    with pytest.raises(DataError, match="Only 19 objects were measured, and at least 20 are"):
+        _refuse_few(probe, 19)
+    _refuse_few(probe, 20)
 
 
 def test_a_probe_of_few_objects_needs_all_of_them(tmp_path: Path, lineage: Lineage) -> None:

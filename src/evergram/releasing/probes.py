@@ -234,15 +234,13 @@ def _reading(
 
 def _refuse_few(probe: Probe, objects: int) -> None:
     """Raises: DataError: the value says too little, as most of the probe's objects are gone."""
-    if probe.baseline is None:
-        return
-    at_first = probe.baseline.objects
-    needed = min(LEAST_OBJECTS, at_first)
+    at_first = None if probe.baseline is None else probe.baseline.objects
+    needed = LEAST_OBJECTS if at_first is None else min(LEAST_OBJECTS, at_first)
     if objects < needed:
+        which = "objects" if at_first is None else f"of the {at_first} objects it was added with"
         raise DataError(
-            f"Only {objects} of the {at_first} objects that it was added with were measured, and "
-            f"at least {needed} are needed; publish a version that has more of them, or pin the "
-            "consumer again with another evaluation file."
+            f"Only {objects} {which} were measured, and at least {needed} are needed; publish a "
+            "version that has more of them, or pin the consumer again with another evaluation file."
         )
 
 

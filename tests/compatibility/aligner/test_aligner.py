@@ -256,3 +256,15 @@ def test_too_few_rows_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
         few.transform(new)
     assert few.report().fitted_rows < few.report().rows_needed == 90
     assert caplog.text.count("a linear map from 30 to 5 dims needs 90: add rows") == 1
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 6)])
+def test_an_empty_block_of_arrow_adds_nothing_and_maps_to_nothing(kind: pa.DataType) -> None:
+    new = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+    aligner = Aligner().fit(new, new)
+    before = aligner.report()
+    none = pa.array([], kind)
+    assert aligner.partial_fit(none, none).report() == before
+    assert len(aligner.transform(none)) == 0
+    with pytest.raises(DataError, match="have no rows"):
+        Aligner().fit(none, none)

@@ -91,6 +91,18 @@ def test_what_no_earlier_release_can_be_told_stays(tmp_path: Path) -> None:
     assert (folder / "1_Pooling" / "config.json").read_bytes() == kept
 
 
+def test_early_models_without_such_settings_are_named_alone(tmp_path: Path) -> None:
+    """As those whose settings are in `sentence_roberta_config.json`."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = saved(tmp_path / "m")
+    modules = list(SentenceTransformer(str(folder), device="cpu").children())
+    (folder / "sentence_bert_config.json").unlink()
+    use_common_settings(folder, modules)
+    assert [m["type"] for m in json.loads((folder / "modules.json").read_text())] == KNOWN
+    assert not (folder / "sentence_bert_config.json").exists()
+
+
 def test_a_server_that_knows_four_kinds_of_modules_encodes_as_the_past_version(
     tmp_path: Path,
 ) -> None:

@@ -148,11 +148,12 @@ def _ragged_columns(
             raise DataError(
                 f"{source} column {name!r} holds floats; bucket it into integers or strings first."
             )
+        no_feature = DataError(
+            f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
+            "booleans, or of lists of them."
+        )
         if pa.types.is_nested(flat.type) or pa.types.is_binary(flat.type):
-            raise DataError(
-                f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
-                "booleans, or of lists of them."
-            )
+            raise no_feature
         if flat.null_count:
             raise DataError(f"{source} column {name!r} has a null inside a list; remove it.")
         offsets = torch.zeros(len(vocabulary) + 1, dtype=torch.int64)
@@ -160,8 +161,5 @@ def _ragged_columns(
         try:
             columns[name] = (offsets, plain(flat))
         except pa.ArrowException:
-            raise DataError(
-                f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
-                "booleans, or of lists of them."
-            ) from None
+            raise no_feature from None
     return columns

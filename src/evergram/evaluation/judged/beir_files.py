@@ -62,19 +62,16 @@ def read_judgements(path: Path) -> Judgements:
         inner = _plain_or_compressed(path / "test.tsv")
         path = inner if inner.is_file() else _plain_or_compressed(path / "qrels" / "test.tsv")
     grades: Judgements = {}
-    begun = False
-    for number, line in _lines(path):
+    for place, (number, line) in enumerate(_lines(path)):
         columns = line.split("\t") if "\t" in line else line.split()
-        whole = len(columns) == 4
-        if whole:
+        if place == 0 and len(columns) == 3 and _is_word(columns[2]):
+            continue  # the header
+        if len(columns) == 4:
             columns = [columns[0], columns[2], columns[3]]
-        first, begun = not begun, True
-        if first and len(columns) == 3 and not whole and _is_word(columns[2]):
-            continue
         if len(columns) != 3 or not _is_integer(columns[2]):
             raise DataError(
-                f"{path} line {number} is {line[:80]!r}; query, text and an integer grade are "
-                "needed, with tabs between them."
+                f"{path} line {number} is {line[:80]!r}; query, text and an integer grade (of at "
+                f"most {MOST_DIGITS} digits) are needed, with tabs between them."
             )
         query, text, grade = columns[0].strip(), columns[1].strip(), int(columns[2])
         if grades.setdefault(query, {}).setdefault(text, grade) != grade:

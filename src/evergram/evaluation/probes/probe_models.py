@@ -204,10 +204,8 @@ class OnnxModel(ProbeModel):
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
             raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        alone = score is not None and predicted is None and len(columns) == 1
-        # One number: a probability, or a value, of which nobody says where to cut it.
-        if score is not None and alone and ((score >= 0) & (score <= 1)).all():
-            predicted = pa.array((score > 0.5).astype(np.int64))
+        if score is not None and predicted is None and len(columns) == 1:
+            predicted = _cut(score)
         return _checked(self.path, score, predicted)
 
     def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
@@ -303,3 +301,11 @@ def _refuse_memory(error: Exception) -> None:
 
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _cut(score: Floats) -> pa.Array | None:
+    """Return the classes of probabilities, cut at a half; None of other numbers, as nobody says
+    where to cut them."""
+    if not ((score >= 0) & (score <= 1)).all():
+        return None
+    return pa.array((score > 0.5).astype(np.int64))

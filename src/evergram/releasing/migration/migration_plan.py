@@ -65,8 +65,8 @@ def plan_migration(
                 difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
                 report[name][f"beside_{other}"] = asdict(difference)
         verdict = decide(ndcg, situation, settings.seed, judged.with_text)
-        if lacking := _mostly_lacking(zeros, len(vectors.texts), len(vectors.queries)):
-            verdict = Verdict(None, [lacking])
+        if unmeasured := _unmeasured(zeros, len(vectors.texts), len(vectors.queries)):
+            verdict = Verdict(None, [unmeasured])
     return {
         "texts": len(vectors.texts),
         "queries": len(vectors.queries),
@@ -91,7 +91,7 @@ def _of_queries(vectors: MigrationVectors, rows: Tensor) -> MigrationVectors:
     )
 
 
-def _mostly_lacking(zeros: Mapping[str, int], texts: int, queries: int) -> str | None:
+def _unmeasured(zeros: Mapping[str, int], texts: int, queries: int) -> str | None:
     """Return a sentence if so many vectors are zeros that a model was not measured by them."""
     for name, count in zeros.items():
         rows = texts if name.endswith("texts") else queries

@@ -1,4 +1,5 @@
-"""Settings of standard modules as every release of sentence-transformers since 3 reads them.
+"""Settings of standard modules as every release of sentence-transformers reads them that has the
+module: since 3, and StaticEmbedding since 3.2.
 
 Releases since 5.4 write them under other names and keys, which earlier ones, and
 text-embeddings-inference, do not read: the latter then leaves all Dense modules out.
@@ -7,7 +8,7 @@ text-embeddings-inference, do not read: the latter then leaves all Dense modules
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 LISTED = "modules.json"
 LIBRARY = "sentence_transformers."
+Settings = Mapping[str, Any]
 STANDARD = ("Transformer", "Pooling", "Normalize", "Dense", "StaticEmbedding")
 TRANSFORMER = "sentence_bert_config.json"
 # What releases since 5.4 write of a transformer that earlier ones can be told of.
@@ -54,15 +56,25 @@ def use_common_settings(folder: Path, modules: Sequence[torch.nn.Module]) -> Non
     (folder / LISTED).write_text(json.dumps(listed, indent=2))
 
 
-def _rewritten(path: Path, module: torch.nn.Module, form: Any) -> bool:
-    """Return whether the settings have the earlier form now."""
+def _rewritten(
+    path: Path,
+    module: torch.nn.Module,
+    form: Callable[[Settings, torch.nn.Module], Settings | None],
+) -> bool:
+    """Return whether the settings have the earlier form now.
+
+    Args:
+        form: returns settings in the earlier form; None where it cannot say the same.
+    """
+    if not path.is_file():
+        return True  # early models have none, or one of another name; today's releases write it
     settings = form(json.loads(path.read_text()), module)
     if settings is not None:
         path.write_text(json.dumps(settings, indent=2))
     return settings is not None
 
 
-def _of_transformer(settings: dict[str, Any], module: torch.nn.Module) -> dict[str, Any] | None:
+def _of_transformer(settings: Settings, module: torch.nn.Module) -> Settings | None:
     if not settings.keys() & TEXT_ALONE.keys():
         return settings
     if settings != TEXT_ALONE:
@@ -71,7 +83,7 @@ def _of_transformer(settings: dict[str, Any], module: torch.nn.Module) -> dict[s
     return {"max_seq_length": length, "do_lower_case": bool(lower)}
 
 
-def _of_pooling(settings: dict[str, Any], module: torch.nn.Module) -> dict[str, Any] | None:
+def _of_pooling(settings: Settings, _: torch.nn.Module) -> Settings | None:
     ways = settings.get("pooling_mode")
     if ways is None:
         return settings

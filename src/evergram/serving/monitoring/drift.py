@@ -27,8 +27,8 @@ PER_LOOK = 512
 # Vectors after which the weight of a sample has fallen to 1/e.
 MEMORY = 50_000
 # Seconds after the last served row of a version, such as a canary's or of one that was rolled back,
-# until its drift is no longer told.
-TOLD_FOR = 3600.0
+# until its drift is no longer shown.
+SHOWN_SECONDS = 3600.0
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Drift:
 
     def measured(self) -> dict[tuple[str, int], tuple[float | None, int]]:
         """Return, by side and version, the relative distance and the number of vectors."""
-        since = time.monotonic() - TOLD_FOR
+        since = time.monotonic() - SHOWN_SECONDS
         with self._lock:
             return {
                 key: (moments.relative, moments.count)

@@ -41,6 +41,8 @@ UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
 # What a trial is judged by, and what it never does.
 FIXED = ("training.metric", "training.refit")
+# Choices that need the column of interactions that they are named by.
+BY_COLUMN = (("task.sparse", "weight"), ("task.target", "value"))
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,12 @@ def refuse_fixed(space: SearchSpace) -> None:
 
 def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
     """Raises: RecipeError: an end of a range, or a choice, is not for this corpus."""
-    columns = {"task.sparse": ("weight", "weight"), "task.target": ("value", "value")}
     for one in space.ranges:
         # Only a task is made of the corpus's sizes.
         for end in one.ends() if one.key.startswith("task.") else ():
-            choice, column = columns.get(one.key, (None, ""))
             try:
-                if end == choice:
-                    corpus.column(column)
+                if (one.key, end) in BY_COLUMN:
+                    corpus.column(str(end))
                 with_values(recipe, {one.key: end}).task.chosen.build(corpus)
             except DataError as error:
                 raise RecipeError(f"The search over {one.key}={end}: {error}") from None

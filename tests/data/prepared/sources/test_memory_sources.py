@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.prepared_folders import assert_is_corpus
+from tests.support.prepared_folders import assert_is_corpus, entities
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.sources.memory_sources import (
@@ -59,14 +59,15 @@ def test_columns_of_a_table_are_named_by_role() -> None:
         source_of_table(table, {"query": "user"})
 
 
-def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory() -> None:
+def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> None:
     table = pa.table({"query": pa.array(["a"], pa.string_view()), "candidate": [1], "price": [2]})
-    source = source_of_table(table, {})
-    assert (source.types["query"], source.unread) == (pa.string(), ("price",))
+    summary = prepare(table, tmp_path / "out")
+    assert (summary.interactions, summary.unread) == (1, ["price"])
+    assert entities(tmp_path / "out", "query")["id"].to_pylist() == ["a"]
     with pytest.raises(DataError, match="query and candidate are both the column 'query'"):
         source_of_table(table, {"candidate": "query"})
     twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
-    with pytest.raises(DataError, match="query"):
+    with pytest.raises(DataError, match="has several columns 'query'; leave one"):
         source_of_table(twice, {})
 
 

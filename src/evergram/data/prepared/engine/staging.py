@@ -17,6 +17,7 @@ from evergram.data.prepared.sources.interaction_source import (
     same_columns,
 )
 from evergram.errors import DataError
+from evergram.ids import is_text
 
 # Seconds between two lines of progress.
 EVERY = 5.0
@@ -162,7 +163,7 @@ class _Loading:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         kind = column.type
-        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        texts = is_text(kind)
         decimals = field.name == "time" and pa.types.is_floating(kind)
         if pa.types.is_integer(field.type) and (texts or decimals):
             self.staged.columns[field.name] = pa.string() if texts else pa.float64()

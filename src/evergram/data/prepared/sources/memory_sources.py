@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evergram.data.columnar.frames import table_of
 from evergram.data.data_sets import whole_path
 from evergram.data.prepared.sources.interaction_source import ROLES, InteractionSource
 from evergram.did_you_mean import did_you_mean
@@ -91,10 +90,11 @@ def source_of_table(table: pa.Table, columns: Mapping[str, str]) -> InteractionS
         columns: its own names of the roles.
     Raises: DataError: it lacks a column, or has two of one name; or query and candidate are one.
     """
-    table = table_of(table, "The table")
     chosen: dict[str, str] = {}
     for role in ROLES:
         name = columns.get(role, role)
+        if table.column_names.count(name) > 1:
+            raise DataError(f"The table has several columns {name!r}; leave one of them.")
         if name in table.column_names:
             chosen[role] = name
         elif role in columns or role in ("query", "candidate"):
