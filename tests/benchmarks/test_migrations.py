@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.support.two_models import by_two_models
 
 from benchmarks import migrations
+from evergram.releasing.migration.migration_plan import plan_migration
+from evergram.releasing.migration.ways import WaySettings
 
 
 def test_predicted_bytes_are_those_of_the_directions_that_the_new_model_lacks() -> None:
@@ -32,28 +35,42 @@ def test_the_depth_is_the_largest_that_touches_no_more_than_the_share() -> None:
 
 def test_the_summary_counts_the_pairs_that_meet_the_bars() -> None:
     def row(
-        stay: float, reindex: float, shallow: tuple[float, float], needed: int
+        stay: float, reindex: float, shallow: tuple[float, float, float], needed: int
     ) -> dict[str, Any]:
         means = {"stay": stay, "reindex": reindex}
         ways = {way: {"ndcg@10": {"mean": mean}} for way, mean in means.items()}
         return {
             "plans": {1.0: {"ways": ways}},
             "cascade_share": 0.995,
-            "shallow": {"share": shallow[0], "encoded": shallow[1]},
+            "shallow": dict(zip(("share", "encoded", "own_share"), shallow, strict=True)),
             "sidecar_share": stay,
             "predicted": {"predicted": 12, "needed": needed},
         }
 
     rows = [
-        row(0.3, 0.5, (0.995, 0.1), 10),
+        row(0.3, 0.5, (0.995, 0.1, 1.0), 10),
         # Even a depth of one encodes too many.
-        row(0.3, 0.5, (0.995, 0.12), 16),
-        row(0.99, 0.5, (1.2, 0.05), 12),
+        row(0.3, 0.5, (0.995, 0.12, 0.9), 16),
+        row(0.99, 0.5, (1.2, 0.05, 1.0), 12),
     ]
     corpora = {"one": {str(place): row for place, row in enumerate(rows)}}
     *_, one, every = migrations._summary(corpora)
-    assert one == "| one | 2 of 3 | 2 of 2 | 1 of 2 | 1 of 3 | 2 of 3 |"
+    assert one == "| one | 2 of 3 | 2 of 2 | 1 of 2 | 1 of 2 | 1 of 3 | 2 of 3 |"
     assert every == one.replace("| one |", "| all |")
+
+
+def test_the_new_models_own_hits_are_those_of_no_more_texts_than_a_tenth() -> None:
+    pair, judgements = migrations.made_up()
+    shallow = migrations.compare(pair, judgements)["shallow"]
+    hits = (pair.new_queries @ pair.new.T).argsort(dim=1, descending=True)[
+        :, : shallow["own_depth"]
+    ]
+    assert len(set(hits.flatten().tolist())) <= 0.1 * len(pair.texts)
+    first = hits == torch.arange(60)[:, None]
+    gains = first / torch.log2(torch.arange(hits.shape[1]) + 2.0)
+    plan = plan_migration(pair, judgements, WaySettings())
+    reindex = plan["ways"]["reindex"]["ndcg@10"]["mean"]
+    assert shallow["own_share"] == pytest.approx(float(gains[:, :10].sum(1).mean()) / reindex)
 
 
 def test_the_tables_of_a_corpus_are_folded() -> None:

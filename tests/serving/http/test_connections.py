@@ -15,9 +15,10 @@ import pytest
 from tests.support.lineages import lineage_of
 from tests.support.raw_http import ONE_ID, post_bytes, read_answer, read_until_closed
 from tests.support.running_service import CountedStore, server, service_of
+from uvicorn.config import LOOP_FACTORIES
 
 from evergram.serving.app import create_app
-from evergram.serving.http.connections import uvicorn_server
+from evergram.serving.http.connections import READ, LimitedProtocol, uvicorn_server
 from evergram.serving.settings import ServiceSettings
 
 # Seconds that a test waits for what must come.
@@ -60,6 +61,38 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
             yield service
         finally:
             service.close()
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def event_loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs on both loops that a service may run on: uvicorn takes uvloop if it is
+    installed, which it is not everywhere."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES[request.param])
+    return str(request.param)
+
+
+def test_a_loop_reads_little_at_once(
+    tmp_path: Path, event_loop_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body in chunks of one byte each is then parsed in pieces, between which others are
+    answered."""
+    sizes, loops = [], set()
+    receive = LimitedProtocol.data_received
+
+    def counted(self: LimitedProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        loops.add(type(self.loop).__module__.split(".")[0])
+        receive(self, data)
+
+    monkeypatch.setattr(LimitedProtocol, "data_received", counted)
+    body = b'{"input": ["' + b"a" * (1 << 20) + b'"]}'
+    with serving(tmp_path / "line") as service:
+        assert read_answer(service.connect(post_bytes(body))).startswith(b"HTTP/1.1 4")
+    assert sum(sizes) == len(post_bytes(body))
+    assert max(sizes) <= READ
+    assert loops == {event_loop_kind}
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from evergram.serving.settings import ServiceSettings
 REFUSED = 64
 # Bytes of a request's headers.
 HEADERS = 1 << 14
-# Bytes that are read from a connection at once. asyncio reads a quarter of a megabyte, which in
-# HTTP chunks of one byte each keeps the event loop busy for more than a second.
+# Bytes that are read from a connection at once. An event loop by itself reads a quarter of a
+# megabyte, which in HTTP chunks of one byte each keeps it busy for more than a second.
 READ = 1 << 14
 
 
@@ -103,8 +103,6 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if hasattr(transport, "max_size"):
-            transport.max_size = READ
         if self.rules.add(self):
             self._settle()
             return
@@ -235,17 +233,55 @@ class LimitedProtocol(H11Protocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + response.body)
 
 
+class ReadInPieces(asyncio.BufferedProtocol):
+    """Hands a protocol what comes in pieces of at most `READ` bytes.
+
+    uvloop asks a protocol for the size of a piece only if it is no `asyncio.Protocol`.
+    """
+
+    def __init__(self, reads: asyncio.Protocol) -> None:
+        self._reads = reads
+        self._piece = bytearray()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self._piece = bytearray(READ)
+        return self._piece
+
+    def buffer_updated(self, nbytes: int) -> None:
+        # A silent connection keeps no piece.
+        piece, self._piece = self._piece, bytearray()
+        self._reads.data_received(bytes(memoryview(piece)[:nbytes]))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._reads.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reads.connection_lost(exc)
+
+    def eof_received(self) -> bool | None:
+        return self._reads.eof_received()
+
+    def pause_writing(self) -> None:
+        self._reads.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._reads.resume_writing()
+
+
 def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections) -> uvicorn.Server:
     """Return a uvicorn server of an application that keeps to the limits on connections."""
 
     class Protocol(LimitedProtocol):
         rules = connections
 
+    def protocol(**options: Any) -> asyncio.BaseProtocol:
+        return ReadInPieces(Protocol(**options))
+
     return uvicorn.Server(
         uvicorn.Config(
             app,
             host=settings.host,
-            http=Protocol,
+            http=protocol,  # type: ignore[arg-type]
             ws="none",
             # Refusals are counted in the metrics; a client must not fill the log.
             log_level="error",
