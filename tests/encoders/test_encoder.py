@@ -138,10 +138,14 @@ def test_starting_from_another_architecture_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"cannot start from one with other parameters; set "):
         encoder.start_from(default_encoder(TwoTower, data))
     wide = build_encoder("factorization", {"dim": 5}, encoder.schema, torch.Generator())
-    with pytest.raises(
-        ShapeError, match=r"query.weight is \[3, 4\] here and \[3, 5\] in the encod"
-    ):
+    with pytest.raises(ShapeError, match=r"4 dims, and the one to start from 5; set model.dim = 5"):
         encoder.start_from(wide)
+    towers = [
+        build_encoder("two_tower", {"dim": 4, "hidden": [n]}, encoder.schema, torch.Generator())
+        for n in (6, 7)
+    ]
+    with pytest.raises(ShapeError, match=r" is \[6, 4\] here and \[7, 4\] in the encoder"):
+        towers[0].start_from(towers[1])
 
 
 def test_normalised_rows_have_unit_norm_and_a_zero_row_stays_zero() -> None:

@@ -207,7 +207,8 @@ def compare(
 ) -> None:
     """Compare methods side by side from the same version 0: a table, figures, and all numbers.
 
-    An interrupted comparison resumes, and finished runs are kept.
+    Each of the recipe's split.versions is trained by every method; it names two or more. An
+    interrupted comparison resumes, and finished runs are kept.
     """
     from evergram.evaluation.reports.comparison_report import HEADER, explanation, table_rows
     from evergram.releasing.comparison.compare import compare as compare_methods

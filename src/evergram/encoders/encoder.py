@@ -155,6 +155,11 @@ class Encoder(nn.Module, ABC):
 
         Raises: ShapeError: it has another architecture.
         """
+        if self.dim != other.dim:
+            raise ShapeError(
+                f"The encoder has {self.dim} dims, and the one to start from {other.dim}; set "
+                f"model.dim = {other.dim}, or upgrade.start = 'fresh'."
+            )
         if self.schema.hashing != other.schema.hashing:
             hashes = [s.hashing or "no hash" for s in (self.schema, other.schema)]
             raise ShapeError(
