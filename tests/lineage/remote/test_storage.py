@@ -75,6 +75,22 @@ def test_an_upload_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     assert bucket_files() == {"versions/1/whole.json": b"whole"}
 
 
+def test_an_upload_that_fails_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the line is dead.")
+
+    storage = RemoteStorage(PLACE)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "whole.json").write_bytes(b"whole")
+    storage.upload(tmp_path / "1", "probes/one/1")
+    monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
+    with pytest.raises(LineageError, match="the line is dead"):
+        storage.upload(tmp_path / "1", "probes/one/1")
+    assert bucket_files() == {"probes/one/1/whole.json": b"whole"}
+
+
 def test_a_lost_connection_says_that_the_upload_may_have_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -85,14 +85,17 @@ class RemoteStorage:
                     raise
 
     def upload(self, source: Path, folder: str) -> None:
-        """Upload all files of a folder here, in place of what a killed upload left there."""
+        """Upload all files of a folder here, in place of what a killed upload left there.
+
+        What is there is removed last, as a probe that is uploaded again may be in use.
+        """
         with self.driver_errors("written"):
-            with suppress(FileNotFoundError):
-                self._files.rm(self._place(folder), recursive=True)
-            for path in sorted(source.iterdir()):
-                name = f"{folder}/{path.name}"
-                self._make_folder_of(name)
-                self._files.put_file(str(path), self._place(name))
+            files = {path.name: path for path in sorted(source.iterdir())}
+            for name, path in files.items():
+                self._make_folder_of(f"{folder}/{name}")
+                self._files.put_file(str(path), self._place(f"{folder}/{name}"))
+            for left in self.folders(folder) - files.keys():
+                self._files.rm(self._place(f"{folder}/{left}"), recursive=True)
 
     def remove(self, folder: str) -> None:
         """Remove a folder; if that fails it stays, and nothing lists it."""
