@@ -14,111 +14,34 @@ settings were tried on Cranfield, with a look at its judgements, and the first o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import judged_corpora, migrations
 from benchmarks.judged_corpora import Texts
-from evergram.compatibility import Aligner, AlignmentLoss, Chain
+from benchmarks.residual_heads import (
+    SEEDS,
+    HeadSettings,
+    Sides,
+    drawn_words,
+    least_squares,
+    trained_head,
+)
+from evergram.compatibility import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import BootstrapInterval, paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.gramian import GramianPenalty
 from evergram.releasing.migration.migration_vectors import unit
 
 ENCODERS = ("tokenlearn (64)", "wordllama (256)", "MiniLM (384)")
-SEEDS = (0, 1, 2)
-# Pairs of words and their text, of each corpus.
-PAIRS, WORDS = 600, 10
 # LISA and NPL are left out to save time: they have the most texts.
 CORPORA = ("SciFact", "Cranfield", "CACM", "CISI", "MED")
 ARMS = ("post hoc", "heads")
-
-
-@dataclass(frozen=True)
-class HeadSettings:
-    """How a head is trained: the weights of its losses, and its size."""
-
-    alignment: float = 4.0
-    penalty: float = 2.0
-    task: float = 0.2
-    anchor: float = 1.0
-    hidden: int = 64
-    steps: int = 100
-    batch: int = 128
-    rate: float = 4e-3
-
-
-@dataclass(frozen=True)
-class Sides:
-    """One version's unit vectors: of texts [N, D], queries [Q, D], and words of pairs [P, D]."""
-
-    texts: Tensor
-    queries: Tensor
-    words: Tensor
-
-
-class ResidualHead(nn.Module):
-    """x + U gelu(V x) at length 1; x itself before it is trained."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.outer.bias)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return unit(vectors + self.outer(nn.functional.gelu(self.inner(vectors))))
-
-
-def trained_head(
-    new: Sides, partner: Tensor, past: Tensor, chain: Chain, settings: HeadSettings, seed: int
-) -> ResidualHead:
-    """Return a head of frozen vectors.
-
-    Args:
-        new: of the frozen encoder.
-        partner: the row of each pair's text, int64 [P].
-        past: texts of the version before, [N, D_{k-1}].
-        chain: of the versions before, for the way back.
-    """
-    torch.manual_seed(seed)
-    draw = torch.Generator().manual_seed(seed)
-    dim, weight = new.texts.shape[1], torch.ones(settings.batch)
-    head, push = ResidualHead(dim, settings.hidden), GramianPenalty(dim, rate=0.05)
-    back = LinearTransform.from_matrix(_least_squares(new.texts, past))
-    alignment = AlignmentLoss(chain, "multi")
-    lifted = alignment.lifted(past).detach()
-    optimizer = torch.optim.Adam([*head.parameters(), *back.parameters()], settings.rate)
-    for _ in range(settings.steps):
-        pairs = torch.randint(len(partner), (settings.batch,), generator=draw)
-        rows = torch.randint(len(new.texts), (settings.batch,), generator=draw)
-        words, found = head(new.words[pairs]), head(new.texts[partner[pairs]])
-        some = head(new.texts[rows])
-        task = 0.5 * ((words * found).sum(1) - 1).square().mean()
-        loss = settings.task * (task + settings.penalty * push(words, torch.cat([found, some])))
-        # An encoder's own vectors are what makes it good at its task.
-        loss = loss + settings.anchor * (some - new.texts[rows]).square().sum(1).mean()
-        loss = loss + settings.anchor * (words - new.words[pairs]).square().sum(1).mean()
-        loss = loss + settings.alignment * alignment(back, some, lifted[rows], weight)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return head.eval()
-
-
-def _least_squares(new: Tensor, old: Tensor) -> Tensor:
-    """Return W [D_old, D_new]."""
-    affine = Aligner("linear").fit(new, old).as_transform().affine()
-    assert affine is not None
-    return affine[0].detach().float()
 
 
 def versions_of(
@@ -134,7 +57,7 @@ def versions_of(
             with torch.no_grad():
                 sides = Sides(head(sides.texts), head(sides.queries), head(sides.words))
         versions.append(sides)
-        chain = chain.extended(LinearTransform.from_matrix(_least_squares(sides.texts, past)))
+        chain = chain.extended(LinearTransform.from_matrix(least_squares(sides.texts, past)))
     return versions, chain
 
 
@@ -159,7 +82,7 @@ def of_corpus(
             newest, last = versions[-1], chain.newest
             with torch.no_grad():
                 by_chain = [chain.apply(s, last, 0) for s in (newest.queries, newest.texts)]
-            direct = _least_squares(newest.texts, versions[0].texts).T
+            direct = least_squares(newest.texts, versions[0].texts).T
             refit = newest.queries @ direct, newest.texts @ direct
             old = versions[0].queries
             runs.append(
@@ -201,20 +124,6 @@ def frozen(
     both = [(getattr(own[1], s), getattr(own[2], s)) for s in ("texts", "queries", "words")]
     own.append(Sides(*(unit(torch.cat(parts, dim=1)) for parts in both)))
     return own, rows, JudgedQueries.of(judgements, list(queries), list(texts))
-
-
-def drawn_words(texts: Texts) -> tuple[Texts, Tensor]:
-    """Return `WORDS` words in a row of each of `PAIRS` texts, and the texts' rows."""
-    draw = np.random.default_rng(0)
-    long = [row for row, text in enumerate(texts.values()) if len(text.split()) >= 2 * WORDS]
-    rows = draw.permutation(long)[:PAIRS]
-    values = list(texts.values())
-    words = {}
-    for row in rows.tolist():
-        split = values[row].split()
-        start = int(draw.integers(0, len(split) - WORDS + 1))
-        words[str(row)] = " ".join(split[start : start + WORDS])
-    return words, torch.from_numpy(rows.copy())
 
 
 def tiny() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import permutations
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from benchmarks import ROOT, e5_encoder, judged_corpora
 from benchmarks.judged_corpora import Texts
+from benchmarks.residual_heads import HeadSettings, Sides, drawn_words, with_head
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
@@ -34,13 +36,14 @@ from evergram.compatibility.sidecar.trellis import encode, level_places, trellis
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged.paired_bootstrap import bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.releasing.migration.migration_plan import plan_migration
 from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
 from evergram.releasing.migration.ways import WaySettings
 
 KEPT = ROOT / "build" / "migrations"
-WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "reindex")
+WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "pinned", "reindex")
 # The shares of texts that the way back is fitted to.
 PAIRS = (1.0, 0.1)
 # A sidecar is asked for this share of the old version's own nDCG@10.
@@ -54,11 +57,15 @@ def measure() -> dict[str, Any]:
     for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
         vectors = {name: vectors_of(corpus, name, texts, queries) for name in encoders}
+        words, partner = drawn_words(texts)
+        of_words = {name: kept_vectors(corpus, name, "words", words) for name in encoders}
         rows = {}
         for old, new in permutations(encoders, 2):
             parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
             pair = MigrationVectors(list(texts), list(queries), *parts)
-            rows[f"{old} → {new}"] = compare(pair, judgements)
+            rows[f"{old} → {new}"] = compare(
+                pair, judgements, of_words[new], partner, HeadSettings()
+            )
         results["corpora"][corpus] = rows
     return results
 
@@ -75,7 +82,8 @@ def installed() -> list[str]:
 
 def tiny() -> dict[str, Any]:
     pair, judgements = made_up()
-    return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": compare(pair, judgements)}}}
+    row = compare(pair, judgements, pair.new[:100], torch.arange(100), HeadSettings(steps=5))
+    return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": row}}}
 
 
 def made_up() -> tuple[MigrationVectors, Judgements]:
@@ -90,8 +98,19 @@ def made_up() -> tuple[MigrationVectors, Judgements]:
     return MigrationVectors(*names, old, new, of_queries[0], of_queries[1]), judgements
 
 
-def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
-    """Return the plans by the share of pairs, and the figures of the bars."""
+def compare(
+    pair: MigrationVectors,
+    judgements: Judgements,
+    words: Tensor,
+    partner: Tensor,
+    head: HeadSettings,
+) -> dict[str, Any]:
+    """Return the plans by the share of pairs, and the figures of the bars.
+
+    Args:
+        words: the new model's vectors of words, [P, D_new], for a head.
+        partner: the row of the text that each is of, int64 [P].
+    """
     plans = {share: plan_migration(pair, judgements, WaySettings(share)) for share in PAIRS}
     judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
     old_queries, new_queries = pair.old_queries[judged.rows], pair.new_queries[judged.rows]
@@ -108,10 +127,14 @@ def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
     shallow = proposed.gather(1, scores.argsort(dim=1, descending=True))
     own_depth, _ = _depth_for(0.1, new_queries, pair.new)
     own = ndcg(best_candidates(new_queries, pair.new, own_depth))
+    new = Sides(pair.new, pair.new_queries, words)
+    by_head = with_head(pair.old, new, partner, judged, head)
     size = _size_that_keeps(pair, lambda read: ndcg(best_candidates(old_queries, read, 10)), stay)
     return {
         "plans": plans,
         "least_squares": ndcg(best_candidates(squares, pair.old, 10)),
+        "head": {name: asdict(bootstrap(values)) for name, values in by_head.items()},
+        "head_share": float(by_head["own"].mean()) / reindex,
         "cascade_share": plans[1.0]["ways"]["cascade"]["ndcg@10"]["mean"] / reindex,
         "shallow": {
             "depth": depth,
@@ -211,23 +234,25 @@ def table(results: dict[str, Any]) -> str:
             f"<summary>{corpus}: {plan['texts']:,} texts, {plan['queries']:,} judged queries; "
             "nDCG@10 with its 95 % interval</summary>",
             "",
-            f"| old → new | {' | '.join(WAYS)} | verdict |",
-            "|---" * (len(WAYS) + 2) + "|",
+            f"| old → new | {' | '.join(WAYS)} | pinned, by a head | verdict |",
+            "|---" * (len(WAYS) + 3) + "|",
         ]
         for name, row in rows.items():
             ways = row["plans"][1.0]["ways"]
             cells = [_cell(ways[way]["ndcg@10"]) for way in WAYS]
+            cells.append(_cell(row["head"]["pinned"]))
             lines.append(f"| {name} | {' | '.join(cells)} | {row['plans'][1.0]['verdict']} |")
         lines += [
             "",
             "| old → new | bridge, by least squares | bridge, a tenth of the texts as pairs "
-            "| bridge_cascade, a tenth as pairs | cascade over reindexing | texts that it encoded "
+            "| bridge_cascade, a tenth as pairs | a head's own, over reindexing "
+            "| cascade over reindexing | texts that it encoded "
             "| cascade that encodes at most a tenth: depth, over reindexing "
             "| the new model's own hits, at most a tenth: depth, over reindexing "
             "| sidecar of a tenth of the bytes, over stay "
             "| bytes that keep .99 of stay "
             "| bytes that leave a quarter of the error: predicted, needed |",
-            "|---" * 11 + "|",
+            "|---" * 12 + "|",
         ]
         lines += [_bars(name, row, plan["texts"]) for name, row in rows.items()]
         lines += ["", "</details>"]
@@ -242,8 +267,9 @@ def _summary(corpora: dict[str, Any]) -> list[str]:
         "| of these: within 1 %, and encodes at most a tenth of the texts "
         "| of these: the new model's own hits, within a tenth of the texts, are within 1 % "
         "| pairs whose sidecar of a tenth of the bytes keeps .99 of stay "
-        "| bytes predicted within 20 % of the needed |",
-        "|---" * 7 + "|",
+        "| bytes predicted within 20 % of the needed "
+        "| pairs whose head keeps .99 of the encoder's own nDCG@10 |",
+        "|---" * 8 + "|",
     ]
     by_name = {name: list(rows.values()) for name, rows in corpora.items()}
     by_name["all"] = [row for rows in by_name.values() for row in rows]
@@ -256,6 +282,7 @@ def _summary(corpora: dict[str, Any]) -> list[str]:
             (sum(row["shallow"]["own_share"] >= 0.99 for row in gaining), gaining),
             (sum(row["sidecar_share"] >= KEEPS for row in rows), rows),
             (sum(_is_predicted(**row["predicted"]) for row in rows), rows),
+            (sum(row["head_share"] >= KEEPS for row in rows), rows),
         ]
         lines.append(f"| {' | '.join([name, *(f'{n} of {len(of)}' for n, of in counts)])} |")
     return lines
@@ -282,6 +309,7 @@ def _bars(name: str, row: dict[str, Any], texts: int) -> str:
         f"{row['least_squares']:.3f}",
         _cell(few["bridge"]["ndcg@10"]),
         _cell(few["bridge_cascade"]["ndcg@10"]),
+        f"{row['head_share']:.3f}",
         f"{row['cascade_share']:.3f}",
         f"{ways['cascade']['encoded'] / texts:.0%}",
         f"{shallow['depth']}, {shallow['share']:.3f}",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.residual_heads import HeadSettings
 from tests.support.two_models import by_two_models
 
 from benchmarks import migrations
@@ -44,6 +45,7 @@ def test_the_summary_counts_the_pairs_that_meet_the_bars() -> None:
             "cascade_share": 0.995,
             "shallow": dict(zip(("share", "encoded", "own_share"), shallow, strict=True)),
             "sidecar_share": stay,
+            "head_share": reindex + 0.495,
             "predicted": {"predicted": 12, "needed": needed},
         }
 
@@ -51,17 +53,18 @@ def test_the_summary_counts_the_pairs_that_meet_the_bars() -> None:
         row(0.3, 0.5, (0.995, 0.1, 1.0), 10),
         # Even a depth of one encodes too many.
         row(0.3, 0.5, (0.995, 0.12, 0.9), 16),
-        row(0.99, 0.5, (1.2, 0.05, 1.0), 12),
+        row(0.99, 0.49, (1.2, 0.05, 1.0), 12),
     ]
     corpora = {"one": {str(place): row for place, row in enumerate(rows)}}
     *_, one, every = migrations._summary(corpora)
-    assert one == "| one | 2 of 3 | 2 of 2 | 1 of 2 | 1 of 2 | 1 of 3 | 2 of 3 |"
+    assert one == "| one | 2 of 3 | 2 of 2 | 1 of 2 | 1 of 2 | 1 of 3 | 2 of 3 | 2 of 3 |"
     assert every == one.replace("| one |", "| all |")
 
 
 def test_the_new_models_own_hits_are_those_of_no_more_texts_than_a_tenth() -> None:
     pair, judgements = migrations.made_up()
-    shallow = migrations.compare(pair, judgements)["shallow"]
+    words = pair.new[:30], torch.arange(30)
+    shallow = migrations.compare(pair, judgements, *words, HeadSettings(steps=1))["shallow"]
     hits = (pair.new_queries @ pair.new.T).argsort(dim=1, descending=True)[
         :, : shallow["own_depth"]
     ]
