@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
 
 from torch import Tensor
 
+from evergram.evaluation.judged.betting_test import betting_test
 from evergram.evaluation.judged.paired_bootstrap import (
     LEVEL,
     BootstrapInterval,
@@ -86,9 +86,8 @@ def decide(
 
     A loss is shown to be small by its interval if at least `LEAST_LOSING` queries lose. Where fewer
     do, those that lose could be too rare to have been drawn, and each could lose all of its nDCG,
-    which is at most 1. Then the share of queries that lose must be shown to be no larger than what
-    is allowed and what the others win, by the upper bound of Clopper and Pearson at `LEVEL`. If no
-    query differs, 3 / 0.005 = 600 queries show a loss of at most 0.005. That a way is better is
+    which is at most 1. Then `betting_test`, which holds for any number of queries, must show it,
+    too, at `LEVEL`. If no query differs, 690 show a loss of at most 0.005. That a way is better is
     shown likewise, with nothing allowed.
 
     Args:
@@ -154,14 +153,8 @@ def decide(
 def _too_few_lose(values: Tensor, others: Tensor, most_lost: float = 0.0) -> str | None:
     """Return a sentence if so few queries lose that no small loss is shown; see `decide`."""
     queries, losing = len(values), int((values < others).sum())
-    if losing >= LEAST_LOSING:
+    if losing >= LEAST_LOSING or most_lost >= 1:
         return None
-    won = float((values - others).clamp(min=0).mean())
-    share = min(max(most_lost, 0.0) + won, 1.0)
-    # The bound is at most this share if so few losing queries are that unlikely with it.
-    chance = sum(
-        comb(queries, i) * share**i * (1 - share) ** (queries - i) for i in range(losing + 1)
-    )
-    if chance <= 1 - LEVEL:
+    if betting_test((values - others).clamp(-1, 1), -most_lost) <= 1 - LEVEL:
         return None
     return f"Only {losing} of {queries} queries lose, too few to show how much is lost."
