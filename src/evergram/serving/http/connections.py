@@ -262,7 +262,7 @@ class ReadInPieces(asyncio.BufferedProtocol):
         if not self._reads.flow.read_paused:
             self._reads.transport.resume_reading()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._reads.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
