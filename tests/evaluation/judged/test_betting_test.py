@@ -7,13 +7,14 @@ from math import comb, log
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.errors import DataError
 from evergram.evaluation.judged.betting_test import betting_test
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.01, 0.9), st.floats(0.02, 1.0), st.floats(-0.5, 0.5))
 def test_true_means_are_denied_as_seldom_as_said(
     queries: int, share: float, loss: float, mean: float
