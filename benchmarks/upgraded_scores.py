@@ -6,6 +6,9 @@ that was fitted to nine tenths of the texts. Scores are calibrated on pairs of t
 1,000 texts, as `ScoreMaps` does. Measured are pairs of a query and a text, and of a text that was
 held out and one that was not. Own pairs are those of one half of the queries, and all methods are
 measured on the other half.
+
+All vectors have length 1, but those that are read back have other lengths. What their inner
+products do, as they are, stands beside their cosines: for thresholds, and for the first ten hits.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch import Tensor
 from benchmarks import judged_corpora, migrations
 from evergram.compatibility import Aligner
 from evergram.compatibility.scores.score_map import ScoreMap
+from evergram.evaluation.score_blocks import best_candidates
 from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
 
 Doubles = npt.NDArray[np.float64]
@@ -33,8 +37,15 @@ HELD, CANARIES = 0.1, 1000
 PAIRS = 200_000
 # The consumer's thresholds: this share of the pairs lies above.
 SHARES = (0.01, 0.001)
-METHODS = ("raw", "isotonic regression", "matched quantiles", "matched quantiles, own pairs")
+METHODS = (
+    "raw, inner product",
+    "raw, cosine",
+    "isotonic regression",
+    "matched quantiles",
+    "matched quantiles, own pairs",
+)
 HITS = 10
+RANKINGS = ("inner product", "cosine")
 
 
 @dataclass(frozen=True)
@@ -45,10 +56,15 @@ class Cell:
         thresholds: by kind of pairs, share and method: pairs above the threshold over those then,
             precision and recall.
         confidence: by name, what the distance from the fitted texts says.
+        lengths: the mean length of texts that are read back.
+        kept: by ranking, the share of a query's first ten hits that are among those then, for
+            queries that are read back and for those that were kept.
     """
 
     thresholds: Mapping[tuple[str, float, str], tuple[float, float, float]]
     confidence: Mapping[str, float]
+    lengths: float
+    kept: Mapping[str, tuple[float, float]]
 
 
 def measure() -> list[Cell]:
@@ -73,41 +89,65 @@ def of_pair(pair: MigrationVectors) -> Cell:
     count = min(CANARIES, int(HELD * len(order)))
     held, fitted = order[:count], order[count:]
     aligner = Aligner("linear").fit(pair.new[fitted], pair.old[fitted])
-    read, asked = (unit(aligner.transform(part)) for part in (pair.new, pair.new_queries))
+    plain, plain_asked = (aligner.transform(part) for part in (pair.new, pair.new_queries))
+    read, asked = unit(plain), unit(plain_asked)
 
-    def sampled(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> tuple[Doubles, Doubles]:
-        total = len(now[0]) * len(now[1])
+    def sampled(*products: tuple[Tensor, Tensor]) -> list[Doubles]:
+        total = len(products[0][0]) * len(products[0][1])
         # In order, so that halves are of different queries.
         rows = np.unique(draw.integers(0, total, PAIRS)) if total > PAIRS else np.arange(total)
-        both = (product[0].double() @ product[1].double().T for product in (now, then))
-        one, other = (scores.flatten().numpy()[rows] for scores in both)
-        return one, other
+        return [(a.double() @ b.double().T).flatten().numpy()[rows] for a, b in products]
 
     upper = np.triu_indices(count, 1)
     one, other = (
         (part[held].double() @ part[held].double().T).numpy()[upper] for part in (read, pair.old)
     )
     kinds = {
-        "query and text": sampled((asked, read), (pair.old_queries, pair.old)),
-        "two texts": sampled((read[held], read[fitted]), (pair.old[held], pair.old[fitted])),
+        "query and text": sampled(
+            (plain_asked, plain), (asked, read), (pair.old_queries, pair.old)
+        ),
+        "two texts": sampled(
+            (plain[held], plain[fitted]),
+            (read[held], read[fitted]),
+            (pair.old[held], pair.old[fitted]),
+        ),
     }
     calibrated = ScoreMap.fit(one, other)
     thresholds = {}
-    for kind, (now, then) in kinds.items():
+    for kind, (products, now, then) in kinds.items():
         # Own pairs are the consumer's own: half fit, and the other half is measured for all.
         half = len(now) // 2
         own = ScoreMap.fit(now[:half], then[:half])
         methods: dict[str, Callable[[Doubles], Doubles]] = {
-            "raw": lambda scores: scores,
+            "raw, cosine": lambda scores: scores,
             "isotonic regression": _isotonic(one, other, draw),
             "matched quantiles": calibrated.apply,
             "matched quantiles, own pairs": own.apply,
         }
         for method in METHODS:
-            mapped = methods[method](now[half:])
+            mapped = methods[method](now[half:]) if method in methods else products[half:]
             for share in SHARES:
                 thresholds[kind, share, method] = above(mapped, then[half:], share)
-    return Cell(thresholds, _confidence(pair, read, asked, (held, fitted), calibrated))
+    return Cell(
+        thresholds,
+        _confidence(pair, read, asked, (held, fitted), calibrated),
+        float(plain.norm(dim=1).mean()),
+        {
+            ranking: (
+                _kept(pair, asked, texts),
+                _kept(pair, pair.old_queries, texts),
+            )
+            for ranking, texts in zip(RANKINGS, (plain, read), strict=True)
+        },
+    )
+
+
+def _kept(pair: MigrationVectors, queries: Tensor, texts: Tensor) -> float:
+    """Return the share of each query's first hits among these texts that are its first by the old
+    vectors. The length of a query does not rank."""
+    now = best_candidates(queries, texts, HITS)
+    then = best_candidates(pair.old_queries, pair.old, HITS)
+    return float((now[:, :, None] == then[:, None, :]).any(2).double().mean())
 
 
 def _isotonic(
@@ -195,6 +235,17 @@ def table(cells: Sequence[Cell]) -> str:
     for key, name in names.items():
         values = np.array([cell.confidence[key] for cell in cells])
         lines.append(f"| {name} | {_middle(values)} |")
+    lengths = np.array([cell.lengths for cell in cells])
+    lines += [
+        "",
+        f"Mean length of texts that are read back: {_middle(lengths)}; of their own, 1.",
+        "",
+        f"| first {HITS} hits that were among those then | queries read back | own queries |",
+        "|---|---|---|",
+    ]
+    for ranking in cells[0].kept:
+        pairs = np.array([cell.kept[ranking] for cell in cells])
+        lines.append(f"| by {ranking} | {_middle(pairs[:, 0])} | {_middle(pairs[:, 1])} |")
     return "\n".join(lines)
 
 
