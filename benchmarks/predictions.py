@@ -235,7 +235,7 @@ def table(cells: Sequence[Cell]) -> str:
             f"{covered} of {len(made)}, {every} of {len(made) * len(OTHERS)}",
             f"{sum(r.widths['stay'] for r in made) / len(made):.3f}",
             f"{regret:.3f}",
-            f"{rank_correlation(made):.2f}",
+            f"{rank_correlation(made):z.2f}",
             "yes" if passes else "no",
         ]
         lines.append(f"| {' | '.join(cells_of_row)} |")

@@ -229,7 +229,7 @@ def test_fine_tuning_goes_on_from_what_is_known(small: Recipe, lineage: Lineage)
     assert nearness(vectors) > 0.5
     assert abs(nearness(fresh.block("candidate")[1])) < 0.2
     wider = by(small, "finetune-m0", "model.dim=9")
-    with pytest.raises(ShapeError, match="set model.dim = 8, or upgrade.start = 'fresh'"):
+    with pytest.raises(ShapeError, match=r"set model\.dim = 8, or upgrade\.start = 'fresh'"):
         upgrade(wider, lineage, corpus)
 
 
