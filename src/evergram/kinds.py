@@ -27,6 +27,7 @@ def as_list(value: Any) -> Any:
 # Types of numbers in settings.
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # A list with one entry for each version; the last holds for all later ones.

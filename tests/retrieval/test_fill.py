@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,50 @@ def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Li
     publish(lineage, 3)
     assert filled() == {"object": {3: 300}}
     assert calls[1:] == [("object", 3, 300, 300)]
+
+
+def test_a_fill_that_was_killed_after_its_rows_is_made_again(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker would say version 2 for rows of version 3, and a rollback would believe it."""
+    lineage.label("kept", 2)
+    Reader.open(lineage).close()
+    publish(lineage, 3)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # The package has a function of the module's name.
+        patch.setattr(sys.modules["evergram.retrieval.fill"], "write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Reader.open(lineage)
+    lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as reader:
+        embedded = reader.embed([0, 7], 2)
+    assert embedded.sources.tolist() == [2, 2]
+    np.testing.assert_array_equal(embedded.vectors, vectors_of(2)[[0, 7]].numpy())
+
+
+def test_a_snapshot_that_somebody_filled_with_a_later_version_is_filled_again(
+    lineage: Lineage,
+) -> None:
+    lineage.label("kept", 2)
+    Reader.open(lineage).close()
+    publish(lineage, 3)
+    with closing(open_store(str(lineage.path / "stores" / "object"))) as store:
+        fill(lineage, store, "object")
+    lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([0, 7], 2).sources.tolist() == [2, 2]
+
+
+def test_rows_that_were_deleted_stay_deleted(lineage: Lineage) -> None:
+    Reader.open(lineage).close()
+    with closing(open_store(str(lineage.path / "stores" / "object"))) as store:
+        store.delete(pa.array([3]))
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([3, 7], 2).sources.tolist() == [-1, 2]
 
 
 def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -> None:

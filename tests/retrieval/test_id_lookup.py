@@ -52,3 +52,32 @@ def test_ids_of_another_type_are_refused() -> None:
 def test_views_of_texts_are_texts() -> None:
     asked = pa.array(["b", None, "c"], pa.string_view())
     assert IdLookup(pa.array(["a", "b"])).rows(asked).tolist() == [1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pa.array([True]),
+        pa.array([1.0]),
+        pa.array([0], pa.timestamp("s")),
+        pa.array([b"a"]),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array(["a"])),
+        pa.array([[1]]),
+        pa.array([1.0]).dictionary_encode(),
+    ],
+    ids=lambda a: str(a.type)[:12],
+)
+def test_what_no_id_can_be_is_refused_by_its_own_type(asked: pa.Array) -> None:
+    for stored in (pa.array(["a", "1", "1.0"]), pa.array([1])):
+        with pytest.raises(DataError) as caught:
+            IdLookup(stored).rows(asked)
+        assert f"The ids of a batch are {asked.type}, and the stored ones" in str(caught.value)
+
+
+def test_an_id_past_64_bits_is_refused_by_its_own_type() -> None:
+    with pytest.raises(DataError, match="are uint64, and the stored ones int64"):
+        IdLookup(pa.array([1])).rows(pa.array([1, 2**63], pa.uint64()))
+
+
+def test_nulls_alone_are_no_rows() -> None:
+    assert IdLookup(pa.array(["a"])).rows(pa.nulls(2)).tolist() == [-1, -1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,6 +116,29 @@ def test_a_batch_is_learned_from_after_its_loss_and_not_in_evaluation_mode() -> 
     assert all(torch.equal(before[name], value) for name, value in task.state_dict().items())
     assert torch.equal(task.train()(encoded, batch, {}), frozen_loss)
     assert not torch.equal(before["moments.push"], task.state_dict()["moments.push"])
+
+
+@pytest.mark.parametrize("push", PUSHES)
+def test_a_first_batch_in_evaluation_mode_leaves_no_trace(push: str) -> None:
+    query, candidate = tables()
+    encoded, batch = Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS)
+    task, other = (ClusteredSoftmax(N, 1.0, 3, push=push) for _ in range(2))
+    evaluated = task.eval()(encoded, batch, {})
+    assert torch.equal(evaluated, task(encoded, batch, {}))
+    assert torch.equal(task.train()(encoded, batch, {}), other(encoded, batch, {}))
+
+
+@pytest.mark.parametrize("push", PUSHES)
+def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster(push: str) -> None:
+    query, candidate = tables()
+    encoded, batch = Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS)
+    weightless = replace(batch, candidate_weight=torch.zeros_like(batch.candidate_weight))
+    task, other = (ClusteredSoftmax(N, 1.0, 3, push=push) for _ in range(2))
+    first = task(encoded, weightless, {})
+    first.backward()
+    assert math.isfinite(float(first.detach()))
+    assert torch.equal(task(encoded, batch, {}), other(encoded, batch, {}))
+    assert math.isfinite(float(task(encoded, weightless, {}).detach()))
 
 
 @pytest.mark.parametrize("rate", [0.3, "auto"])

@@ -48,3 +48,12 @@ def test_a_candidate_in_every_batch_is_certain_and_an_unseen_one_counts_as_such(
     for _ in range(5):
         frequency.observe(torch.tensor([0, 0]))
     assert frequency.log_chance(torch.tensor([0, 1])).tolist() == [0.0, 0.0]
+
+
+def test_nothing_is_learned_in_evaluation_mode() -> None:
+    task = Softmax(3).eval()
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    encoded, batch = Encoded(normal(2, 3), normal(2, 3, seed=1)), batch_of([0, 2])
+    loss = task(encoded, batch, {})
+    assert all(torch.equal(before[name], value) for name, value in task.state_dict().items())
+    assert torch.equal(task(encoded, batch, {}), loss)

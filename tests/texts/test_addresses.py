@@ -25,6 +25,7 @@ def test_an_encoder_has_the_address_that_it_was_opened_at() -> None:
     [
         ("minilm", "is no address of an encoder"),
         ("gensim:x", "KIND is sentence-transformers, model2vec"),
+        ("wordlama:", r"did you mean .wordllama.\?"),
         ("python:", "names no encoder after the colon"),
         ("python:evergram.texts", "write python:package.module:function"),
         ("python:evergram.texts.canaries:none", "cannot be imported"),

@@ -284,3 +284,26 @@ def test_a_loss_of_dense_modules_that_is_not_finite_names_their_rate(
         TrainingError, match=r"training\.table_rate .*, training\.layer_rate \(0.001\)"
     ):
         train(recipe, corpus, encoder=own, progress=False)
+
+
+class Frozen(nn.Module):
+    """Vectors that were computed elsewhere, in a buffer: no parameter."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(size)
+        self.register_buffer("vectors", torch.randn(size, dim, generator=draw))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        vectors: Tensor = self.get_buffer("vectors")[rows]
+        return vectors
+
+
+def test_vectors_in_a_buffer_are_a_trained_model(recipe: Recipe, corpus: Corpus) -> None:
+    like = modules(corpus)
+    query, candidate = Frozen(len(corpus.queries), 6), Frozen(len(corpus.candidates), 6)
+    own = EncoderModules(query, candidate, like.query_inputs, like.candidate_inputs)
+    artefact = train(recipe, corpus, trained=own, progress=False)
+    ids, vectors = artefact.block("candidate")
+    rows = like.candidate_inputs(ids.to_pylist())
+    assert torch.equal(vectors, candidate.get_buffer("vectors")[rows])

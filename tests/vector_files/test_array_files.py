@@ -98,6 +98,14 @@ def test_an_array_cut_short_is_refused(tmp_path: Path) -> None:
         (tensors(vector=torch.ones(2)), "no tensor 'vector' of two dims"),
         (tensors(vector=torch.ones(2, 2, dtype=torch.int8)), r"holds torch\.int8; floats"),
         (tensors(vector=torch.ones(2, 2), id=torch.arange(3)), r"'id' is torch.int64 \[3\]; 2 int"),
+        (
+            tensors(vector=torch.ones(2, 2), id=torch.ones(2) > 0),
+            r"'id' is torch.bool \[2\]; 2 int",
+        ),
+        (
+            tensors(vector=torch.ones(2, 2), id=torch.tensor([7, 2**63], dtype=torch.uint64)),
+            r"an id of 2\^63 or more",
+        ),
         (tensors(vector=torch.ones(0, 2)), "holds no vectors"),
         *(
             (junk("x" + suffix), "cannot be read|in spite of")
@@ -157,3 +165,9 @@ def test_an_empty_line_is_no_id_in_a_file_that_was_written_here_either(tmp_path:
     (tmp_path / "x.ids.txt").write_text("a\n\n")
     with pytest.raises(DataError, match=r"ids\.txt line 2 has no id"):
         open_embeddings(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.uint64])
+def test_ids_may_be_integers_of_any_width(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tensors(vector=torch.ones(2, 2), id=torch.tensor([7, 200], dtype=dtype))(tmp_path)
+    assert whole(open_embeddings(path))[0] == [7, 200]

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from evergram.gramian.estimator import GramianEstimator
 
 
+# γ of p ∝ count^γ, at most: of a larger one, counts of many rows are past float64, and one entity
+# has all of the measure.
+LARGEST_POWER = 16
+
+
 class EstimatorSettings(KindSettings):
     """Settings of an estimator, and how it is made."""
 

@@ -121,7 +121,10 @@ class SAGram(GramianEstimator):
                 f"needs {known + len(embeddings)} shares, not {len(share)}."
             )
         # A new file under the old name; the old one stays mapped until nothing refers to it.
-        cache = _table(len(share), self.dim, self.file)
+        if self.file is None:
+            cache = self.cache.new_zeros(len(share), self.dim)
+        else:
+            cache = _table(len(share), self.dim, self.file)
         cache[:known] = self.cache
         cache[known:] = embeddings.to(cache)
         self.cache = cache

@@ -19,7 +19,7 @@ from evergram.lineage.new_queries.fold_in import Missing
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.publishing.artefact_check import check_artefact
 from evergram.lineage.publishing.beginning import beginning
-from evergram.lineage.publishing.lost_race import read_lost
+from evergram.lineage.publishing.lost_race import forget_lost, read_lost
 from evergram.lineage.publishing.publication import check_id_types, publish_version
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.remote.training_note import training_note
@@ -203,3 +203,7 @@ class Lineage(ReadOnlyLineage):
         Raises: LineageError: none is kept.
         """
         return read_lost(self.path, self.work_dir, str(self))
+
+    def forget_lost(self) -> None:
+        """Remove the model that `lost` returns, as after its publication; if there is one."""
+        forget_lost(self.work_dir)

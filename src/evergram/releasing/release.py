@@ -181,6 +181,8 @@ def upgrade_and_publish(
         strict_probes=options.strict_probes,
         promote=options.promote,
     )
+    if options.kept:
+        lineage.forget_lost()
     if facts is not None and report is not None:
         write_published(report, facts, published.metrics, published.warnings)
     return published

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evergram.atomic_files import make_folder, remove_folder, remove_tree, write_text
+from evergram.atomic_files import make_folder, remove_folder, remove_tree, sync, write_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
@@ -259,12 +259,25 @@ def _fill_once(
     """Fill a snapshot with a version, unless the file `marker` says that it was."""
     # Two versions may be of one space, with one fingerprint, and have other vectors in it.
     record = {"fingerprint": lineage.manifest(version).fingerprint, "version": version}
-    if _loaded(marker) != record:
+    if _loaded(marker) != record or _moved_on(lineage, store, side, version):
         log.info("Filling %s with version %d.", store.address, version)
         of_side = None if progress is None else partial(progress, side, version)
+        # If this is killed, the marker of before would be of rows that are gone.
+        if marker.exists():
+            marker.unlink()
+            sync(marker.parent)
         fill(lineage, store, side, version, of_side)
         write_text(marker, json.dumps(record), file_mode(lineage.path))
     remove_withdrawn(lineage, store)
+
+
+def _moved_on(lineage: Lineage, store: Store, side: str, version: int) -> bool:
+    """Return whether rows of a version were replaced by those of a later one, as `store fill` and
+    a backfill do without this file's marker. Rows that somebody deleted are no sign of it."""
+    held = store.count()
+    if all(of_row <= version for of_row in held):
+        return False
+    return held.get(version, 0) < open_embeddings(lineage.stored(side, version)).rows
 
 
 def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str, Store]:

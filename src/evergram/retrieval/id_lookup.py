@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from evergram.data.columnar.vocabulary import plain
 from evergram.errors import DataError
+from evergram.ids import is_text
 from evergram.stores.snapshot.segment import keys_of
 
 
@@ -33,10 +34,15 @@ class IdLookup:
     def rows(self, ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
         """Return the row of each id, [n]; -1 for an id that is not stored, and for a null.
 
-        Raises: DataError: the ids are texts and the stored ones integers, or the other way round.
+        Raises: DataError: the ids are texts and the stored ones integers, or the other way round;
+            or they are of no type that ids are of.
         """
         if isinstance(ids, pa.ChunkedArray):
             ids = ids.combine_chunks()
+        kind = ids.type
+        own = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_integer(own) or is_text(own) or pa.types.is_null(own)):
+            raise self._other_type(kind)
         rows = np.full(len(ids), -1, dtype=np.int64)
         there = ids.is_valid().to_numpy(zero_copy_only=False)
         if pa.types.is_string_view(ids.type):
@@ -45,12 +51,15 @@ class IdLookup:
         if not len(wanted) or not len(self._ids):
             return rows
         if wanted.type != self._ids.type:
-            raise DataError(
-                f"The ids of a batch are {wanted.type}, and the stored ones {self._ids.type}; cast "
-                "them in the engine."
-            )
+            raise self._other_type(kind)
         rows[there] = self._rows_of(wanted)
         return rows
+
+    def _other_type(self, kind: pa.DataType) -> DataError:
+        return DataError(
+            f"The ids of a batch are {kind}, and the stored ones {self._ids.type}; cast them in "
+            "the engine."
+        )
 
     def _rows_of(self, wanted: pa.Array) -> npt.NDArray[np.int64]:
         if self._by_text is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -29,7 +30,8 @@ class ClusteredSoftmax(Task):
     A candidate v of cluster k is pushed by the derivative of the same sum through c_k and W,
     Σ_a p_ak u_a/(n_k τ) + Γ(v − c_k)/(N τ²), Γ = Σ_a u_a ⊗ u_a over queries.
 
-    In evaluation mode (`eval()`) clusters stay as they are.
+    In evaluation mode (`eval()`) clusters stay as they are; before there are any, the batch's own
+    serve, and are forgotten. Until a batch has a candidate of weight above 0, none are pushed.
 
     Args:
         size: N, the candidates that are told apart.
@@ -68,6 +70,9 @@ class ClusteredSoftmax(Task):
         kept = self._kept(candidate)
         first = not int(kept.batches)
         if first:
+            if not bool(weight.any()):  # no candidate to make clusters of
+                return math.log(self.size) - score(encoded).mean() / self.temperature
+            kept = kept if self.training else copy.deepcopy(kept)
             kept.learn_candidates(candidate.detach(), weight)
         clusters = kept.clusters().to(candidate)
         logits = query @ clusters.centre.T / self.temperature + clusters.log_share

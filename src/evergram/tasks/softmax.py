@@ -53,6 +53,7 @@ class Softmax(Task):
 
     log Q, the chance to be in a batch, is subtracted from the scores ⟨u, v⟩/τ, so that frequent
     candidates are not penalised; the same candidate elsewhere in the batch is not a negative.
+    In evaluation mode (`eval()`) nothing is learned of the chances.
 
     Args:
         size: N of the candidates.
@@ -66,7 +67,8 @@ class Softmax(Task):
         self.frequency: StreamedFrequency = StreamedFrequency(size)
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        self.frequency.observe(batch.candidate)
+        if self.training:
+            self.frequency.observe(batch.candidate)
         logits = encoded.query @ encoded.candidate.T / self.temperature
         logits = logits - self.frequency.log_chance(batch.candidate)
         places = torch.arange(len(logits), device=logits.device)

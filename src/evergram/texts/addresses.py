@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.texts.text_encoder import Prompts, TextEncoder
 
@@ -84,7 +85,8 @@ def check_encoder_address(address: str) -> tuple[str, str]:
     if not colon or kind not in _OPENERS:
         raise DataError(
             f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
-            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm."
+            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm"
+            f"{did_you_mean(kind, _OPENERS) if colon else ''}."
         )
     if not rest and kind != "wordllama":
         raise DataError(f"{address!r} names no encoder after the colon; see docs/text.md.")

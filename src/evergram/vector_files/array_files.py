@@ -24,6 +24,11 @@ from evergram.vector_files.provenance import (
     read_provenance_file,
 )
 
+INTEGERS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+
 
 def companion(path: Path) -> Path:
     """Return the path of the ids beside a file without them: `NAME.ids.txt`, one a line."""
@@ -174,10 +179,15 @@ class SafetensorsVectors(PlainVectors):
             self.provenance: dict[str, str] = provenance_in(record)
             if id_tensor in shapes:
                 own = file.get_tensor(id_tensor)
-                if own.shape != (self.rows,) or own.is_floating_point():
+                if own.shape != (self.rows,) or own.dtype not in INTEGERS:
                     raise DataError(
                         f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
                         f"{self.rows} integers are needed."
+                    )
+                if own.dtype == torch.uint64 and bool((own.view(torch.int64) < 0).any()):
+                    raise DataError(
+                        f"{path}: tensor {id_tensor!r} has an id of 2^63 or more, which no 64-bit "
+                        "integer holds; write ids as text, in a file beside it."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
         self._set_ids(ids, as_text=ids is None and record.get(ID_TYPE) == "string")

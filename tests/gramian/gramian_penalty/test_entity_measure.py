@@ -111,8 +111,10 @@ def test_counts_grow_and_come_back() -> None:
     ("measure", "counts", "message"),
     [
         ("popular", None, "'uniform', 'example'"),
-        (-1.0, None, "γ ≥ 0"),
-        (float("nan"), None, "γ ≥ 0"),
+        (-1.0, None, "γ it must be 0 to 16"),
+        (400.0, None, "γ it must be 0 to 16"),
+        (True, None, "γ it must be 0 to 16"),
+        (float("nan"), None, "γ it must be 0 to 16"),
         (torch.tensor([1.0, -1.0]), None, "not negative"),
         (torch.zeros(3), None, "not zero everywhere"),
         (torch.ones(2, 2), None, r"must be \[N\]"),

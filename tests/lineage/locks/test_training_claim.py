@@ -72,11 +72,23 @@ def test_another_process_is_named(tmp_path: Path) -> None:
 
 def test_checkpoints_are_cleared_unless_another_process_trains(tmp_path: Path) -> None:
     work = tmp_path / ".work"
-    clear_work(work)
+    clear_work(work, "lost")
     work.mkdir()
     (work / "checkpoint").write_text("x")
     with FileLock(work / LOCK):
-        clear_work(work)
+        clear_work(work, "lost")
         assert (work / "checkpoint").exists()
-    clear_work(work)
+    clear_work(work, "lost")
     assert not work.exists()
+
+
+def test_what_is_kept_outlives_the_checkpoints(tmp_path: Path) -> None:
+    work = tmp_path / ".work"
+    (work / "lost").mkdir(parents=True)
+    (work / "lost" / "model").write_text("x")
+    (work / "folder").mkdir()
+    (work / "folder" / "checkpoint").write_text("x")
+    (work / "checkpoint").write_text("x")
+    clear_work(work, "lost")
+    assert {path.name for path in work.iterdir()} <= {"lost", LOCK}
+    assert (work / "lost" / "model").read_text() == "x"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.artefacts import artefact
+from tests.support.artefacts import artefact, shop_of_three
 from tests.support.lineages import vectors_of
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import IntegrityError, LineageError
@@ -46,3 +47,14 @@ def test_the_kept_model_is_the_one_that_was_trained(tmp_path: Path) -> None:
 def test_without_a_kept_model_the_error_says_when_there_is_one(tmp_path: Path) -> None:
     with pytest.raises(LineageError, match=r"No model is kept for shop: .*leave out --kept"):
         read_lost(tmp_path, tmp_path / ".work", "shop")
+
+
+def test_a_kept_model_outlives_other_publications_and_is_forgotten_by_name(tmp_path: Path) -> None:
+    lineage = shop_of_three(tmp_path / "shop")
+    lineage.forget_lost()  # there is none
+    keep_lost(lineage.work_dir, 3, artefact(3, 2, seed=1))
+    publish_next(lineage, artefact(5, 4))
+    assert lineage.lost().manifest.version == 3
+    lineage.forget_lost()
+    with pytest.raises(LineageError, match="No model is kept"):
+        lineage.lost()

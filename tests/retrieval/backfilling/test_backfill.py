@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.lineages import read_as
+from tests.support.lineages import publish, read_as
 from tests.support.older_stores import older_store, store_of_a_withdrawn_version, vectors_by_id
 
 from evergram.errors import IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.fill import space_of, stored_rows
+from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
@@ -204,6 +204,47 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     for key, vector in after.items():
         np.testing.assert_array_equal(vector, before[key])
     assert len(Reader(lineage, {"object": store}).embed(range(300), 0).vectors) == 300
+
+
+def test_a_backfill_to_a_version_of_before_touches_no_newer_row(lineage: Lineage) -> None:
+    store = older_store(lineage)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=64)
+    work.apply(rows=100)
+    lineage.label("kept", 2)
+    publish(lineage, 3)
+    fill(lineage, store, "object")
+    before = vectors_by_id(store)
+    work = Backfill(lineage, store, "object")
+    with pytest.raises(LineageError, match="leads to version 2, and version 3 is in production"):
+        work.apply()
+    after = vectors_by_id(store)
+    assert all((after[i] == before[i]).all() for i in before)
+    assert work.plan().target == 3, "another may be planned at once"
+
+
+def test_a_rollback_that_was_killed_is_finished_before_anything_else(lineage: Lineage) -> None:
+    store = older_store(lineage)
+    before = vectors_by_id(store)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=50)
+    work.apply(rows=250)
+
+    def killed(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.rollback(progress=killed)
+    work = Backfill(lineage, store, "object")
+    assert work.status().state == "rolling back"
+    for step in (work.apply, work.plan):
+        with pytest.raises(LineageError, match="was interrupted; finish it by 'rollback'"):
+            step()
+    assert work.rollback().state == "rolled back"
+    after = vectors_by_id(store)
+    assert after.keys() == before.keys()
+    assert all((after[i] == before[i]).all() for i in before)
 
 
 @pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb", "sqlite:vec.db#emb"])

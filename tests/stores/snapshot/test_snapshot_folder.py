@@ -15,7 +15,11 @@ from tests.support.snapshot_rows import SPACE, files, rows, vectors
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.rows import row_checks
 from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
-from evergram.stores.snapshot.snapshot_record import SegmentRecord
+from evergram.stores.snapshot.snapshot_record import (
+    SegmentRecord,
+    SnapshotRecord,
+    write_record,
+)
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows
 
@@ -106,6 +110,31 @@ def test_a_commit_adds_segments_and_removes_those_it_replaces(tmp_path: Path) ->
     assert (record.generation, record.next_number, record.side) == (3, 2, "query")
     assert [segment.number for segment in record.segments] == [1]
     assert [path.name for path in folder.segments.iterdir()] == ["1.arrow"]
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["before", "after"])
+def test_an_interrupt_leaves_no_record_without_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool
+) -> None:
+    folder = SnapshotFolder(tmp_path / "s", 1.0)
+    folder.create("int64")
+
+    def interrupted(path: Path, record: SnapshotRecord) -> None:
+        if renamed:
+            write_record(path, record)
+        raise KeyboardInterrupt
+
+    block = Rows(0, pa.array([1, 2]), vectors(2))
+    with folder.writing():
+        folder.commit([], spaces=(SPACE,))
+        writer = folder.writer(0)
+        writer.add(block, row_checks(block))
+        monkeypatch.setattr("evergram.stores.snapshot.snapshot_folder.write_record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.commit([writer.finish()])
+    with SnapshotStore.open(str(tmp_path / "s")) as store:
+        assert store.count() == ({0: 2} if renamed else {})
+    assert len(list(folder.segments.iterdir())) == renamed
 
 
 def test_a_listed_file_that_is_missing_is_named(store: SnapshotStore, tmp_path: Path) -> None:

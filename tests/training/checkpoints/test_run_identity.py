@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from evergram.training.build import Companions
 from evergram.training.checkpoints.run_identity import (
     RunIdentity,
     corpus_digest,
+    files_digest,
     modules_digest,
 )
 from evergram.training.corpora import load_corpus, split_for
@@ -88,6 +90,7 @@ def test_modules_count_and_of_a_joint_one_the_buffers() -> None:
         ({"selection": "x"}, "other pairs that select an epoch"),
         ({"modules": "x"}, "other modules, or another version before it"),
         ({"purpose": "refit"}, "another number of steps"),
+        ({"files": "x"}, "other contents of the files that [prior] or a measure of [task] names"),
         ({"recipe": "no JSON"}, "another recipe"),
         ({}, ""),
     ],
@@ -116,3 +119,26 @@ def test_changed_keys_of_a_recipe_are_named(small: Recipe) -> None:
     )
     assert one.difference(many.as_json()).endswith(", … changed)")
     assert one.difference({}) == "another recipe"
+
+
+def test_the_contents_of_the_files_that_a_recipe_names_count(tmp_path: Path) -> None:
+    query, weights = tmp_path / "query.parquet", tmp_path / "weights.csv"
+    recipe = {
+        "prior": {"kind": "files", "query": str(query), "candidate": str(query)},
+        "task": {"query_measure": [0.5, str(weights)], "candidate_measure": 1.0},
+    }
+    query.write_text("one")
+    digests = [files_digest(recipe)]  # a file that is not there is refused elsewhere
+    weights.write_text("id,weight")
+    digests.append(files_digest(recipe))
+    query.write_text("two")
+    digests.append(files_digest(recipe))
+    assert len(set(digests)) == 3
+    assert files_digest({"prior": {"kind": "zero"}, "task": {"query_measure": [1.0]}}) == ""
+
+
+def test_a_checkpoint_without_a_digest_of_files_is_of_a_run_without_files(small: Recipe) -> None:
+    identity = RunIdentity(small.model_dump_json(), "0", "")
+    before = {k: v for k, v in identity.as_json().items() if k != "files"}
+    assert identity.difference(before) == ""
+    assert "other contents" in replace(identity, files="x").difference(before)

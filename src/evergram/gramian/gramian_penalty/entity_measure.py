@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.errors import DataError, TrainingError
+from evergram.gramian.kinds import LARGEST_POWER
 
 # γ of the measures that the papers name.
 POWERS = {"uniform": 0.0, "example": 1.0}
@@ -62,8 +63,10 @@ class EntityMeasure(nn.Module):
             self.power = POWERS[measure]
         else:
             self.power = math.nan if isinstance(measure, bool) else float(measure)
-            if not (math.isfinite(self.power) and self.power >= 0):
-                raise ValueError(f"{name}_measure is {measure}; as a number it must be γ ≥ 0.")
+            if not 0 <= self.power <= LARGEST_POWER:
+                raise ValueError(
+                    f"{name}_measure is {measure}; as a number γ it must be 0 to {LARGEST_POWER}."
+                )
         known = 0 if shares is None else len(shares)
         table = torch.zeros(known) if counts is None else _table(counts, f"{name}_counts")
         if shares is not None and counts is not None and len(shares) != len(table):

@@ -83,8 +83,9 @@ class Catalog:
         folder = local_folder(path)
         if cls.exists(path):
             raise LineageError(
-                f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
-                "choose another folder."
+                f"{path} already holds a lineage; add a version to it ('evergram upgrade' where "
+                "its models are trained, 'evergram vectors align' where its vectors are of files), "
+                "or choose another folder."
             )
         record = LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[])
         if folder is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evergram.atomic_files import make_folder, write_text
+from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.lock import describe_process, this_process
@@ -84,12 +84,21 @@ def refuse_unwritable(work: Path, lineage: str) -> None:
                 folder.rmdir()
 
 
-def clear_work(work: Path) -> None:
-    """Remove the checkpoints of a training that is published, unless another process trains."""
+def clear_work(work: Path, keep: str) -> None:
+    """Remove the checkpoints of a training that is published, unless another process trains.
+
+    Args:
+        keep: the name of a folder in `work` that stays.
+    """
     if not work.is_dir():
         return
     with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
-        shutil.rmtree(work, ignore_errors=True)
+        if not (work / keep).exists():
+            shutil.rmtree(work, ignore_errors=True)
+            return
+        for path in work.iterdir():
+            if path.name not in (keep, LOCK):
+                remove_tree(path)
 
 
 def _lock(work: Path) -> FileLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_tree
@@ -29,6 +30,13 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     with new_folder(folder, OWNER_ALONE) as part:
         write_version(part, "lost", number, artefact, PublicationFacts())
     return folder
+
+
+def forget_lost(work: Path) -> None:
+    """Remove the model that `keep_lost` kept in `.work`, and that folder if it is then empty."""
+    remove_tree(work / FOLDER)
+    with suppress(OSError):
+        work.rmdir()
 
 
 def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:

@@ -24,6 +24,7 @@ from evergram.lineage.pair_history import PairHistory, pair_history_of
 from evergram.lineage.publishing.artefact_check import check_artefact, check_canaries
 from evergram.lineage.publishing.first_traces import not_there_yet, removed_on_failure
 from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
+from evergram.lineage.publishing.lost_race import FOLDER as LOST
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
 from evergram.lineage.publishing.transform_check import check_transform_on_canaries
@@ -60,7 +61,8 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
         if catalog.remote is not None:
             catalog.remote.storage.keep_only("embeddings", map(str, kept))
             catalog.remote.storage.keep_only("versions", map(str, record.versions))
-    clear_work(catalog.work_dir)
+    # A model that lost the race to a version waits for `--kept`, however many are published first.
+    clear_work(catalog.work_dir, LOST)
     return number
 
 

@@ -67,14 +67,10 @@ class Backfill:
     def plan(self, batch: int = BATCH) -> BackfillStatus:
         """Write the order in which rows will be refreshed, the largest predicted error first.
 
-        Raises: LineageError: another backfill of this store is under way.
+        Raises: LineageError: another backfill of this store is under way, or being rolled back.
         """
         with self._locked():
-            if self._state.is_planned and self._state.progress()[0] == "under way":
-                raise LineageError(
-                    f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
-                    "undo it by 'rollback', before another is planned."
-                )
+            self._refuse_unfinished()
             # Old rows of an earlier backfill, left there, would be taken for those of this one.
             remove_folder(self.folder)
             if self.folder.exists():
@@ -112,7 +108,8 @@ class Backfill:
         Args:
             rows: stop after so many more; all by default.
             progress: called with rows done and rows in all.
-        Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
+        Raises: LineageError: nothing is planned, it was rolled back or is half rolled back, its
+            version was withdrawn, or another version is in production by now.
         """
         self._plan()  # before a lock is made
         with self._locked():
@@ -125,7 +122,17 @@ class Backfill:
                 )
             if state == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
+            if state == "rolling back":
+                raise LineageError(
+                    "A rollback of this backfill was interrupted; finish it by 'rollback'."
+                )
             self.lineage.manifest(plan.target)
+            if plan.target != self.lineage.production:
+                raise LineageError(
+                    f"This backfill leads to version {plan.target}, and version "
+                    f"{self.lineage.production} is in production since; plan another, or undo this "
+                    "one by 'rollback'."
+                )
             order = read_order(self.folder / "order.sealed")["id"].combine_chunks()
             if state != "planned":
                 # A kill may have left rows of which later versions are written; `_refresh` does
@@ -161,6 +168,10 @@ class Backfill:
         self._plan()  # before a lock is made
         with self._locked():
             target = self._plan().target
+            state, done = self._state.progress()
+            if state != "rolled back":
+                # Until all rows are back, no other step may go on from here.
+                self._state.write_progress("rolling back", done)
             journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
             with self._source() as source:
                 for i, path in enumerate(journals, start=1):
@@ -192,6 +203,23 @@ class Backfill:
             remaining=float(errors[done:].sum()) / total if total else 0.0,
             held=self.store.count(),
         )
+
+    def _refuse_unfinished(self) -> None:
+        """Raises: LineageError: an earlier backfill is to be finished first. One to a version that
+        is no longer in production is not: its rows are refreshed from where they are."""
+        if not self._state.is_planned:
+            return
+        state = self._state.progress()[0]
+        if state == "rolling back":
+            raise LineageError(
+                f"A rollback of the backfill of {self.store.address} was interrupted; finish it by "
+                "'rollback' before another is planned."
+            )
+        if state == "under way" and self._state.plan().target == self.lineage.production:
+            raise LineageError(
+                f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
+                "undo it by 'rollback', before another is planned."
+            )
 
     def _refresh(self, source: Store, target: int, ids: pa.Array, journal: Path) -> None:
         """Write the old rows of a batch to the journal, and then the new ones to the store."""

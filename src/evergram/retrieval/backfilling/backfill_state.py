@@ -11,7 +11,7 @@ from typing import Any
 from evergram.atomic_files import write_text
 from evergram.errors import IntegrityError
 
-STATES = ("planned", "under way", "applied", "rolled back")
+STATES = ("planned", "under way", "applied", "rolling back", "rolled back")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BackfillStatus:
     """The progress of a backfill.
 
     Args:
-        state: "planned", "under way", "applied" or "rolled back".
+        state: one of `STATES`.
         target: the version that rows are refreshed to.
         rows: how many are to be refreshed.
         refreshed: how many of these are.

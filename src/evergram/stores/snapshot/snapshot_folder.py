@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evergram.atomic_files import sync
-from evergram.errors import IntegrityError, StoreError
+from evergram.errors import EvergramError, IntegrityError, StoreError
 from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
 from evergram.stores.snapshot.generation import Generation
 from evergram.stores.snapshot.segment import Segment
@@ -200,7 +200,9 @@ class SnapshotFolder:
             sync(self.segments)
             write_record(self.path / NAME, after.record)
         except BaseException:
-            self.remove([record for record in added if record.number not in gone])
+            # An interrupt may come after the rename, and then the files are listed.
+            if self._is_on_disk(before.record):
+                self.remove([record for record in added if record.number not in gone])
             raise
         try:
             sync(self.path)
@@ -212,6 +214,13 @@ class SnapshotFolder:
         with self._refreshing:
             self._take(OpenRecord(self.path / NAME), after)
         self._clear()
+
+    def _is_on_disk(self, record: SnapshotRecord) -> bool:
+        """Return whether `store.json` is surely of this generation."""
+        try:
+            return OpenRecord(self.path / NAME).record.generation == record.generation
+        except (OSError, EvergramError):
+            return False
 
     def remove(self, records: Iterable[SegmentRecord]) -> None:
         """Delete the files of segments that are not listed."""

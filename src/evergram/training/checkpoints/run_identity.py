@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side
+from evergram.data.prepared.column_file import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import Split
 from evergram.training.recipe.values import flat
@@ -39,6 +41,8 @@ class RunIdentity:
         modules: of the modules and the embeddings that training starts from or aligns to.
         purpose: tells runs apart that are otherwise the same, such as a refit.
         torch: the release.
+        files: of the contents of files that the recipe names, of a prior and of measures; "" if it
+            names none.
     """
 
     recipe: str
@@ -48,6 +52,7 @@ class RunIdentity:
     modules: str = ""
     purpose: str = ""
     torch: str = torch.__version__
+    files: str = ""
 
     @classmethod
     def of(
@@ -61,7 +66,8 @@ class RunIdentity:
         """
         selected = _digest([split.selection.query, split.selection.candidate])
         corpus, modules = corpus_digest(split.training), modules_digest(companions)
-        return cls(recipe, str(version), corpus, selected, modules, purpose)
+        files = files_digest(json.loads(recipe))
+        return cls(recipe, str(version), corpus, selected, modules, purpose, files=files)
 
     def as_json(self) -> dict[str, str]:
         return dict(vars(self))
@@ -73,7 +79,9 @@ class RunIdentity:
             other: its `as_json()`.
         """
         mine = self.as_json()
-        changed = [name for name in mine if other.get(name) != mine[name]]
+        # A checkpoint of before has no digest of files.
+        theirs = {"files": "", **other}
+        changed = [name for name in mine if theirs.get(name) != mine[name]]
         if not changed:
             return ""
         first = changed[0]
@@ -87,6 +95,7 @@ class RunIdentity:
             "selection": "other pairs that select an epoch",
             "modules": "other modules, or another version before it",
             "purpose": "another number of steps",
+            "files": "other contents of the files that [prior] or a measure of [task] names",
         }[first]
 
 
@@ -101,6 +110,21 @@ def _changed_keys(mine: str, theirs: str) -> str:
         return ""
     more = ", …" if len(keys) > NAMED else ""
     return f" ({', '.join(keys[:NAMED])}{more} changed)"
+
+
+def files_digest(recipe: Mapping[str, Any]) -> str:
+    """Return a digest of the files that a recipe names beside its data; "" if it names none."""
+    prior, task = recipe.get("prior") or {}, recipe.get("task") or {}
+    named = [prior.get(side) for side in ("query", "candidate")]
+    for side in ("query", "candidate"):
+        measures = task.get(f"{side}_measure") or []
+        named += measures if isinstance(measures, list) else [measures]
+    paths = [Path(name) for name in named if isinstance(name, str)]
+    digest = hashlib.sha256()
+    for path in paths:
+        # One that is not there is refused where it is read.
+        digest.update((sha256_of(path) if path.is_file() else "none").encode())
+    return digest.hexdigest() if paths else ""
 
 
 def corpus_digest(corpus: Corpus) -> str:

@@ -27,7 +27,6 @@ from evergram.training.fit import Trained
 from evergram.training.priors.kinds import ConstantSettings, ZeroSettings
 from evergram.training.priors.measures import build_measures
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import strengths_of
 
 # Candidates whose outer products are summed at once.
 BLOCK = 65_536
@@ -102,7 +101,8 @@ def _norms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
     if not trained.l2 or trained.encoder.normalize:
         return
     strength, power = 1.0, 1.0
-    if strengths_of(recipe, corpus).l2_measure == "penalty":
+    # Not the recipe's, of which pilots may have chosen another.
+    if trained.l2_measure == "penalty":
         strength, power = _per_pair(recipe, corpus, 0)
     dim = trained.encoder.dim
     yield Term(2 * trained.l2 * strength, power, torch.eye(dim), torch.zeros(dim))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import model_validator
 
 from evergram.errors import RecipeError
-from evergram.kinds import KindSettings, Positive, table_of
+from evergram.kinds import Finite, KindSettings, Positive, table_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class ConstantSettings(PriorSettings):
     """Every score is pulled to `value`."""
 
     kind = "constant"
-    value: float = 0.0
+    value: Finite = 0.0
 
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int

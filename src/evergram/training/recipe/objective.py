@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -16,7 +15,7 @@ from pydantic import (
 )
 
 from evergram.encoders.kinds import ENCODERS, EncoderSettings, at_version
-from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
+from evergram.gramian.kinds import ESTIMATORS, LARGEST_POWER, EstimatorSettings
 from evergram.kinds import PerVersion, Positive, Rate, Weight, as_list
 from evergram.tasks.kinds import TASKS, TaskSettings
 from evergram.training.priors.kinds import PRIORS, PriorSettings
@@ -133,8 +132,10 @@ class TaskRecipe(KindTable):
             )
         for side in ("query", "candidate"):
             for power in getattr(self, f"{side}_measure"):
-                if isinstance(power, float) and not 0 <= power < math.inf:
-                    raise ValueError(f"task.{side}_measure is {power}; a power must be 0 or more")
+                if isinstance(power, float) and not 0 <= power <= LARGEST_POWER:
+                    raise ValueError(
+                        f"task.{side}_measure is {power}; a power must be 0 to {LARGEST_POWER}"
+                    )
         return self
 
     @model_validator(mode="after")
