@@ -33,7 +33,7 @@ def test_a_model_as_of_a_version_is_that_one_at_every_version() -> None:
         ({"penalty": [1.0], "query_measure": [0.0, 1.0]}, "must be as long as one another"),
         ({"query_measure": [0.0, 1.0], "candidate_measure": [0.0, 1.0]}, "is one λ for one"),
         ({"candidate_measure": float("inf")}, r"task\.candidate_measure is inf; a power must be 0"),
-        ({"query_measure": float("nan")}, r"task\.query_measure is nan; a power must be 0 or more"),
+        ({"query_measure": float("nan")}, r"task\.query_measure is nan; a power must be 0 to 16"),
     ],
 )
 def test_measures_and_strengths_that_do_not_agree_are_refused(

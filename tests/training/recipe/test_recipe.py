@@ -42,7 +42,7 @@ def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
         ("gramian.beta=2", "gramian.beta is '2'; it must be one of '1/n' or '1'"),
         ("gramian.beta=1", "gramian.beta is used with gramian.kind = 'sagram' only, .* 'sogram'"),
         ("task.penalty=[1, 2]", "must be as long as"),
-        ("task.query_measure=-1.0", "task.query_measure is -1.0; a power must be 0 or more"),
+        ("task.query_measure=-1.0", "task.query_measure is -1.0; a power must be 0 to 16"),
         ("task.query_orthogonal=0.1", r"set model\.normalize"),
         ("model.popularity=0.1", r"model\.popularity is 0\.1, and rows .*; set model\.normalize"),
         ("model.popularity=auto", r"model\.popularity is 'auto', and rows that are free to grow"),
