@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import settings
 
 from benchmarks import DATA
 from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from tests.support.running_service import Running
+
+# A machine may be slow at times, and no test is of time.
+settings.register_profile("patient", settings.default, deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture
