@@ -169,9 +169,6 @@ class Backfill:
         with self._locked():
             target = self._plan().target
             state, done = self._state.progress()
-            if state != "rolled back":
-                # Until all rows are back, no other step may go on from here.
-                self._state.write_progress("rolling back", done)
             journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
             with self._source() as source:
                 for i, path in enumerate(journals, start=1):
@@ -179,6 +176,10 @@ class Backfill:
                         ours = pc.is_in(old.ids, value_set=self._ours(source, target, old.ids))
                         mask = ours.to_numpy(zero_copy_only=False)
                         if mask.any():
+                            if state != "rolling back":
+                                # Until all rows are back, no other step may go on from here.
+                                state = "rolling back"
+                                self._state.write_progress(state, done)
                             back = Rows(old.version, old.ids.filter(ours), old.vectors[mask])
                             self.store.upsert(back)
                     if progress is not None:
