@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.running_service import Running
 
@@ -41,9 +43,13 @@ def test_the_dashboard_shows_requests_errors_latency_and_drift(served: Running) 
         served.post("/v1/embeddings", {"input": [1], "model": "line@v0"})
     served.post("/v1/embeddings", {"input": [900]})
     handler = served.http.app.state.handler  # type: ignore[attr-defined]
-    # The service looks by itself only every so many seconds.
+    # The service looks by itself only every so many seconds; a look of its own at this moment would
+    # take what there is to see.
+    until = time.monotonic() + 10
     with served.service.entered() as state:
         handler.metrics.drift.look(state.reader)
+        while not handler.metrics.drift.measured() and time.monotonic() < until:
+            time.sleep(0.05)
     dashboard = served.get("/v1/dashboard").json()
     assert dashboard["production"] == 2
     live = dashboard["live"]
