@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo docs test test-fast lint release-check lower-bounds sbom bench clean
+.PHONY: demo docs test test-all lint release-check lower-bounds sbom bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,12 +31,13 @@ demo: $(DEMO_VENV)/ready
 # One torch thread for each worker, because workers share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 
+# What every change must pass.
 test: .venv/ready
-	$(PYTEST)
-
-# All tests but those that are marked long.
-test-fast: .venv/ready
 	$(PYTEST) -m "not long"
+
+# Everything: also long loops, benchmarks, notebooks and releases in fresh environments.
+test-all: .venv/ready
+	$(PYTEST)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

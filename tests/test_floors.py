@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     # Below the other single files, which may raise them, and put their files in place by it.
@@ -45,7 +43,6 @@ FLOORS = {
     "__main__": 7,
 }
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.name != "__init__.py")
-MOST_FILES = 13
 
 
 def module_of(path: Path) -> str:
@@ -97,12 +94,15 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("module", sorted(IMPORTS))
-def test_a_room_imports_only_from_below(module: str) -> None:
-    room = room_of(module)
-    assert room in FLOORS, f"{room} is a room that the house does not have"
-    for other in map(room_of, IMPORTS[module]):
-        assert allowed(room, other), f"{module} may not import {other}"
+def test_a_room_imports_only_from_below() -> None:
+    assert {room_of(module) for module in IMPORTS} <= {*FLOORS}, "a room that has no floor"
+    upward = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if not allowed(room_of(module), room_of(other))
+    ]
+    assert upward == []
 
 
 def test_no_files_import_each_other() -> None:
@@ -128,9 +128,9 @@ def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, s
     return graph
 
 
-@pytest.mark.parametrize("room", [room for room in FLOORS if (SOURCE / room).is_dir()])
-def test_folders_of_a_room_do_not_import_each_other(room: str) -> None:
-    assert circle(folder_graph(IMPORTS, room)) == []
+def test_folders_of_a_room_do_not_import_each_other() -> None:
+    rooms = [room for room in FLOORS if (SOURCE / room).is_dir()]
+    assert [found for room in rooms if (found := circle(folder_graph(IMPORTS, room)))] == []
 
 
 NESTED = sorted(
@@ -158,15 +158,9 @@ def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str,
     return graph
 
 
-@pytest.mark.parametrize("folder", NESTED)
-def test_a_folder_and_the_folders_in_it_import_in_one_direction(folder: Path) -> None:
-    assert circle(nested_graph(IMPORTS, module_of(folder / "__init__.py"))) == []
-
-
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES} - {SOURCE}))
-def test_a_folder_shows_few_files(folder: Path) -> None:
-    files = [p for p in folder.iterdir() if p.suffix == ".py" and p.name != "__init__.py"]
-    assert len(files) <= MOST_FILES, f"{folder.name} has {len(files)} files; make folders of it"
+def test_a_folder_and_the_folders_in_it_import_in_one_direction() -> None:
+    folders = [module_of(folder / "__init__.py") for folder in NESTED]
+    assert [found for name in folders if (found := circle(nested_graph(IMPORTS, name)))] == []
 
 
 def test_the_rule_refuses_sideways_and_up() -> None:

@@ -35,7 +35,7 @@ class TestMakefile:
         assert ".venv/bin/evergram demo" in planned(tmp_path, "demo")
 
     def test_tests_install_what_they_need(self, tmp_path: Path) -> None:
-        assert '".[dev]"' in planned(tmp_path, "test-fast")
+        assert '".[dev]"' in planned(tmp_path, "test")
 
     def test_torch_is_looked_for_in_one_more_index_where_it_is_named(self, tmp_path: Path) -> None:
         assert "--extra-index-url" not in planned(tmp_path, "demo")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from benchmarks.share_limits import SETTINGS, SHORT, Row, Setting, table
-from tests.support.sentences import ROOT
 
 from evergram.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
 
 
 def setting_of(recipe: Recipe) -> Setting:
