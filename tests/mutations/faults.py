@@ -1,0 +1,370 @@
+"""Small faults, each of which the tests named beside it must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change to one file of the package.
+
+    Args:
+        file: below `src/evergram`.
+        old, new: the text that is replaced, which the file has once, and what replaces it.
+        tests: files or folders below `tests/` that must fail.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = (
+    # The penalty and its estimators.
+    Fault("gramian/penalty.py", "form[:, dim:].mul_(-2)", "form[:, dim:].mul_(2)", "gramian"),
+    Fault(
+        "gramian/penalty.py",
+        "form = form * (grad * (2 * ctx.strength))",
+        "form = form * (grad * ctx.strength)",
+        "gramian",
+    ),
+    Fault(
+        "gramian/penalty.py",
+        "_against(query, candidate.moment, ridge, strength)",
+        "_against(query, query.moment, ridge, strength)",
+        "gramian",
+    ),
+    Fault("gramian/penalty.py", "> 1 / len(gramian))", "> len(gramian))", "gramian tasks"),
+    Fault("gramian/sogram.py", "self.missing * (1 - rate)", "self.missing * rate", "gramian"),
+    Fault(
+        "gramian/storm.py",
+        "batch + (1 - rate) * (self.matrix - before)",
+        "batch + rate * (self.matrix - before)",
+        "gramian",
+    ),
+    Fault("gramian/estimator.py", "values.clamp(min=0)", "values.abs()", "gramian"),
+    Fault(
+        "gramian/estimator.py",
+        "weighted = u * (rows.weights / rows.size)[:, None]",
+        "weighted = u * (rows.weights / len(u))[:, None]",
+        "gramian training/distributed",
+    ),
+    Fault(
+        "gramian/averaging_rate.py",
+        "(1 - (1 - rate) ** 2)",
+        "(1 - (1 - rate))",
+        "gramian",
+    ),
+    Fault(
+        "gramian/adaptive_sogram.py",
+        "self.rates[self.scores.argmin()]",
+        "self.rates[self.scores.argmax()]",
+        "gramian",
+    ),
+    # Backward transforms.
+    Fault(
+        "compatibility/chain.py",
+        "weight @ last[0], weight @ last[1] + offset",
+        "weight @ last[0], last[1] + offset",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/alignment_loss.py",
+        "share * (step.T @ metric @ step)",
+        "share * (step.T @ step)",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/alignment_loss.py",
+        "share = new_dim / old_dim if",
+        "share = old_dim / new_dim if",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/alignment_loss.py",
+        "else 3 * value / old_dim",
+        "else value / old_dim",
+        "compatibility training",
+    ),
+    Fault(
+        "compatibility/closed_form_solvers.py",
+        "s * spectrum.cross / (s * e + rho)",
+        "s * spectrum.cross / (e + rho)",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/closed_form_solvers.py",
+        "moments.mean_old - weight @ moments.mean_new",
+        "moments.mean_old + weight @ moments.mean_new",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/second_moments.py",
+        "self._accumulate(old, new, -1.0)",
+        "self._accumulate(old, new, 1.0)",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/second_moments.py",
+        "part = part - excess",
+        "part = part + excess",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/certificate.py",
+        "weight = chain.matrix(i - 1, target)",
+        "weight = chain.matrix(i, target)",
+        "compatibility",
+    ),
+    Fault(
+        "compatibility/certificate.py",
+        "self.objects >= LEAST_OBJECTS",
+        "self.objects > 0",
+        "compatibility lineage releasing",
+    ),
+    # Losses, sampling and metrics.
+    Fault(
+        "tasks/pointwise_losses.py",
+        "(1 - target) * (1 + score).clamp(min=0)",
+        "(1 - target) * (1 - score).clamp(min=0)",
+        "tasks",
+    ),
+    Fault("tasks/bpr.py", "other - score(encoded)", "score(encoded) - other", "tasks"),
+    Fault("tasks/softmax.py", "logits - self.frequency", "logits + self.frequency", "tasks"),
+    Fault("tasks/softmax.py", ".clamp(min=self.rate)", ".clamp(max=self.rate)", "tasks"),
+    Fault(
+        "tasks/second_order.py",
+        "second = second - first.square()",
+        "second = second + first.square()",
+        "tasks",
+    ),
+    Fault(
+        "tasks/softmax_all.py",
+        "(self.push * pushed - pulled)",
+        "self.push * (pushed - pulled)",
+        "tasks",
+    ),
+    Fault("tasks/spherical.py", "max(1, len(query) - 1)", "max(1, len(query))", "tasks"),
+    Fault(
+        "tasks/objective.py",
+        "objective = objective + 0.5 * value.detach()",
+        "objective = objective + value.detach()",
+        "tasks",
+    ),
+    Fault(
+        "data/sampling.py",
+        'chance = 1 / (seen * counts["query"].double()[self.query])',
+        'chance = 1 / (len(counts["query"]) * counts["query"].double()[self.query])',
+        "data gramian",
+    ),
+    Fault(
+        "data/sampling.py",
+        "if not len(met):\n                break",
+        "if len(met) or True:\n                break",
+        "data",
+    ),
+    Fault(
+        "data/split.py",
+        "before = tested.trained.has(",
+        "before = ~tested.trained.has(",
+        "data",
+    ),
+    Fault(
+        "evaluation/ranking.py",
+        ">= score[part.to(device)]",
+        "> score[part.to(device)]",
+        "evaluation",
+    ),
+    Fault(
+        "evaluation/ranking.py",
+        "scores[row, column] = -torch.inf",
+        "scores[row, column] = scores[row, column]",
+        "evaluation",
+    ),
+    Fault(
+        "evaluation/ranking.py",
+        "size.clamp(max=k) - 1]",
+        "size.clamp(max=k + 1) - 2]",
+        "evaluation",
+    ),
+    # A lineage on disk.
+    Fault(
+        "atomic_files.py",
+        "    sync(part)\n    part.replace(path)",
+        "    part.replace(path)",
+        "test_atomic_files.py lineage",
+    ),
+    Fault(
+        "atomic_files.py",
+        "    part.replace(path)\n    if sync_parent:\n        sync(path.parent)",
+        "    part.replace(path)",
+        "test_atomic_files.py lineage",
+    ),
+    Fault(
+        "atomic_files.py",
+        "        part.unlink(missing_ok=True)\n        # Of a full disk",
+        "        # Of a full disk",
+        "test_atomic_files.py lineage",
+    ),
+    Fault(
+        "lineage/disk/manifest.py",
+        "if sha256(path) != published:",
+        "if not path.stat().st_size:",
+        "lineage",
+    ),
+    Fault(
+        "lineage/disk/manifest.py",
+        'hashlib.file_digest(file, "sha256")',
+        'hashlib.file_digest(file, "sha512")',
+        "lineage",
+    ),
+    Fault(
+        "lineage/disk/lineage_record.py",
+        'if written.pop("check") != _digest(written):',
+        'if not written.pop("check"):',
+        "lineage",
+    ),
+    Fault(
+        "lineage/catalog/record_changes.py",
+        "if STABLE in record.labels else newest(record)",
+        "if STABLE not in record.labels and record.labels else newest(record)",
+        "lineage",
+    ),
+    Fault(
+        "lineage/catalog/record_changes.py",
+        "number == newest(record)",
+        "number == 0",
+        "lineage",
+    ),
+    Fault(
+        "lineage/publishing/publication.py",
+        "check_transform_on_canaries(artefact",
+        "(lambda *_: None)(artefact",
+        "lineage",
+    ),
+    Fault(
+        "lineage/publishing/publication.py",
+        "kept = {number, *record.labels.values()}",
+        "kept = {number}",
+        "lineage",
+    ),
+    Fault(
+        "lineage/view.py",
+        "self._chain.apply(embeddings, self.source, self.version)",
+        "self._chain.apply(embeddings, self.source, max(self.version, self.source - 1))",
+        "lineage",
+    ),
+    # Stores.
+    Fault(
+        "stores/store.py",
+        "if len(rows) > len(pc.unique(rows.ids)):",
+        "if len(rows) < len(pc.unique(rows.ids)):",
+        "stores",
+    ),
+    Fault(
+        "stores/store_view.py",
+        "differ = row_checks(rows) != checks",
+        "differ = row_checks(rows) == row_checks(rows) - 1",
+        "stores",
+    ),
+    Fault(
+        "stores/store_view.py",
+        "scores if added is None else scores + added[i]",
+        "scores if added is None else scores - added[i]",
+        "stores retrieval",
+    ),
+    Fault(
+        "stores/store_view.py",
+        "key=lambda r: -r.version",
+        "key=lambda r: r.version",
+        "stores",
+    ),
+    Fault(
+        "stores/rows.py",
+        "key=lambda part: -int(part.versions[0])",
+        "key=lambda part: int(part.versions[0])",
+        "stores",
+    ),
+    Fault(
+        "stores/rows.py",
+        "(1 + int(odd[0]) * rows.version)",
+        "(1 + int(odd[0]))",
+        "stores",
+    ),
+    Fault(
+        "stores/sqlite/sqlite_store.py",
+        "            self._remove(connection, tables.values(), ids)\n",
+        "",
+        "stores",
+    ),
+    Fault(
+        "stores/snapshot/snapshot_store.py",
+        "                self._folder.remove(written)\n                raise",
+        "                raise",
+        "stores",
+    ),
+    Fault(
+        "stores/filters.py",
+        'depth += {"(": 1, ")": -1}.get(token[0], 0)',
+        'depth += {"(": 1, ")": -1}.get(token[0], 0) * 0',
+        "stores",
+    ),
+    # Reading at a version.
+    Fault(
+        "retrieval/metric_search.py",
+        "if rows.version == self.version:",
+        "if rows.version >= self.version:",
+        "retrieval",
+    ),
+    Fault(
+        "retrieval/metric_search.py",
+        "self.dim + self.target if stored",
+        "self.dim if stored",
+        "retrieval",
+    ),
+    Fault(
+        "retrieval/fill.py",
+        "version = lineage.production if version is None else version\n    file =",
+        "version = lineage.newest if version is None else version\n    file =",
+        "retrieval",
+    ),
+    Fault(
+        "retrieval/version_search.py",
+        "if target >= self._lineage.production:",
+        "if target <= self._lineage.production:",
+        "retrieval",
+    ),
+    # The service and its consumers.
+    Fault(
+        "serving/http/requests/auth.py",
+        "if number in readable:",
+        "if number is not None:",
+        "serving",
+    ),
+    Fault(
+        "serving/http/requests/auth.py",
+        "if len(headers) > 1:",
+        "if len(headers) > 2:",
+        "serving",
+    ),
+    Fault(
+        "serving/http/requests/ids.py",
+        "if count > limit:",
+        "if count > limit + 1:",
+        "serving",
+    ),
+    Fault(
+        "serving/http/fold_in_route.py",
+        "pc.invert(pc.is_in(hits.ids, value_set=known))",
+        "pc.is_in(hits.ids, value_set=known)",
+        "serving",
+    ),
+    Fault(
+        "releasing/probes.py",
+        'value <= limit if metric == "rmse" else value >= limit',
+        'value < limit if metric == "rmse" else value > limit',
+        "releasing",
+    ),
+)
