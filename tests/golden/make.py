@@ -99,7 +99,7 @@ def keep(lineage: Any) -> None:
     readable = getattr(lineage, "readable", [m.version for m in lineage.versions])
     tensors, ids = {}, {}
     for version in readable:
-        view = lineage.view(version)
+        view = lineage.view(version, lineage.newest)
         sides = lineage.manifest(lineage.newest).embeddings
         for side in sides:
             keys, vectors = view.embeddings(side)

@@ -39,7 +39,7 @@ def test_every_view_is_what_it_was(path: Path) -> None:
     expected = load_file(path.with_suffix(".safetensors"))
     ids = json.loads(path.with_suffix(".json").read_text())
     read = {
-        f"{version}/{side}": lineage.view(version).embeddings(side)
+        f"{version}/{side}": lineage.view(version, lineage.newest).embeddings(side)
         for version in lineage.readable
         for side in lineage.manifest(version).embeddings
     }
@@ -88,7 +88,7 @@ def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path
     lineage = Lineage.open(copy)
     number, dim = lineage.next_version, lineage.manifest(lineage.newest).dim
     sides = lineage.manifest(lineage.newest).embeddings
-    before = {side: lineage.embeddings(side) for side in sides}
+    before = {side: lineage.embeddings(side, lineage.newest) for side in sides}
     publish_next(
         lineage,
         Artefact(
@@ -105,7 +105,7 @@ def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path
     assert (text["format_version"], again.newest) == (FORMAT_VERSION, number)
     assert again.production == again.labels["stable"] != number
     for side, (_, vectors) in before.items():
-        assert torch.equal(again.embeddings(side)[1], vectors)
+        assert torch.equal(again.embeddings(side, number)[1], vectors)
     again.withdraw(number, "made by a test")
     assert Lineage.open(copy).newest == Lineage.open(path).newest
 

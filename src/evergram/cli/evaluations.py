@@ -12,6 +12,7 @@ from evergram.cli.app import app
 from evergram.cli.options import (
     As,
     Device,
+    From,
     Json,
     LineageFolder,
     Seed,
@@ -36,6 +37,7 @@ class Index(StrEnum):
 def evaluate(
     lineage: LineageFolder,
     as_version: As = None,
+    from_version: From = None,
     queries: Annotated[
         int | None, typer.Option(min=2, help="Rank so many test queries, drawn (default: all).")
     ] = None,
@@ -62,15 +64,18 @@ def evaluate(
     refuse_unread(set_, NOT_EVALUATED)
     values = without_unknown_kinds(opened.recipe(opened.newest))
     recipe = Recipe.stored(values, with_seed(set_, seed))
-    read_as = opened.newest if as_version is None else opened.resolve(as_version)
+    view = opened.view(as_version, from_version)
+    source, read_as = view.source, view.version
     ranking = Ranking(queries, None if index is None else index.value)
-    measured = evaluate_version(recipe, opened, read_as, device=device, ranking=ranking)
+    measured = evaluate_version(
+        recipe, opened, read_as, source=source, device=device, ranking=ranking
+    )
     metrics = {name: measured[name] for name in ("model", "popularity")}
     beside = {name: value for name, value in measured.items() if name not in metrics}
     if as_json:
-        dump({"version": opened.newest, "as": read_as, "metrics": metrics, **beside})
+        dump({"version": source, "as": read_as, "metrics": metrics, **beside})
         return
-    title = f"Version {opened.newest} read as version {read_as}"
+    title = f"Version {source} read as version {read_as}"
     metrics_table(title, metrics, beside.get("sampled"))
     if unknown := beside.get("unknown"):
         sys.stdout.write(

@@ -42,7 +42,16 @@ As = Annotated[
     typer.Option(
         "--as",
         metavar="VERSION",
-        help="Read as this version or label (default: newest).",
+        help="Read as this version or label (default: production).",
+        autocompletion=versions,
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="VERSION",
+        help="The version or label whose vectors are read (default: production).",
         autocompletion=versions,
     ),
 ]

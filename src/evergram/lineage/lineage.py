@@ -33,7 +33,7 @@ class Lineage(ReadOnlyLineage):
     >>> lineage = Lineage.open("lineages/films")
     >>> [manifest.version for manifest in lineage.versions]
     [0, 1, 2]
-    >>> ids, vectors = lineage.embeddings("candidate")  # of the newest version, as stored
+    >>> ids, vectors = lineage.embeddings("candidate")  # of production, as stored
     >>> vectors.shape[1] == lineage.manifest(2).dim
     True
 
@@ -74,8 +74,8 @@ class Lineage(ReadOnlyLineage):
         `lineage.fold_in([12, 7])` is the vector of one query that met 12 and 7, [1, D].
 
         Args:
-            version: that they are read as; the newest by default. They are computed from the
-                newest version's candidates.
+            version: that they are read as; production by default. They are computed from the
+                candidates that `view` reads for this version.
             candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
         Raises: UnknownVersionError.
         """

@@ -247,19 +247,20 @@ class ReadOnlyLineage:
         """
         return self._chain.forward(source, target)
 
-    def view(self, version: int | str | None = None, source: int | None = None) -> View:
+    def view(self, version: int | str | None = None, source: int | str | None = None) -> View:
         """Return the stored embeddings of one version, read as another.
 
         Args:
-            version: the version that they are read as; `source` by default.
-            source: the version whose embeddings are stored; the newest by default.
+            version: the version that they are read as; by default `source`, or else production.
+            source: the version whose embeddings are stored; by default production, as in a
+                service, or the newest to read a version after production.
         Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
             IntegrityError: a file is not what was published.
         """
         return view_of(self._catalog, self.chain, version, source)
 
     def stored(self, side: str, version: int | None = None) -> Path:
-        """Return the file of a version's vectors of a side, by default the newest's, compared with
+        """Return the file of a version's vectors of a side, by default production's, compared with
         its hash.
 
         Raises: LineageError: there is no such side, or the version's vectors are not stored.
@@ -268,7 +269,7 @@ class ReadOnlyLineage:
         return stored_file(self._catalog, side, version)
 
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
-        """Return the ids [N] and vectors [N, D_k] of a side of a version, by default the newest.
+        """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
 
         Raises: as `stored`.
         """

@@ -18,11 +18,11 @@ def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path
     """Return the file of a version's vectors of a side, compared with its hash.
 
     Args:
-        version: the newest by default.
+        version: production by default.
     Raises: LineageError: there is no such side, or the version's vectors are not stored.
         IntegrityError: the file is not what was published.
     """
-    manifest = catalog.manifest(catalog.newest if version is None else catalog.resolve(version))
+    manifest = catalog.manifest(catalog.resolve(version))
     if side not in manifest.embeddings:
         sides = " and ".join(manifest.embeddings)
         raise LineageError(
@@ -46,11 +46,11 @@ def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path
 def stored_vectors(
     catalog: Catalog, side: str, version: int | None = None
 ) -> tuple[pa.Array, Tensor]:
-    """Return the ids [N] and vectors [N, D_k] of a side of a version, by default the newest.
+    """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
 
     Raises: as `stored_file`.
     """
-    number = catalog.newest if version is None else catalog.resolve(version)
+    number = catalog.resolve(version)
     path, dim = stored_file(catalog, side, number), catalog.manifest(number).dim
     ids, vectors = read_embeddings(path)
     if vectors.shape[1] != dim:
@@ -65,7 +65,7 @@ def stored_embedding_file(catalog: Catalog, side: str, version: int | None = Non
 
     Raises: as `stored_file`.
     """
-    number = catalog.newest if version is None else catalog.resolve(version)
+    number = catalog.resolve(version)
     path, dim = stored_file(catalog, side, number), catalog.manifest(number).dim
     file = open_embeddings(path)
     if file.dim != dim:

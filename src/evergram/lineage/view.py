@@ -254,10 +254,12 @@ class View:
         return function
 
 
-def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: int | None) -> View:
+def view_of(
+    catalog: Catalog, chain: Chain, version: int | str | None, source: int | str | None
+) -> View:
     """Return the stored embeddings of one version, read as another; see `Lineage.view`."""
-    stored = catalog.newest if source is None else catalog.resolve(source)
-    target = stored if version is None else catalog.resolve(version)
+    target = catalog.resolve(source if version is None else version)
+    stored = catalog.source_of(target) if source is None else catalog.resolve(source)
     chain.is_affine(stored, target)  # Refuses a target that is later than the source.
     return View(
         target,

@@ -55,14 +55,16 @@ EVERYTHING = Ranking()
 def evaluate(
     recipe: Recipe,
     lineage: Lineage,
-    version: int | None = None,
+    version: int | str | None = None,
     corpus: Corpus | None = None,
     *,
+    source: int | str | None = None,
     device: str = "auto",
     ranking: Ranking = EVERYTHING,
 ) -> dict[str, dict[str, Any]]:
-    """Return metrics of the stored embeddings, read as `version`, on the newest version's test
-    pairs: {"model": {name: value}, "popularity": {name: value}}.
+    """Return metrics of the stored embeddings of `source`, read as `version`, on the newest
+    version's test pairs: {"model": {name: value}, "popularity": {name: value}}. The defaults are
+    those of `Lineage.view`.
 
     With a sample of queries there is "sampled": the sample's size and standard errors; with an
     index "index": its kind and its recall, measured against exact ranking. Popularity is ranked
@@ -79,7 +81,7 @@ def evaluate(
     if split.untested is not None:
         raise LineageError(split.untested)
     split = final_split(split, refits=recipe.refits)
-    view = lineage.view(version)
+    view = lineage.view(version, source)
     stored = {side: view.embeddings(side) for side in SIDES}
     known = stored_in({side: ids for side, (ids, _) in stored.items()}, split.training)
     split, unknown = split_of_known(split, known), unknown_counts(known)

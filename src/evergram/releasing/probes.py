@@ -81,7 +81,7 @@ class ProbeReading:
 
 @dataclass(frozen=True)
 class _Source:
-    """The embeddings that probes read: the newest version's, or those of an unpublished one."""
+    """The embeddings that probes read: a published version's, or those of an unpublished one."""
 
     version: int
     chain: Chain
@@ -102,7 +102,7 @@ class _Source:
                 f"{did_you_mean(side, self.sides)}."
             )
         if self.artefact is None:
-            return open_embeddings(self.lineage.stored(side)).blocks()
+            return open_embeddings(self.lineage.stored(side, self.version)).blocks()
         return self.artefact.blocks(side)
 
 
@@ -131,16 +131,16 @@ def run_probes(
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
-    """Return a new probe with its value on the newest version as baseline, and with the hashes of
-    its files.
+    """Return a new probe with its value on production as baseline, which is what its consumer reads
+    now, and with the hashes of its files.
 
     Args:
         probe: with the paths of its files as they are now.
     Raises: DataError: its files cannot be used, or no object of its data has an embedding.
         UnknownVersionError: there is no version `pinned`.
     """
-    source = _source(lineage, None)
     version = lineage.resolve(pinned)
+    source = _Source(lineage.view(version).source, lineage.chain, lineage, None)
     files = _hashed(Path(probe.model), Path(probe.data))
     value, objects, _ = _measure(files, probe, version, source, ProbeLimits.of_environment())
     return probe.model_copy(
@@ -154,7 +154,7 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
 
 def default_side(lineage: Lineage) -> str:
     """Return "candidate", or the only side of the lineage."""
-    sides = list(lineage.manifest(lineage.newest).embeddings)
+    sides = list(lineage.manifest(lineage.production).embeddings)
     return "candidate" if "candidate" in sides or len(sides) != 1 else sides[0]
 
 

@@ -208,7 +208,7 @@ def _of_published(
     """
     vectors, sides, places = {}, {}, {}
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
-        ids, vectors[side] = lineage.embeddings(side)
+        ids, vectors[side] = lineage.embeddings(side, lineage.newest)
         rows = entities.vocabulary.rows(ids)
         if bool((rows < 0).any()):
             raise DataError(

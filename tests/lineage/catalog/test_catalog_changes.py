@@ -56,7 +56,7 @@ def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage:
         assert line.versions_with_embeddings == stored(line) == [1, 2]
         # Each by its own embeddings, and the older one through the chain too.
         assert torch.equal(line.embeddings(SIDE, 1)[1], vectors_of(1))
-        assert torch.equal(line.embeddings(SIDE)[1], vectors_of(2))
+        assert torch.equal(line.embeddings(SIDE, 2)[1], vectors_of(2))
         assert torch.equal(reads(line, "stable", source=1), vectors_of(1))
         torch.testing.assert_close(reads(line, "stable"), vectors_of(1), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(reads(line, 0, source=1), vectors_of(0), rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ from evergram.cli.options import (
     AllowSmallOverlap,
     As,
     Force,
+    From,
     IdColumn,
     Json,
     LineageFolder,
@@ -215,15 +216,7 @@ def transform(
         Path,
         typer.Option(help="File to write; its suffix says the format. With --shards, a folder."),
     ],
-    from_version: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="VERSION",
-            help="The version or label of FILE (default: newest).",
-            autocompletion=versions,
-        ),
-    ] = None,
+    from_version: From = None,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
@@ -241,8 +234,7 @@ def transform(
 
     parts = Shards.parsed(out, shards, shard, other_processes())
     opened = Lineage.open(lineage)
-    source = opened.newest if from_version is None else opened.resolve(from_version)
-    target = opened.resolve(as_version)
+    source, target = opened.resolve(from_version), opened.resolve(as_version)
     vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
     options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
     if parts is None:
@@ -283,6 +275,7 @@ def export_transform(
         ),
     ],
     as_version: As = None,
+    from_version: From = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -305,7 +298,13 @@ def export_transform(
     from evergram.retrieval.portable.formats import export_transform as export
 
     opened = Lineage.open(lineage)
-    written = export(opened, out, form, as_version, name=name, overwrite=force, license=license_)
+    written = export(
+        *(opened, out, form, as_version),
+        source=from_version,
+        name=name,
+        overwrite=force,
+        license=license_,
+    )
     source, dim = written.dims
     if as_json:
         dump(

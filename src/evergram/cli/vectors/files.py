@@ -13,6 +13,7 @@ from evergram.cli.command_line.completion import choices
 from evergram.cli.options import (
     As,
     Force,
+    From,
     IdColumn,
     Json,
     LineageFolder,
@@ -82,6 +83,7 @@ def export(
         ),
     ],
     as_version: As = None,
+    from_version: From = None,
     shards: ShardCount = None,
     shard: OneShard = None,
     dimensions: Annotated[
@@ -98,7 +100,7 @@ def export(
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, shard, other_processes())
-    view = Lineage.open(lineage).view(as_version)
+    view = Lineage.open(lineage).view(as_version, from_version)
     if parts is not None and dimensions is not None:
         raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
     outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)

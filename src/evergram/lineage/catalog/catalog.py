@@ -149,6 +149,11 @@ class Catalog:
         """The version labelled `stable`, else the newest. Raises: UnknownVersionError."""
         return record_changes.production(self.record)
 
+    def source_of(self, version: int) -> int:
+        """Return the version whose stored rows are read as another unless a source is named:
+        production, or the newest for a version after production."""
+        return self.production if version <= self.production else self.newest
+
     @property
     def labels(self) -> dict[str, int]:
         return dict(self.record.labels)

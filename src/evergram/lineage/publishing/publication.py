@@ -138,7 +138,7 @@ def _files_before(catalog: Catalog) -> Mapping[str, Path]:
     files = {}
     for side in catalog.versions[-1].embeddings if catalog.manifests else ():
         try:
-            files[side] = stored_file(catalog, side)
+            files[side] = stored_file(catalog, side, catalog.newest)
         except (DataError, IntegrityError):
             return {}
     return files

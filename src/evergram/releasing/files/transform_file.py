@@ -30,7 +30,7 @@ def transform_file(
     progress: Progress = QUIET,
     overwrite: bool = False,
 ) -> int:
-    """Write `file`, vectors of version `source` (default: the newest), as version `target`.
+    """Write `file`, vectors of version `source` (default: production), as version `target`.
 
     An earlier version's vectors are read as a later one's by the forward maps, approximately.
 
@@ -76,8 +76,7 @@ def versions_of(
 
     Raises: as `transform_file`.
     """
-    version = lineage.newest if source is None else lineage.resolve(source)
-    wanted = lineage.resolve(target)
+    version, wanted = lineage.resolve(source), lineage.resolve(target)
     lineage.check_fingerprint(file.fingerprint, version, str(file.path))
     if lineage.chain.dim(version) != file.dim:
         raise ShapeError(

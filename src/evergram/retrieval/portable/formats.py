@@ -50,16 +50,17 @@ def export_transform(
     form: str,
     version: int | str | None = None,
     *,
+    source: int | str | None = None,
     name: str | None = None,
     overwrite: bool = False,
     license: str | None = None,
 ) -> Written:
-    """Write what reads vectors of the newest version as those of a past one, without Evergram.
+    """Write what reads vectors of one version as those of a past one, without Evergram.
 
     Args:
         path: a file; of "sentence-transformers" a folder.
         form: one of `FORMATS`.
-        version: j, or its label; None is the newest, which is read as it is.
+        version: j, or its label. source: k, or its label. Both by default as of `Lineage.view`.
         name: of the function in SQL; None is evergram_LINEAGE_as_vN.
         overwrite: whether to write over a file that is there.
         license: for the model card of a folder, such as "apache-2.0".
@@ -76,7 +77,7 @@ def export_transform(
         raise DataError(f"A licence stands in the model card of {FOLDER}; leave it out.")
     path = Path(path)
     place = CardPlace(path.name, license)
-    view = lineage.view(version)
+    view = lineage.view(version, source)
     way: AffineMap | MapSteps
     if form == GRAPH:
         way = map_steps(view, lineage.name, name)
