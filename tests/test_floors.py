@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -74,7 +75,9 @@ def imports_of(source: str, modules: Iterable[str] = frozenset(MODULES)) -> set[
     return {name if name in modules else name.rpartition(".")[0] or name for name in inside}
 
 
-IMPORTS = {module_of(path): imports_of(path.read_text()) for path in FILES}
+@cache
+def all_imports() -> Mapping[str, set[str]]:
+    return {module_of(path): imports_of(path.read_text()) for path in FILES}
 
 
 def room_of(module: str) -> str:
@@ -95,10 +98,10 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def test_a_room_imports_only_from_below() -> None:
-    assert {room_of(module) for module in IMPORTS} <= {*FLOORS}, "a room that has no floor"
+    assert {room_of(module) for module in all_imports()} <= {*FLOORS}, "a room that has no floor"
     upward = [
         f"{module} imports {other}"
-        for module, others in IMPORTS.items()
+        for module, others in all_imports().items()
         for other in others
         if not allowed(room_of(module), room_of(other))
     ]
@@ -107,7 +110,7 @@ def test_a_room_imports_only_from_below() -> None:
 
 def test_no_files_import_each_other() -> None:
     # What a room exports, it imports from its own files: its __init__.py stands above them.
-    files = {m: {o for o in others if o != m} for m, others in IMPORTS.items()}
+    files = {m: {o for o in others if o != m} for m, others in all_imports().items()}
     assert circle(files) == []
 
 
@@ -130,7 +133,7 @@ def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, s
 
 def test_folders_of_a_room_do_not_import_each_other() -> None:
     rooms = [room for room in FLOORS if (SOURCE / room).is_dir()]
-    assert [found for room in rooms if (found := circle(folder_graph(IMPORTS, room)))] == []
+    assert [found for room in rooms if (found := circle(folder_graph(all_imports(), room)))] == []
 
 
 NESTED = sorted(
@@ -160,7 +163,7 @@ def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str,
 
 def test_a_folder_and_the_folders_in_it_import_in_one_direction() -> None:
     folders = [module_of(folder / "__init__.py") for folder in NESTED]
-    assert [found for name in folders if (found := circle(nested_graph(IMPORTS, name)))] == []
+    assert [found for name in folders if (found := circle(nested_graph(all_imports(), name)))] == []
 
 
 def test_the_rule_refuses_sideways_and_up() -> None:

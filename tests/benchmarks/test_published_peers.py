@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 from benchmarks.published_peers import Tuned, tune
 from benchmarks.published_splits import Kept
+from tests.support.optional import need
 
 from benchmarks import published_peers
 from evergram.data.split import Split
 
-pytest.importorskip("optuna")
+need("optuna")
 
 RANGES = {"alpha": (1.0, 200.0, "log"), "iterations": (2.0, 32.0, "whole")}
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from tests.support.optional import need
 
 from evergram.errors import DataError
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Prompts
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+need("sentence_transformers")
 
 VOCABULARY = {"[UNK]": 0, "red": 1, "green": 2, "ask": 3, "tell": 4}
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4) / 10

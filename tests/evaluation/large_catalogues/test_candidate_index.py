@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.support.optional import need
 from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
@@ -17,7 +18,7 @@ from evergram.evaluation.large_catalogues.candidate_index import (
 )
 from evergram.evaluation.ranking import Relevance, query_metrics
 
-pytest.importorskip("faiss")
+need("faiss")
 NAMES = ["recall@5", "ndcg@10", "map@10"]
 KINDS: list[IndexKind] = ["hnsw", "ivf"]
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.optional import need
 
 from evergram.retrieval.portable.library_settings import use_common_settings
 from evergram.retrieval.portable.sentence_transformer_folder import _append
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+need("sentence_transformers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "ask", "tell"]
 TEXTS = ["red green ask", "tell", "green red red tell"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.command import Command
+from tests.support.optional import need
 from tests.support.without_evergram import elsewhere
 from tests.texts.test_sentence_transformer import static_model
 
@@ -18,7 +19,7 @@ from evergram.retrieval.portable.formats import export_transform
 from evergram.retrieval.portable.sentence_transformer_folder import _write_own_files
 from evergram.texts.sentence_transformer import SentenceTransformerEncoder
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+need("sentence_transformers")
 
 WORDS = ["red", "green", "ask", "tell"]
 TEXTS = [" ".join(words) for words in product(WORDS, repeat=4)]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from tests.support.encoders import lineage_with_encoder
 from tests.support.hub_folder import HubFolder, refusal
+from tests.support.optional import need
 
 from evergram.errors import DataError, IntegrityError, ServiceError
 from evergram.retrieval.pretrained.hub import is_repository
 from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
 
-pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+need("huggingface_hub")
 
 
 @pytest.fixture

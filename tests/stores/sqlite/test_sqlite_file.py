@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.optional import need
 from tests.support.sqlite_files import rows
 
 from evergram.errors import DataError, StoreError
@@ -15,8 +16,8 @@ from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
 from evergram.stores.store import Space
 
-pytest.importorskip("apsw", reason="the extra sqlite is not installed")
-pytest.importorskip("sqlite_vec", reason="the extra sqlite is not installed")
+need("apsw")
+need("sqlite_vec")
 
 
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.killed_writers import kill_writers
+from tests.support.optional import need
 from tests.support.sqlite_files import edited, rows
 from tests.support.stores_together import work_together
 
@@ -18,8 +19,8 @@ from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
 from evergram.stores.store import Floats, Rows, Space, StoreView
 
-pytest.importorskip("apsw", reason="the extra sqlite is not installed")
-pytest.importorskip("sqlite_vec", reason="the extra sqlite is not installed")
+need("apsw")
+need("sqlite_vec")
 
 
 def best(vectors: Floats, query: Floats, k: int) -> list[float]:

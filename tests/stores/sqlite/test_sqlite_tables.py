@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.support.optional import need
 from tests.support.sqlite_files import asked, edited, rows
 
 from evergram.errors import FormatError, StoreError
@@ -12,8 +13,8 @@ from evergram.stores.sqlite.sqlite_store import SqliteStore
 from evergram.stores.sqlite.sqlite_tables import norms
 from evergram.stores.store import Space
 
-pytest.importorskip("apsw", reason="the extra sqlite is not installed")
-pytest.importorskip("sqlite_vec", reason="the extra sqlite is not installed")
+need("apsw")
+need("sqlite_vec")
 
 
 def test_lengths_that_distances_cannot_bear_have_no_norm() -> None:

@@ -6,10 +6,9 @@ import datetime
 import decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.support.bad_input.case import Case, Content, put
+from tests.support.bad_input.case import Case, Content
 from tests.support.bad_input.good_files import clicks
 from tests.support.bad_input.interactions_text import folder_of, of, zipped
 
@@ -53,94 +52,30 @@ CASES = [
     typed("a table of no rows", clicks().slice(0, 0)),
     typed("a table of no columns", pa.table({})),
     typed("ids of floats", table(query=pa.array(Q, pa.float64()))),
-    typed("ids of booleans", table(query=[q > 3 for q in Q])),
-    typed("ids of decimals", table(query=[decimal.Decimal(q) for q in Q])),
-    typed("ids of bytes", table(candidate=[c.encode() for c in C])),
-    typed("ids of fixed bytes", table(candidate=pa.array([b"x" * 16] * N, pa.binary(16)))),
     typed("ids of lists", table(query=[[q] for q in Q])),
-    typed("ids of structures", table(query=[{"id": q} for q in Q])),
-    typed("ids of dates", table(query=DAYS)),
-    typed("ids all null", table(query=pa.nulls(N))),
     typed("an id null", table(query=[None, *Q[1:]])),
-    typed(
-        "an id null in a dictionary",
-        table(candidate=pa.array([None, *C[1:]]).dictionary_encode()),
-    ),
-    typed("an id empty", table(candidate=["", *C[1:]])),
     typed("an id past 64 bits", table(query=pa.array([2**63 + q for q in Q], pa.uint64()))),
-    typed(
-        "a dictionary of floats as ids",
-        table(query=pa.array(Q, pa.float64()).dictionary_encode()),
-    ),
     typed("values of text", table(value=["good"] * N)),
     typed("values of decimals", table(value=[decimal.Decimal("1.5")] * N)),
-    typed("values of booleans", table(value=[True] * N)),
-    typed("values of lists", table(value=[[1.0]] * N)),
-    typed("values all null", table(value=pa.nulls(N))),
-    typed("a value null", table(value=[None, *[1.0] * (N - 1)])),
-    typed("a value NaN in a table", table(value=[float("nan"), *[1.0] * (N - 1)])),
-    typed("a weight minus infinity", table(weight=[float("-inf"), *[1.0] * (N - 1)])),
-    typed("a weight NaN", table(weight=[float("nan"), *[1.0] * (N - 1)])),
     typed("weights all zero in a table", table(weight=[0.0] * N)),
-    typed("times of text", table(time=["monday"] * N)),
     typed("dates of text", table(time=["2024-01-01"] * N)),
-    typed("times of day", table(time=pa.array([1] * N, pa.time64("us")))),
-    typed("lengths of time", table(time=pa.array([1] * N, pa.duration("s")))),
-    typed("times of decimals", table(time=[decimal.Decimal(1)] * N)),
-    typed("times of booleans", table(time=[True] * N)),
     typed("times of structures", table(time=[{"s": 1}] * N)),
-    typed("times all null", table(time=pa.nulls(N))),
     typed("a time null", table(time=[None, *DAYS[1:]])),
-    typed("a time of floats NaN", table(time=[float("nan"), *[1.0] * (N - 1)])),
     typed(
         "times in the year 292 billion",
         table(time=pa.array([2**63 - 1] * N, pa.timestamp("s"))),
         "bad.arrow",
     ),
-    typed("dates in the year 5 million", table(time=pa.array([2**31 - 1] * N, pa.date32()))),
-    typed("a time past 64 bits unsigned", table(time=pa.array([2**63 + 5] * N, pa.uint64()))),
     typed("a Parquet cut short", parquet()[:-300]),
-    typed("a Parquet's first half", parquet()[:3000]),
-    typed("a Parquet of four bytes", b"PAR1"),
-    typed("a Parquet of no bytes", b""),
     typed("a Parquet with a spoiled footer", poked(parquet(), -60, b"\xff" * 40)),
-    typed("a Parquet with a spoiled page", poked(parquet(), 40, b"\xff" * 400)),
-    typed(
-        "a Parquet with a footer of a huge declared size",
-        poked(parquet(), -8, b"\xff\xff\xff\x7f"),
-    ),
-    typed("a CSV named as a Parquet", "query,candidate\n1,2\n"),
     typed("an Arrow file named as a Parquet", arrow()),
     typed("a Parquet named as a CSV", parquet(), "bad.csv"),
-    typed("a Parquet named as an Arrow file", parquet(), "bad.arrow"),
     typed("an Arrow file cut short", arrow()[:-200], "bad.arrow"),
-    typed(
-        "an Arrow file with a spoiled footer",
-        poked(arrow(), -100, b"\xff" * 60),
-        "bad.arrow",
-    ),
     typed("an Arrow file of no bytes", b"", "bad.feather"),
     typed("a folder of Parquet files that is empty", lambda p: p.mkdir(), "parts"),
-    typed("a folder of other things", folder_of(["readme.txt", "photo.jpg"]), "parts"),
-    typed(
-        "a folder with one damaged part",
-        lambda p: (put(clicks(), "a.parquet")(p), put(b"PAR1", "b.parquet")(p)),
-        "parts",
-    ),
-    typed(
-        "a folder of parts of two schemas",
-        lambda p: (put(clicks(), "a.parquet")(p), put(pa.table({"x": [1]}), "b.parquet")(p)),
-        "parts",
-    ),
     typed("a link to itself", lambda p: p.symlink_to(p)),
-    typed(
-        "two links in a circle",
-        lambda p: (p.symlink_to(p.with_name("b")), p.with_name("b").symlink_to(p)),  # type: ignore[func-returns-value]
-    ),
     typed("a link to nothing", lambda p: p.symlink_to("gone.parquet")),
     typed("a name of 300 letters", lambda p: None, "x" * 300 + ".parquet"),
-    typed("a name with a line feed", b"x", "bad\nname.parquet"),
-    typed("a name with blanks and letters of all kinds", b"x", "mes données ü 日本.parquet"),
     typed(
         "features without a column id",
         pa.table({"key": C, "age": [1.0] * N}),
@@ -166,38 +101,14 @@ CASES = [
         "--set data.path=clicks.parquet --set data.candidate_features=f.parquet",
     ),
     typed(
-        "features that are not finite",
-        pa.table({"id": sorted(set(C)), "age": [np.inf] * len(set(C))}),
-        "f.parquet",
-        "--set data.path=clicks.parquet --set data.candidate_features=f.parquet",
-    ),
-    typed(
         "features of other objects",
         pa.table({"id": ["x", "y"], "age": [1.0, 2.0]}),
         "f.parquet",
         "--set data.path=clicks.parquet --set data.candidate_features=f.parquet",
     ),
     typed(
-        "a test file without candidates",
-        pa.table({"query": [1]}),
-        "t.parquet",
-        "--set data.path=clicks.parquet --set data.test=t.parquet --set split.kind=given",
-    ),
-    typed(
         "a test file of no rows",
         clicks().slice(0, 0),
-        "t.parquet",
-        "--set data.path=clicks.parquet --set data.test=t.parquet --set split.kind=given",
-    ),
-    typed(
-        "a test file of other queries",
-        pa.table({"query": [1000, 1001], "candidate": ["item1", "item2"]}),
-        "t.parquet",
-        "--set data.path=clicks.parquet --set data.test=t.parquet --set split.kind=given",
-    ),
-    typed(
-        "a test file with ids of another type",
-        pa.table({"query": ["a", "b"], "candidate": ["item1", "item2"]}),
         "t.parquet",
         "--set data.path=clicks.parquet --set data.test=t.parquet --set split.kind=given",
     ),
@@ -211,12 +122,6 @@ CASES = [
         "a zip cut short, as movielens",
         zipped(["ratings.dat"])[:-30],
         "m.zip",
-        "--set data.kind=movielens",
-    ),
-    of(
-        "a folder of something else, as movielens",
-        folder_of(["a.txt"]),
-        "m",
         "--set data.kind=movielens",
     ),
     of(
@@ -255,7 +160,6 @@ CASES = [
         "m.txt",
         "--set data.kind=adjacency_list",
     ),
-    of("an empty file, as adjacency_list", "", "m.txt", "--set data.kind=adjacency_list"),
     of(
         "bytes that are no text, as adjacency_list",
         b"\xff\xfe\x00",

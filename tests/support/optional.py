@@ -1,0 +1,14 @@
+"""Skip a file of tests where an optional library is not installed, without importing it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def need(*packages: str) -> None:
+    """Skip the calling module if one of the packages is missing."""
+    for package in packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed", allow_module_level=True)
