@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.running_service import Running, running
 
-from evergram.errors import ServiceError
+from evergram.errors import EvergramError, ServiceError
 from evergram.serving.app import create_app
+from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.settings import ServiceSettings
+
+# All other pages show what is in the lineage.
+OPEN = {"/", "/dashboard/{name}", "/healthz", "/readyz", "/openapi.json"}
+
+
+def requests_of(served: Running, *methods: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path of every route of the application, and the answer to a request of it.
+
+    Args:
+        methods: asked beside the route's own.
+    """
+    app: Any = served.http.app
+    routers = [getattr(route, "original_router", None) for route in app.routes]
+    included = [route for router in routers if router is not None for route in router.routes]
+    for route in [*app.routes, *included]:
+        if not hasattr(route, "methods"):  # the place of an included router
+            continue
+        for method in {*route.methods, *methods}:
+            yield (
+                route.path,
+                served.http.request(
+                    *(method, route.path.format(model="line@v0", name="dashboard.js")),
+                    json={} if method == "POST" else None,
+                ),
+            )
+
+
+def test_every_page_but_those_without_data_asks_for_a_token(tmp_path: Path) -> None:
+    with running(tmp_path / "line", ServiceSettings(admin_token="root")) as served:
+        answers = list(requests_of(served))
+    assert {path for path, _ in answers} > OPEN
+    assert [(p, a.status_code) for p, a in answers if p not in OPEN and a.status_code != 401] == []
+    assert {a.status_code for p, a in answers if p in OPEN} == {200}
+
+
+def errors_of(kind: type[EvergramError]) -> Iterator[type[EvergramError]]:
+    for one in kind.__subclasses__():
+        if not issubclass(one, RefusedError):
+            yield one
+            yield from errors_of(one)
+
+
+@pytest.mark.parametrize("kind", [EvergramError, *errors_of(EvergramError), OSError])
+def test_no_page_answers_an_error_with_a_path_or_an_address(
+    served: Running, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def failing() -> Any:
+        raise kind("/srv/secret/line of postgresql://me:secret@db/x#secret and python:secret:s is")
+
+    monkeypatch.setattr(served.service, "enter", failing)
+    answers = list(requests_of(served))
+    assert [(path, a.text) for path, a in answers if "secret" in a.text] == []
+    assert {path for path, a in answers if a.status_code < 400} == OPEN
 
 
 def test_health_readiness_and_unknown_pages_have_their_answers(served: Running) -> None:
@@ -53,3 +108,14 @@ def test_the_service_is_closed_with_the_application(tmp_path: Path) -> None:
         store: Any = served.service.shared.reader.store()
         assert not store.closed
     assert store.closed
+
+
+def test_head_works_wherever_get_does(served: Running) -> None:
+    answers = {(path, a.request.method): a for path, a in requests_of(served, "HEAD")}
+    with_get = [path for path, method in answers if method == "GET"]
+    assert len(with_get) >= 8
+    for path in with_get:
+        head, get = answers[path, "HEAD"], answers[path, "GET"]
+        assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert answers["/v1/search", "HEAD"].status_code == 405

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evergram.errors import EvergramError
 from evergram.serving.dashboard import page
@@ -42,6 +43,19 @@ from evergram.serving.monitoring.request_spans import RequestSpans
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.tracing import tracer
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD as GET, whose body the server then leaves out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
 
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -91,6 +105,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     _dashboard(app, handler)
     _refusals(app)
     # The middleware that is added last runs first.
+    app.add_middleware(HeadAsGet)
     app.add_middleware(
         HostCheck,
         settings=settings,

@@ -64,6 +64,23 @@ def test_a_pinned_consumer_gets_its_own_version_through_the_client(tmp_path: Pat
         assert client.fold_in(["c1", "x"], missing="skip").shape == (1, 3)
 
 
+def test_an_integer_in_another_form_is_another_candidate(tmp_path: Path) -> None:
+    folding_lineage(tmp_path / "films", ids="integers")
+    with running(tmp_path / "films") as films:
+        lists, weights = [["1", "05"], ["07", "7"]], [[2.0, 3.0], [4.0, 1.0]]
+        refused = films.post("/v1/fold-in", {"candidates": lists, "weights": weights})
+        assert refused.status_code == 400
+        assert "2 of 4 candidates are not stored: '05', '07'" in refused.json()["error"]["message"]
+        skipping = {"candidates": lists, "weights": weights, "missing": "skip"}
+        expected = films.post(
+            "/v1/fold-in", {"candidates": [[1], [7]], "weights": [[2.0], [1.0]]}
+        ).json()
+        assert films.post("/v1/fold-in", skipping).json() == expected
+        for wrong in ([[2.0], [1.0]], [[2.0, 3.0]]):
+            answer = films.post("/v1/fold-in", {**skipping, "weights": wrong})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "shape")
+
+
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("include", [False, True])
 def test_hits_are_the_best_candidates_that_were_not_met(

@@ -73,11 +73,7 @@ def fold_in(
         raise DataError(f"missing is {missing!r}; it must be 'error' or 'skip'.")
     if missing == "error" and not bool(known.all()):
         unknown = [key for key, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
-        named = ", ".join(repr(key)[:40] for key in unknown[:NAMED])
-        raise DataError(
-            f"{len(unknown)} of {len(ids)} candidates are not stored: {named}"
-            f"{', …' if len(unknown) > NAMED else ''}; leave them out, or set missing = 'skip'."
-        )
+        raise unknown_candidates(unknown, len(ids))
     empty = torch.bincount(query[known], minlength=len(lists)) == 0
     if bool(empty.any()):
         row = int(empty.nonzero()[0])
@@ -93,6 +89,15 @@ def fold_in(
     if not bool(folded.isfinite().all()):
         raise DataError("A vector would not be finite; give smaller weights or values.")
     return folded
+
+
+def unknown_candidates(unknown: list[Any], count: int) -> DataError:
+    """Return the refusal of candidates that are not stored, of `count` that were given."""
+    named = ", ".join(repr(key)[:40] for key in unknown[:NAMED])
+    return DataError(
+        f"{len(unknown)} of {count} candidates are not stored: {named}"
+        f"{', …' if len(unknown) > NAMED else ''}; leave them out, or set missing = 'skip'."
+    )
 
 
 def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.errors import ShapeError
+from evergram.lineage.new_queries.fold_in import unknown_candidates
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call
@@ -49,7 +51,8 @@ def fold_in(call: Call) -> Answer:
     texts = bool(options.candidates[0]) and isinstance(options.candidates[0][0], str)
     lists: list[list[Any]] = _elements(parsed, "candidates", TEXT_LISTS if texts else NUMBER_LISTS)
     check_count(sum(map(len, lists)), MET * settings.max_batch, "candidates", "candidate")
-    ids = as_ids(store, list(chain.from_iterable(lists)))
+    keys = list(chain.from_iterable(lists))
+    ids = as_ids(store, keys)
     ends = np.cumsum([0, *map(len, lists)]).tolist()
     met = [ids[a:b] for a, b in pairwise(ends)]
     numbers = [
@@ -57,6 +60,12 @@ def fold_in(call: Call) -> Answer:
         for name in ("weights", "values")
     ]
     missing = options.missing
+    if ids.null_count:
+        if missing == "error":
+            unknown = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist()
+            raise unknown_candidates([keys[row] for row in unknown], len(ids))
+        numbers = [None if rows is None else _where_known(rows, met) for rows in numbers]
+        met = [row.drop_null() for row in met]
     vectors, source = looked_up(
         lambda: reader.fold_in_with_source(met, *numbers, version=version, missing=missing)
     )
@@ -86,6 +95,16 @@ def fold_in(call: Call) -> Answer:
 def _elements(parsed: Parsed[FoldInRequest], name: str, kind: Any) -> list[Any]:
     """Return the lists of a field. Raises: RefusedError: one is not valid."""
     return [element for part in parsed.parts(name, kind) for element in part]
+
+
+def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[list[float]]:
+    """Return the numbers of the ids that are not null. Raises: ShapeError: there are too few."""
+    if [*map(len, numbers)] != [*map(len, met)]:
+        raise ShapeError("weights and values must be as long as the candidates.")
+    return [
+        [number for number, known in zip(row, ids.is_valid().to_pylist(), strict=True) if known]
+        for row, ids in zip(numbers, met, strict=True)
+    ]
 
 
 def _hits(

@@ -20,6 +20,7 @@ from evergram.serving.http.requests import arrow_stream
 from evergram.serving.http.requests.ids import (
     as_ids,
     check_count,
+    embedded_ids,
     ids_of,
     missing_ids,
     model_version,
@@ -73,10 +74,11 @@ def embeddings(call: Call) -> Answer:
         counts = {int(sources[0]): len(sources)}
     else:
         ids = as_ids(call.state.reader.store(side), inputs)
-        embedded = looked_up(lambda: call.state.reader.embed(ids, version, side))
+        embedded = looked_up(lambda: embedded_ids(call.state.reader, ids, version, side))
         vectors, sources, counts = embedded.vectors, embedded.sources, embedded.counts
         if options.missing == "error" and -1 in counts:
-            raise missing_ids(embedded.missing, len(ids), side)
+            missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
+            raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
         call.drift.note(side, ids, sources)
     # After the way back: the coordinates that are kept are the version's own first ones.
     vectors = cut(vectors, dims)
@@ -140,7 +142,7 @@ def search(call: Call) -> Answer:
     ids = None
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
-        ids = as_ids(store, ids_of(parsed, "ids"))
+        ids = as_ids(store, ids_of(parsed, "ids")).drop_null()
     if isinstance(asked, list):  # of texts, encoded after every limit
         asked = text_queries(call, version, asked, parsed.request.input_type or "query")
     queries = asked
@@ -261,21 +263,22 @@ def _of_id(
     request, reader = parsed.request, call.state.reader
     id_side = side if request.id_side is None else request.id_side
     ids = as_ids(reader.store(id_side), [request.id])
-    if request.rerank is not None and id_side == side:
-        check_rerank(call, request, version, 1)
-        return own_vector(call, ids, version, side), version
-    # Calibrated scores are of rows that are read by the way back, and so is their query.
-    sidecars = request.scores == "raw"
-    embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
-    if (embedded.sources < 0).any():
-        raise RefusedError(
-            404,
-            "unknown_id",
-            f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by "
-            "another, by 'vector', or name the side it is of in 'id_side'.",
-            "id",
-        )
-    return embedded.vectors, int(embedded.sources[0])
+    if not ids.null_count:
+        if request.rerank is not None and id_side == side:
+            check_rerank(call, request, version, 1)
+            return own_vector(call, ids, version, side), version
+        # Calibrated scores are of rows that are read by the way back, and so is their query.
+        sidecars = request.scores == "raw"
+        embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
+        if embedded.sources[0] >= 0:
+            return embedded.vectors, int(embedded.sources[0])
+    raise RefusedError(
+        404,
+        "unknown_id",
+        f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by another, by "
+        "'vector', or name the side it is of in 'id_side'.",
+        "id",
+    )
 
 
 def _check_fingerprints(call: Call, claimed: Iterable[str | None], version: int) -> None:

@@ -65,10 +65,9 @@ def test_no_refusal_names_a_folder(served: Running) -> None:
     asked: list[tuple[str, Any]] = [
         ("/v1/embeddings", {"input": 1, "model": "line@v9"}),
         ("/v1/embeddings", {"input": 1, "side": "nobody"}),
-        ("/v1/embeddings", {"input": "a"}),
         ("/v1/embeddings", {"input": {"features": {"a": 1}}}),
         ("/v1/search", {"vector": [1.0], "version": 1}),
-        ("/v1/search", {"vector": [1.0] * 10, "ids": ["a"]}),
+        ("/v1/search", {"vector": [1.0] * 10, "filter": {"a": 1}}),
         ("/v1/transform", {"vectors": [[1.0] * 7], "source": 2, "target": 0}),
         ("/v1/transform", {"vectors": [[1.0] * 6], "source": "stable", "target": 2}),
     ]

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from evergram.serving.http.requests.schemas import (
+    REQUESTS,
     EmbeddingsRequest,
     SearchRequest,
     TransformRequest,
@@ -102,3 +103,19 @@ def test_a_filter_that_is_wrong_beside_another_field_has_its_own_sentence() -> N
         "'k' is wrong: input should be a valid integer.",
         "'filter', field 'c', is wrong: a text has at most 1,024 characters.",
     )
+
+
+REQUIRED: dict[str, Any] = {
+    "EmbeddingsRequest": {"input": [1]},
+    "SearchRequest": {"id": 1},
+    "TransformRequest": {"vectors": [[1.0]], "source": 0},
+    "FoldInRequest": {"candidates": [[1]]},
+}
+
+
+@pytest.mark.parametrize("schema", REQUESTS)
+def test_null_stands_for_the_default_of_every_optional_field(schema: type[BaseModel]) -> None:
+    given = REQUIRED[schema.__name__]
+    optional = [name for name in schema.model_fields if name not in given]
+    request = {**dict.fromkeys(optional), **given}
+    assert schema.model_validate_json(json.dumps(request)) == schema.model_validate(given)

@@ -10,7 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, ShapeError, UnknownVersionError
+from evergram.ids import INTEGER
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.embedded import Embedded
+from evergram.retrieval.reader import Reader
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.requests.auth import Access
 from evergram.serving.http.requests.parsing import Parsed
@@ -28,7 +31,7 @@ from evergram.serving.object_features import Features
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Floats, Store
 
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_INTEGER = re.compile(INTEGER, re.ASCII)
 # Features that the objects of a full request may have on average.
 FEATURES = 32
 # Ids that an error names, at most.
@@ -36,14 +39,14 @@ _NAMED = 5
 
 
 def as_ids(store: Store, keys: pa.Array | Sequence[Any]) -> pa.Array:
-    """Return ids in the store's type.
+    """Return ids in the store's type, null where a string cannot be an id that is stored.
 
-    Strings of digits become numbers where the store's ids are numbers, as OpenAI's client sends
-    strings.
+    OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
+    is written as `evergram.ids` writes integers: "17" is 17, and "017" is another id.
 
     Args:
         keys: integers or strings, all of one type.
-    Raises: DataError: a key cannot be an id of this store.
+    Raises: DataError: the keys are of a type that the store does not have.
     """
     numbers = pa.types.is_int64(store.id_type)
     if isinstance(keys, pa.Array):
@@ -55,12 +58,21 @@ def as_ids(store: Store, keys: pa.Array | Sequence[Any]) -> pa.Array:
         if len(keys) and isinstance(keys[0], int):
             raise DataError("Ids are strings here; whole numbers were given.")
         return store.as_ids(keys)
-    try:
-        plain = not len(keys) or isinstance(keys[0], int)
-        whole = keys if plain else [_number(key) for key in keys]
-        return pa.array(np.array(whole, dtype=np.int64))
-    except (OverflowError, pa.ArrowInvalid):
-        raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
+    if not len(keys) or isinstance(keys[0], int):
+        return pa.array(np.array(keys, dtype=np.int64))
+    return pa.array([_integer(key) for key in keys], pa.int64())
+
+
+def embedded_ids(reader: Reader, ids: pa.Array, version: int, side: str) -> Embedded:
+    """Return `Reader.embed` of ids from `as_ids`; zeros and source -1 also where one is null."""
+    if not ids.null_count:
+        return reader.embed(ids, version, side)
+    found = reader.embed(ids.drop_null(), version, side)
+    valid = ids.is_valid().to_numpy(zero_copy_only=False)
+    vectors = np.zeros((len(ids), found.vectors.shape[1]), dtype=np.float32)
+    sources = np.full(len(ids), -1, dtype=np.int64)
+    vectors[valid], sources[valid] = found.vectors, found.sources
+    return Embedded(version, ids, vectors, sources)
 
 
 def objects_of(parsed: Parsed[EmbeddingsRequest], settings: ServiceSettings) -> list[Any]:
@@ -127,23 +139,28 @@ def _rows(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
         return np.asarray(rows, dtype=np.float64).astype(np.float32)
 
 
-def _number(key: int | str) -> int:
-    if isinstance(key, int):
-        return key
-    if not _NUMBER.fullmatch(key):
-        raise DataError(f"Ids are whole numbers here; {key[:40]!r} is none.")
-    return int(key)
+def _integer(key: str) -> int | None:
+    """Return the id of 64 bits that a string stands for; None if it stands for none."""
+    number = int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63
+    return number if -(2**63) <= number < 2**63 else None
 
 
-def missing_ids(missing: pa.Array, asked: int, side: str) -> RefusedError:
-    """Return the refusal of ids that are not stored, of so many that were asked for."""
-    first = ", ".join(str(key)[:40] for key in missing.slice(0, _NAMED).to_pylist())
+def missing_ids(
+    missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
+) -> RefusedError:
+    """Return the refusal of ids that are not stored, of so many that were asked for.
+
+    Args:
+        integers: whether to say that only integers are stored, where texts were asked for.
+    """
+    first = ", ".join(str(key)[:40] for key in missing[:_NAMED])
     more = ", …" if len(missing) > _NAMED else ""
     return RefusedError(
         404,
         "unknown_id",
-        f"{len(missing)} of {asked} ids are not stored on side {side!r}: {first}{more}. Leave "
-        "them out, or ask with 'missing': 'zeros'.",
+        f"{len(missing)} of {asked} ids are not stored on side {side!r}"
+        f"{', where ids are integers' if integers else ''}: {first}{more}. Leave them out, or ask "
+        "with 'missing': 'zeros'.",
         "input",
     )
 

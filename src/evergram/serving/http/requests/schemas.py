@@ -6,10 +6,11 @@ fields are then JSON under `evergram.request` in the stream's metadata.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -20,6 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticUseDefault
 
 from evergram.serving.object_features import LONGEST_VALUE, Features, Id, Int64, Text
 from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
@@ -40,7 +42,17 @@ InputText = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 InputTexts = Annotated[list[InputText], Field(fail_fast=True)]
 Fingerprint = Annotated[StrictStr, Field(max_length=256)]
 Metric = Literal["ip", "l2", "cosine"]
+T = TypeVar("T")
 
+
+def _default_of_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+# A field whose default is not null, which null stands for: clients send null for what is not set.
+OrDefault = Annotated[T, BeforeValidator(_default_of_null)]
 
 # Values of a filter, which is never SQL: the store gets them as bound parameters.
 LONGEST_FIELD = 256
@@ -82,9 +94,9 @@ class EmbeddingsOptions(_RequestModel):
     model: Annotated[StrictStr, Field(max_length=256)] | None = None
     version: Version | None = None
     side: SideName | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: OrDefault[Literal["float", "base64"]] = "float"
     dimensions: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
-    missing: Literal["error", "zeros"] = "error"
+    missing: OrDefault[Literal["error", "zeros"]] = "error"
     user: Text | None = None
     input_type: Literal["id", "query", "document"] | None = None
 
@@ -98,7 +110,8 @@ class EmbeddingsOptions(_RequestModel):
 class EmbeddingsRequest(EmbeddingsOptions):
     """A request for embeddings of ids, of texts, or of objects with features.
 
-    Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are numbers, "17" is 17.
+    Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are integers, "17" is 17,
+    and "017" is another id.
     """
 
     input: (
@@ -141,7 +154,7 @@ class SearchOptions(_RequestModel):
             texts and ids it is known.
     """
 
-    k: Annotated[StrictInt, Field(ge=1)] = 10
+    k: OrDefault[Annotated[StrictInt, Field(ge=1)]] = 10
     version: Version | None = None
     side: SideName | None = None
     metric: Metric | None = None
@@ -149,7 +162,7 @@ class SearchOptions(_RequestModel):
     filter: Conditions | None = None
     fingerprint: Fingerprint | None = None
     rerank: Annotated[StrictInt, Field(ge=1)] | None = None
-    scores: Literal["raw", "calibrated"] = "raw"
+    scores: OrDefault[Literal["raw", "calibrated"]] = "raw"
     query_vectors: Literal["own", "read_back"] | Annotated[StrictInt, Field(ge=0)] | None = None
 
 
@@ -236,9 +249,9 @@ class FoldInRequest(_RequestModel):
     weights: Vectors | None = None
     values: Vectors | None = None
     version: Version | None = None
-    missing: Literal["error", "skip"] = "error"
+    missing: OrDefault[Literal["error", "skip"]] = "error"
     k: Annotated[StrictInt, Field(ge=1)] | None = None
-    include_met: StrictBool = False
+    include_met: OrDefault[StrictBool] = False
 
 
 # Validators of the lists that are parsed by themselves, piece by piece.
