@@ -13,6 +13,8 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.errors import DataError
+
 # Words that programs write to a text file for a missing value. NA is not among them: it is
 # Namibia.
 NOTHING = r"(?i)^ *(nan|null|none|<na>|#?n/a|\\n)? *$"
@@ -48,6 +50,32 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
         missing = pc.or_(missing, pc.fill_null(empty, True))
     row: int = pc.index(missing, True).as_py()
     return row
+
+
+def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> None:
+    """Refuse ids that another set has in another Unicode normal form only: "é" may be one character
+    or two, which look the same.
+
+    Args:
+        ids, others: of both sets; null where there is none.
+        one, other: what has them, for the error.
+    Raises: DataError.
+    """
+    if not (is_text(ids.type) and is_text(others.type)):
+        return
+    ids, others = (x.cast(pa.string()).drop_null() for x in (ids, others))
+    ids = ids.filter(pc.invert(pc.string_is_ascii(ids)))
+    ids = ids.filter(pc.invert(pc.is_in(ids, value_set=others)))
+    if not len(ids):
+        return
+    others = others.filter(pc.invert(pc.string_is_ascii(others)))
+    normal, theirs = (pc.utf8_normalize(x, form="NFC") for x in (ids, others))
+    same = ids.filter(pc.is_in(normal, value_set=theirs))
+    if len(same):
+        raise DataError(
+            f"{len(same)} ids of {one}, such as {same[0].as_py()!r}, are in {other} in another "
+            "Unicode normal form and would be other objects; write both in one form, such as NFC."
+        )
 
 
 def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:

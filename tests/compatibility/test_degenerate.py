@@ -35,4 +35,6 @@ def test_vectors_of_one_dim_are_not_a_line() -> None:
     values = torch.arange(5.0)[:, None]
     moments.add(values, values)
     assert degenerate_side(moments, (0, 0)) is None
-    assert degenerate_side(moments, (3, 0)) == ("old", "3 of 5 are zero")
+    assert degenerate_side(moments, (0, 0), 0.5) is None
+    assert degenerate_side(moments, (1, 0), 0.2) is None
+    assert degenerate_side(moments, (1, 0)) == ("old", "1 of 5 are zero, and 5% may be")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.halving_versions import IDS, add_halving_version
+import torch
+from tests.support.command import Command, evergram
+from tests.support.halving_versions import IDS, VECTORS, add_halving_version
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
-from evergram.compatibility.transforms import ResidualMLPTransform
+from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
+from evergram.serving.dashboard.data import dashboard_data
+from evergram.serving.dashboard.schemas import Live
+
+__all__ = ["evergram"]
 
 
 @pytest.fixture
@@ -55,6 +62,28 @@ def test_an_object_is_unseen_if_no_step_on_the_way_saw_it(lineage: Lineage) -> N
         assert reading.measured.objects == 200
         assert reading.unknown == {}
         assert reading.amplification == pytest.approx(0.5 ** (3 - reading.version))
+
+
+def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
+    lineage: Lineage, evergram: Command
+) -> None:
+    """Alignment saw most canaries, and errs five times as much on the others."""
+    unseen = (id_hash(Vocabulary(IDS)) < 0.2 * 2**32)[:, None]
+    wrong = torch.where(unseen, 0.5 * VECTORS, 0.9 * VECTORS)
+    same = LinearTransform.from_matrix(torch.eye(3))
+    add_halving_version(lineage, {"align": {"held_out": 0.2}}, transform=same, vectors=wrong)
+    assert evergram("lineage", "check", lineage.path, "--max-error", 0.51).code == 0
+    checked = evergram("lineage", "check", lineage.path, "--max-error", 0.49, "--json")
+    assert checked.code == 1
+    (reading,) = json.loads(checked.out)["readings"]
+    assert reading["error"] == reading["unseen"]["relative"] == pytest.approx(0.5)
+    assert reading["measured"]["relative"] < 0.3
+    versions = dashboard_data(lineage, [], Live()).versions
+    past, step = versions[0].past, versions[1].step
+    assert past is not None
+    assert step is not None
+    assert past.error == step.error == past.history[1] == reading["error"]
+    assert past.measured == reading["measured"]["relative"]
 
 
 def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:

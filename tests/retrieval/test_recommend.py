@@ -94,7 +94,9 @@ def test_a_version_after_production_has_as_many_candidates_as_it_was_published_w
     vectors[:40] += 10
     artefact = without_recorded_pairs(lineage)
     query_ids = lineage.embeddings("query")[0]
-    sides = {"query": (query_ids, torch.ones(3, DIM)), "candidate": (ids, vectors)}
+    queries = torch.ones(3, DIM) - torch.eye(3, DIM) * torch.tensor([0.0, 1.0, 2.0])[:, None]
+    queries = queries[[query_ids.to_pylist().index("ann") - i for i in range(3)]]
+    sides = {"query": (query_ids, queries), "candidate": (ids, vectors)}
     met = PairHash("films").of_pairs(pa.repeat("ann", 40), ids.slice(0, 40))
     trained = "films", TrainedPairs.of(np.asarray(met))
     publish_next(lineage, replace(artefact, embeddings=sides, trained=trained), promote=False)

@@ -26,6 +26,7 @@ def add_halving_version(
     objects: int = 100,
     transform: Transform | None = None,
     error: StepError | None = None,
+    vectors: torch.Tensor = VECTORS,
 ) -> None:
     """Publish a version whose transform halves every vector, unless it is another one."""
     number = lineage.next_version
@@ -36,14 +37,14 @@ def add_halving_version(
         lineage,
         Artefact(
             dim=3,
-            embeddings={"object": (IDS, VECTORS)},
+            embeddings={"object": (IDS, vectors)},
             transform=back if number else None,
             metrics={
                 "metrics": {"model": {}},
                 **({} if overlap is None else {"overlap": overlap}),
             },
             recipe=recipe,
-            canaries={"object": (IDS, VECTORS)},
+            canaries={"object": (IDS, vectors)},
             error=error if number else None,
         ),
         promote=False,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
+from evergram.ids import refuse_other_form
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def pairs_outside(
 
     Its own pairs are trained on or select the epoch, so they cannot be tested.
     """
+    for ids, entities in ((query_ids, corpus.queries), (candidate_ids, corpus.candidates)):
+        refuse_other_form(ids, entities.vocabulary.keys, "the test pairs", "the training pairs")
     query = corpus.queries.vocabulary.rows(query_ids)
     candidate = corpus.candidates.vocabulary.rows(candidate_ids)
     kept = pa.array((~corpus.has_pairs(query, candidate)).numpy())

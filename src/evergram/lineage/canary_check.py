@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -51,7 +51,8 @@ class Reading:
 
     Args:
         measured: on all canaries, most of which alignment saw.
-        history: the relative error on them at every version since j, by version.
+        history: the relative error at every version since j, by version: of `error`, where it is
+            known, or else on all canaries.
         unseen: on the canaries that no alignment between saw; None if they are fewer than
             `LEAST_OBJECTS`.
         amplification: the largest singular value of W_k^j; None if a transform is not affine.
@@ -67,14 +68,25 @@ class Reading:
     amplification: float | None
     unknown: dict[str, str]
 
+    @property
+    def error(self) -> float | None:
+        """The relative error that is shown first and held to a limit: on canaries that alignment
+        never saw, or if they are too few the larger of the certificate's estimate and of what is
+        measured on all canaries; None if neither is known."""
+        if self.unseen is not None:
+            return self.unseen.relative
+        if self.certificate is None:
+            return None
+        estimate = self.certificate.relative
+        return estimate if self.measured is None else max(self.measured.relative, estimate)
+
 
 @dataclass(frozen=True)
 class CompatibilityLimits:
     """The largest values that a reading may have; None is no limit.
 
     Args:
-        error: relative error, on canaries that alignment never saw, or if they are too few the
-            larger of the certificate's estimate and of what is measured on all canaries.
+        error: of `Reading.error`.
         bound: the certificate's, over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
     """
@@ -89,17 +101,20 @@ def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
-    newest, chain, errors = lineage.newest, lineage.chain, lineage.step_errors
     lineage.check()
+    return read_versions(lineage, lineage.readable[:-1])
+
+
+def read_versions(
+    lineage: ReadOnlyLineage, versions: Iterable[int], source: int | None = None
+) -> list[Reading]:
+    """Return a reading of each of some versions, from `source` or from the newest."""
+    newest = lineage.newest if source is None else source
+    chain, errors = lineage.chain, lineage.step_errors
     canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
     shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}
     readings = []
-    for j in lineage.readable[:-1]:
-        history = {}
-        for k in (n for n in canaries if n >= j):
-            measured = measure_canaries(chain, canaries, k, j)
-            if measured is not None:
-                history[k] = measured.relative
+    for j in versions:
         unseen, problem = _measure_unseen(chain, canaries, shares, newest, j)
         certificate = certify(chain, errors, newest, j)
         reasons = uncertified(chain, errors, newest, j)
@@ -110,17 +125,15 @@ def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
         if not affine:
             unknown["amplification"] = unknown["certificate"]
         unknown |= _unmeasured_sides(canaries, newest, j)
-        readings.append(
-            Reading(
-                j,
-                certificate,
-                measure_canaries(chain, canaries, newest, j),
-                history,
-                unseen,
-                float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2)) if affine else None,
-                unknown,
-            )
-        )
+        measured = measure_canaries(chain, canaries, newest, j)
+        history = {}
+        for k in (n for n in canaries if j <= n <= newest):
+            apart = _measure_unseen(chain, canaries, shares, k, j)[0] if k > j else None
+            found = apart or measure_canaries(chain, canaries, k, j)
+            if found is not None:
+                history[k] = found.relative
+        stretch = float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2)) if affine else None
+        readings.append(Reading(j, certificate, measured, history, unseen, stretch, unknown))
     return readings
 
 
@@ -265,7 +278,7 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
                 f"{reason}."
             )
         values = {
-            "error": _error(reading),
+            "error": reading.error,
             "bound": None if known is None else known.relative_bound,
             "amplification": reading.amplification,
         }
@@ -297,15 +310,6 @@ def is_belied(bound: float, witness: Measured | None) -> bool:
     return witness is not None and witness.relative > BELIED * bound + ROUNDING
 
 
-def _error(reading: Reading) -> float | None:
-    if reading.unseen is not None:
-        return reading.unseen.relative
-    if reading.certificate is None:
-        return None
-    estimate = reading.certificate.relative
-    return estimate if reading.measured is None else max(reading.measured.relative, estimate)
-
-
 def as_json(reading: Reading) -> dict[str, Any]:
-    """Return a reading as plain JSON."""
-    return asdict(reading)
+    """Return a reading as plain JSON, with its error first."""
+    return {"error": reading.error, **asdict(reading)}

@@ -19,7 +19,7 @@ from evergram.compatibility.chain import Chain
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
-from evergram.ids import INTEGER
+from evergram.ids import INTEGER, refuse_other_form
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -278,6 +278,7 @@ def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Te
         if wanted is None:
             wanted = _as_type(ids, known.type)
             unique = pc.unique(wanted)
+        refuse_other_form(unique, known, "the evaluation file", "the embeddings")
         places = pc.index_in(known, value_set=unique)
         here = places.is_valid()
         rows.append(torch.from_numpy(places.drop_null().to_numpy().copy()).long())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
 from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
 
 
@@ -41,6 +42,7 @@ class Pairing:
         self._old, self._new = old, new
         self._old_leads = old.rows * old.dim > new.rows * new.dim
         lead, other = (old_ids, new_ids) if self._old_leads else (new_ids, old_ids)
+        refuse_other_form(old_ids, new_ids, str(old.path), str(new.path))
         place = pc.fill_null(pc.index_in(lead, value_set=other), -1)
         place = place.to_numpy(zero_copy_only=False)
         self._kept = place >= 0

@@ -112,13 +112,6 @@ def test_moments_are_those_of_the_rows_in_float64() -> None:
     )
 
 
-def test_large_values_whose_sum_overflows_are_no_error() -> None:
-    vectors = torch.full((4, 2), 3e38)
-    sample = RowSample("query", 2)
-    list(sample.through([(pa.array(range(4)), vectors)]))
-    assert torch.equal(sample.vectors, vectors)
-
-
 def test_sides_without_a_file_before_give_no_map() -> None:
     sample = RowSample("query", 2)
     list(sample.through([(pa.array([1]), torch.ones(1, 2))]))

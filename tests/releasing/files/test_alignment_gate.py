@@ -29,21 +29,21 @@ def moments_of(old: Tensor, new: Tensor) -> SecondMoments:
 def test_a_file_without_content_is_named() -> None:
     some, same = randn(0, 30, 4), torch.ones(30, 3)
     line = torch.arange(30.0)[:, None] * torch.ones(3)
-    refuse_degenerate(*NAMES, moments_of(some, randn(1, 30, 3)), (0, 0))
+    refuse_degenerate(*NAMES, moments_of(some, randn(1, 30, 3)), (1, 0))
     with pytest.raises(DataError, match=r"new\.npy has no vectors .* all of them are the same"):
         refuse_degenerate(*NAMES, moments_of(some, same), (0, 0))
     with pytest.raises(DataError, match=r"old\.npy has no vectors .* lie on one line"):
         refuse_degenerate(*NAMES, moments_of(line, some), (0, 0))
-    with pytest.raises(DataError, match=r"old\.npy .* 20 of 30 are zero"):
-        refuse_degenerate(*NAMES, moments_of(some, some), (20, 0))
+    with pytest.raises(DataError, match=r"old\.npy .* 2 of 30 are zero"):
+        refuse_degenerate(*NAMES, moments_of(some, some), (2, 0))
 
 
 @pytest.mark.parametrize("scale", [1e-60, 1e-17, 1e20])
 def test_lengths_whose_squares_float32_does_not_hold_are_refused(scale: float) -> None:
     good, bad = randn(0, 30, 4).double(), scale * randn(1, 30, 3).double()
-    with pytest.raises(DataError, match=r"new\.npy have a length of .* by one number\.$"):
+    with pytest.raises(DataError, match=r"new\.npy has .* their length is .*e"):
         refuse_degenerate(*NAMES, moments_of(good, bad), (0, 0))
-    with pytest.raises(DataError, match=r"old\.npy have a length of"):
+    with pytest.raises(DataError, match=r"old\.npy has .* their length is .*e"):
         refuse_degenerate(*NAMES, moments_of(bad, good), (0, 0))
 
 

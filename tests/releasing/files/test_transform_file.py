@@ -70,7 +70,7 @@ def test_another_dim_or_version_is_refused_and_nothing_is_written(
 def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=1)
     back = LinearTransform.from_matrix(10 * torch.eye(DIMS[0]))
-    artefact = {"object": (IDS, torch.ones(ROWS, DIMS[0]))}
+    artefact = {"object": (IDS, vectors_of(0))}
     facts: dict[str, Any] = {"metrics": {"model": {}}}
     publish_next(lineage, Artefact(DIMS[0], artefact, back, facts, {}))
     vectors = torch.ones(ROWS, DIMS[0])

@@ -37,7 +37,8 @@ def test_facts_of_versions_are_those_of_the_lineage(lineage: Lineage) -> None:
         assert reading.measured is not None
         assert reading.certificate is not None
         assert past.canaries == reading.measured.objects == 20
-        assert past.error == reading.measured.relative
+        assert past.measured == reading.measured.relative
+        assert past.error == reading.error
         assert past.cosine == reading.measured.cosine
         assert past.estimate == reading.certificate.relative
         assert past.bound == reading.certificate.relative_bound

@@ -20,7 +20,8 @@ from evergram.serving.dashboard.schemas import (
 )
 
 PAST = PastFacts(
-    canaries=20, error=0.1, cosine=0.9, estimate=0.1, bound=0.2, amplification=1.0, history={}
+    unseen=20, error=0.1, cosine=0.9, canaries=20, measured=0.1, estimate=0.1, bound=0.2,
+    amplification=1.0, history={},
 )
 VERSION = VersionFacts(
     version=0, name="films@v0", created="2026-02-01", dim=8, encoder="file", fingerprint="a",
@@ -102,7 +103,7 @@ def test_what_is_broken_is_not_well(facts: dict[str, Any], part: str, words: str
         ({"probe": {"limit": None, "holds": None}}, "consumers", "has no limit"),
         ({"probe": {"holds": None, "last": None}}, "consumers", "was not run on version 2"),
         ({"past": {"bound": None}}, "certificate", "has no certificate"),
-        ({"past": {"error": None}}, "certificate", "has no canaries"),
+        ({"past": {"canaries": 0}}, "certificate", "has no canaries"),
         ({"live": {"rows": None}}, "store", "could not be counted"),
         ({"live": {"drift": None}}, "drift", "nothing was served"),
         ({"live": {"drift": [], "rows": {"object": {2: 1}}}}, "drift", "nothing was served"),

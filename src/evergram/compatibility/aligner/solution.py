@@ -28,7 +28,8 @@ def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
     """
     rank = settings.rank_of(*moments.dims)
     rows, seen, chosen = moments.rows, moments.seen.count, moments.chosen.count
-    degenerate = degenerate_side(moments.whole, moments.zeros) if rows > 1 else None
+    # Nothing is published here, and zeros change no map; but of few other vectors none is fitted.
+    degenerate = degenerate_side(moments.whole, moments.zeros, 0.5) if rows > 1 else None
     if degenerate is not None:
         side, problem = degenerate
         raise DataError(

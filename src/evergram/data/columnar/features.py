@@ -13,6 +13,7 @@ from torch import Tensor
 from evergram.data.columnar.interactions import check_ids
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _ragged_columns(
             f"{ids[0].as_py()!r}, and those are integers, such as {vocabulary.keys[0]}; are they "
             "of the other side? If not, write both in one type."
         )
+    refuse_other_form(ids, vocabulary.keys, source, "the interactions")
     row = Vocabulary(ids).rows(vocabulary.keys)
     if len(ids) and not bool((row >= 0).any()):
         raise DataError(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
 from evergram.evaluation.judged.beir_files import Judgements
+from evergram.ids import refuse_other_form
 
 NDCG_DEPTH, RECALL_DEPTH = 10, 100
 
@@ -55,6 +57,13 @@ class JudgedQueries:
             queries, texts: ids in the order of the rows.
         Raises: DataError: no query has a relevant text, or none of these is in the catalogue.
         """
+        judged = {text for grades in judgements.values() for text in grades}
+        for ids, others, what in (
+            (list(judgements), queries, "the queries"),
+            (list(judged), texts, "the texts"),
+        ):
+            both = (pa.array(x, pa.string()) for x in (ids, others))
+            refuse_other_form(*both, "the judgements", what)
         place = {text: row for row, text in enumerate(texts)}
         rows, places, gains, ideals = [], [], [], []
         absent = 0

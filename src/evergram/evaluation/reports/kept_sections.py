@@ -40,30 +40,30 @@ def _readings(facts: VersionFacts, metrics: Mapping[str, Any]) -> list[str]:
         rows.append(
             [
                 f"version {version}",
+                f"{drift['relative']:.1%}" if drift.get("objects") else NONE,
                 f"{reading['queries']:,}" if "queries" in reading else NONE,
                 number(own, errors.get("past", {}).get(facts.metric)),
                 number(chain, errors.get("chain", {}).get(facts.metric)),
                 share(chain, own),
                 number(new),
                 share(chain, new),
-                f"{drift['relative']:.1%}" if drift.get("objects") else NONE,
             ]
         )
     header = [
         "read as",
+        "error",
         "queries",
         "itself",
         "through the chain",
         "of itself",
         "this version",
         "of this version",
-        "distance",
     ]
     text = (
         f"{facts.metric} on the test queries and the candidates that each past version knew: by "
         "that version itself, by this version through the chain of backward transforms, and by "
-        "this version itself. The distance is that of objects which alignment never saw, over the "
-        "length of their past vectors."
+        "this version itself. The error is on objects that alignment never saw, over the length "
+        "of their past vectors."
     )
     return [paragraph(text), table(f"{facts.metric} kept", header, rows), *why]
 

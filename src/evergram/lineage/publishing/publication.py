@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from evergram.atomic_files import new_folder, remove_folder
 from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.ids import refuse_other_form
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog import record_changes
 from evergram.lineage.catalog.catalog import Catalog
@@ -119,7 +120,8 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
 
 
 def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
-    """Refuse ids, by side, that are text where those of the version before are integers.
+    """Refuse ids, by side, that are text where those of the version before are integers, or are
+    theirs in another normal form.
 
     Raises: DataError.
     """
@@ -127,6 +129,8 @@ def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
     for side in before.keys() & ids.keys():
         expected = pq.read_schema(before[side]).field("id").type
         with_id_type(ids[side], expected, side, catalog.address)
+        before_ids = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
+        refuse_other_form(ids[side], before_ids, f"the side {side}", str(catalog.address))
 
 
 def _files_before(catalog: Catalog) -> Mapping[str, Path]:

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
+from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_problem
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
+from evergram.vector_files.base import first_not_finite
 from evergram.vector_files.open_embeddings import BLOCK, Block
 from evergram.vector_files.parquet import vectors_from_arrow
 
@@ -63,26 +66,40 @@ class RowSample:
         self.limit: int = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
         self._step, self._rows = 1, 0
         self._parts: list[Block] = []
+        self._lengths = LengthCount()
+        self._moments: Moments | None = None
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """Yield the same blocks, and sample rows of them.
 
-        Raises: DataError: a vector is not finite.
+        Raises: DataError: a vector is not finite or too long; or, at the end, the vectors cannot be
+            published, see `vectors_problem`.
         """
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
-            # One sum is cheap and is not finite if a value is not; it may also overflow by itself.
-            if not bool(narrow.sum().isfinite()):
-                bad = (~narrow.isfinite()).any(1).nonzero()
-                if len(bad):
-                    raise DataError(
-                        f"The {self.side} embedding of id {ids[int(bad[0])].as_py()!r} has a NaN "
-                        "or an infinity; such a version is not published."
-                    )
+            if (row := first_not_finite(narrow)) is not None:
+                raise self._refusal(ids[row], "has a NaN or an infinity")
+            if (row := self._lengths.add(narrow)) is not None:
+                length = float(narrow[row].double().norm())
+                raise self._refusal(ids[row], f"has the length {length:.3g}, past {LONGEST:g}")
             for start in range(0, len(ids), BLOCK):
                 self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
             yield ids, vectors
+        _, mean, second = self.moments()
+        spread = second - torch.outer(mean, mean)
+        problem = vectors_problem(self._lengths.rows, self._lengths.zeros, second, spread)
+        if problem is not None:
+            raise DataError(
+                f"The {self.side} embeddings cannot be published: {problem}; look at how they were "
+                "made. Nothing was published."
+            )
+
+    def _refusal(self, id_: pa.Scalar, what: str) -> DataError:
+        return DataError(
+            f"The {self.side} embedding of id {id_.as_py()!r} {what}; such a version is not "
+            "published."
+        )
 
     @property
     def ids(self) -> pa.Array:
@@ -94,15 +111,19 @@ class RowSample:
 
     def moments(self) -> Moments:
         """Return the number, mean and second moments of the sampled rows."""
+        if self._moments is not None:
+            return self._moments
         total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
         for part in torch.split(self.vectors, CHUNK):
             wide = part.double()
             total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
-        return count, total / count, outer / count
+        self._moments = count, total / count, outer / count
+        return self._moments
 
     def _add(self, ids: pa.Array, vectors: Tensor) -> None:
         rows = torch.arange(len(ids))[-self._rows % self._step :: self._step]
         self._rows += len(ids)
+        self._moments = None
         self._parts.append(_taken((ids, vectors), rows))
         while sum(len(ids) for ids, _ in self._parts) > self.limit:
             whole = self.ids, self.vectors
@@ -156,6 +177,7 @@ def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
         theirs = file.read(columns=["id"])["id"].combine_chunks()
         if theirs.type != ids.type:
             theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
+        refuse_other_form(ids, theirs, "the new version", "the version before it")
         place = pc.fill_null(pc.index_in(ids, value_set=theirs), -1).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(place >= 0)
         rows = rows[np.argsort(place[rows], kind="stable")]  # as they come in the file

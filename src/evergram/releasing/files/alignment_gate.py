@@ -12,15 +12,12 @@ from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
 
-# Root mean square lengths that float32 holds, as searches square them.
-SHORTEST, LONGEST = 1e-15, 1e15
 # The share of the mean square that is the mean's, from which the mean is "far from zero".
 FAR = 0.5
 
 
 def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
-    """Raises: DataError: the vectors of one of the files are zero, constant, all on one line, or
-    of lengths that float32 does not hold squared.
+    """Raises: DataError: the vectors of one of the files cannot be aligned; see `vectors_problem`.
 
     Args:
         moments: of all pairs.
@@ -30,18 +27,9 @@ def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple
     if degenerate is not None:
         side, problem = degenerate
         raise DataError(
-            f"{old if side == 'old' else new} has no vectors that could be aligned: of the objects "
-            f"in common, {problem}; look at how it was made."
+            f"{old if side == 'old' else new} has no vectors that could be aligned: of the "
+            f"{moments.count} objects in common, {problem}; look at how it was made."
         )
-    squares = moments.second()
-    for path, square in ((old, squares[2]), (new, squares[0])):
-        length = math.sqrt(float(square.trace()))
-        if not SHORTEST <= length <= LONGEST:
-            raise DataError(
-                f"The vectors of {path} have a length of {length:.3g} (root mean square), and "
-                f"searches hold its square in float32: between {SHORTEST:g} and {LONGEST:g} is "
-                "allowed; multiply all of them by one number."
-            )
 
 
 def refuse_error(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
+from evergram.compatibility.degenerate import LengthCount
 from evergram.compatibility.row_groups import vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.map_quality import VectorPairs
@@ -86,7 +87,7 @@ def read_pairs(
     wanted[rows] = True
     kept: list[tuple[Tensor, Tensor]] = []
     hashes: list[Tensor] = []
-    zeros = [0, 0]
+    lengths = LengthCount(), LengthCount()
     start = 0
     with progress.task("pairs", len(pairing)) as bar:
         for number, pair in enumerate(ahead(pairing.blocks())):
@@ -97,10 +98,13 @@ def read_pairs(
                     moments.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
             hashes.append(vector_hashes(new.double()))
-            zeros = [n + int((~v.any(1)).sum()) for n, v in zip(zeros, pair, strict=True)]
+            for count, vectors in zip(lengths, pair, strict=True):
+                count.add(vectors)
             start += len(old)
             bar.advance(len(old), len(old))
     both = (torch.cat(side) for side in zip(*kept, strict=True))
     sample = VectorSample(wanted.nonzero().squeeze(1), *both)
     seen, chosen, held = (moments.summed(together) for moments in (seen, chosen, held))
-    return PairReading(seen, chosen, held, sample, (zeros[0], zeros[1]), torch.cat(hashes))
+    return PairReading(
+        seen, chosen, held, sample, (lengths[0].zeros, lengths[1].zeros), torch.cat(hashes)
+    )

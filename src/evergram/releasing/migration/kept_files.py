@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
 from evergram.releasing.files.encode_file import KnownVectors, Texts
 from evergram.texts import canaries
 from evergram.texts.record import parse_record
@@ -198,6 +199,7 @@ def _places(file: EmbeddingFile, ids: pa.Array) -> npt.NDArray[np.int64]:
     if kept.type != ids.type:
         kept, ids = kept.cast(pa.string()), ids.cast(pa.string())
     refuse_repeats(file, kept)
+    refuse_other_form(kept, ids, str(file.path), "the texts")
     places = pc.fill_null(pc.index_in(kept, value_set=ids), -1)
     whole: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
     return whole

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergram.compatibility.degenerate import MOST_ZEROS, LengthCount
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import bootstrap, paired_bootstrap
@@ -18,8 +19,6 @@ from evergram.releasing.migration.ways import Way, WaySettings, measure_ways
 
 DEFAULT, ORDINARY = WaySettings(), Situation()
 AGREEMENT_DEPTH = 10
-# The share of a file's vectors that may be zeros.
-MOST_ZEROS = 0.05
 
 
 def plan_migration(
@@ -104,7 +103,9 @@ def _unmeasured(zeros: Mapping[str, int], texts: int, queries: int) -> str | Non
 
 
 def _zeros(vectors: Tensor) -> int:
-    return int((vectors == 0).all(1).sum())
+    lengths = LengthCount()
+    lengths.add(vectors)
+    return lengths.zeros
 
 
 def _costs(way: Way, best: Tensor, seed: int) -> dict[str, Any]:

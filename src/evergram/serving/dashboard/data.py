@@ -10,16 +10,13 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-import torch
-
-from evergram.compatibility.certificate import certify
 from evergram.errors import LineageError
 from evergram.lineage.canary_check import (
     CompatibilityLimits,
     Reading,
     diagnose_lineage,
-    measure_canaries,
     past_limits,
+    read_versions,
 )
 from evergram.lineage.consumers.record import Consumer, Probe
 from evergram.lineage.lineage import Lineage
@@ -158,26 +155,25 @@ def _errors(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
     """Return the facts of the transform to the version before that is not withdrawn."""
     chain = lineage.chain
-    canaries = {n: lineage.canaries(n) for n in (before, version)}
-    measured = measure_canaries(chain, canaries, version, before)
-    certificate = certify(chain, lineage.step_errors, version, before)
-    amplification = None
-    if chain.is_affine(version, before):
-        amplification = float(torch.linalg.matrix_norm(chain.matrix(version, before), 2))
+    (reading,) = read_versions(lineage, [before], version)
+    certificate = reading.certificate
     return StepFacts(
         kind=chain.transforms[version - 1].kind,
-        error=None if measured is None else _finite(measured.relative),
+        error=_finite(reading.error),
         estimate=None if certificate is None else _finite(certificate.relative),
-        amplification=_finite(amplification),
+        amplification=_finite(reading.amplification),
     )
 
 
 def _past(reading: Reading) -> PastFacts:
     measured, certificate = reading.measured, reading.certificate
+    witness = reading.unseen or measured
     return PastFacts(
+        unseen=0 if reading.unseen is None else reading.unseen.objects,
+        error=_finite(reading.error),
+        cosine=None if witness is None else _finite(witness.cosine),
         canaries=0 if measured is None else measured.objects,
-        error=None if measured is None else _finite(measured.relative),
-        cosine=None if measured is None else _finite(measured.cosine),
+        measured=None if measured is None else _finite(measured.relative),
         estimate=None if certificate is None else _finite(certificate.relative),
         bound=None if certificate is None else _finite(certificate.relative_bound),
         amplification=None if certificate is None else _finite(certificate.amplification),

@@ -88,7 +88,7 @@ def _certificates(versions: Sequence[VersionFacts]) -> Iterator[Reason]:
             yield _broken("certificate", past.belied)
         elif past.bound is None:
             yield _unknown("certificate", f"Version {version} has no certificate.")
-        elif past.error is None:
+        elif not past.canaries:
             sentence = f"Version {version} has no canaries: its certificate cannot be checked."
             yield _unknown("certificate", sentence)
 

@@ -16,7 +16,7 @@ class StepFacts(_Facts):
 
     Args:
         kind: the transform's kind; "identity" of a withdrawn version.
-        error: relative error on canaries that both versions kept.
+        error: as of `PastFacts`.
         estimate: relative error on the objects that it was measured on at publication.
         amplification: the largest singular value, where the transform is one matrix.
     """
@@ -31,14 +31,19 @@ class PastFacts(_Facts):
     """The newest version read as a past one; errors are relative to the past vectors' length.
 
     Args:
-        canaries: how many canaries the measured error and cosine are of.
-        history: the measured error at every version since, by version.
+        unseen: how many canaries alignment never saw; 0 if they are too few to measure.
+        error: what `lineage check` holds to a limit, on these if there are enough: `Reading.error`.
+        cosine: on these, or else on all canaries.
+        canaries, measured: how many canaries there are, and the error on all of them.
+        history: the error at every version since, by version.
         belied: a sentence, where the measured error is far above the certificate's bound.
     """
 
-    canaries: int
+    unseen: int
     error: float | None
     cosine: float | None
+    canaries: int
+    measured: float | None
     estimate: float | None
     bound: float | None
     amplification: float | None

@@ -14,6 +14,7 @@ from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.tables import read_keyed
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
+from evergram.ids import refuse_other_form
 
 
 def constant_prior(corpus: Corpus, value: float | None) -> dict[str, Tensor]:
@@ -101,6 +102,7 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     if not alike or not bool(torch.isfinite(flat).all()):
         raise DataError(f"{path} column 'vector' needs lists of finite numbers, all of one length.")
     vectors = flat.view(len(column), -1)
+    refuse_other_form(ids, vocabulary.keys, str(path), "the corpus")
     rows = Vocabulary(ids).rows(vocabulary.keys)
     if not bool((rows >= 0).any()):
         raise DataError(f"{path} knows none of the corpus's ids; is it of the other side?")

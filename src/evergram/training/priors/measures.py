@@ -13,6 +13,7 @@ from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import measure
 from evergram.data.tables import read_keyed
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
 
 
 def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> Tensor:
@@ -68,6 +69,7 @@ def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
             f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
             "finite number."
         )
+    refuse_other_form(ids, vocabulary.keys, str(path), "the corpus")
     rows = Vocabulary(ids).rows(vocabulary.keys)
     weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
     if float(weight.sum()) == 0:

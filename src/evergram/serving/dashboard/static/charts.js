@@ -138,7 +138,7 @@ export function drawErrors(node, versions, newest) {
     for (const [name, shape, value] of [
       ["bound", "bar", past.bound],
       ["estimate", "diamond", past.estimate],
-      ["measured", "disc", past.error],
+      ["error", "disc", past.error],
     ]) {
       if (value !== null) {
         parts.push(mark(x(i), y(value), shape, name, `Version ${version}, ${name}: ${number(value)}`));
@@ -148,10 +148,10 @@ export function drawErrors(node, versions, newest) {
   const first = shown[0];
   node.replaceChildren(
     picture(width, HEIGHT, "Alignment error by past version",
-      `Version ${newest} read as version ${first.version}: measured ${number(first.past.error)}, ` +
+      `Version ${newest} read as version ${first.version}: error ${number(first.past.error)}, ` +
       `estimate ${number(first.past.estimate)}, bound ${number(first.past.bound)}.`, ...parts),
     legend([
-      ["disc", "measured", "measured on canaries"],
+      ["disc", "error", "error, on objects that alignment never saw"],
       ["diamond", "estimate", "estimate"],
       ["bar", "bound", "bound"],
     ], false),

@@ -13,7 +13,7 @@ export function drawFacts(data, rate) {
   const facts = [
     ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
     ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe fails", "probes fail")}` : "no probe fails"],
-    ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version" : "no past version yet"],
+    ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version, on objects that alignment never saw" : "no past version yet"],
     ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
   ];
   at("facts").replaceChildren(...facts.map(([name, value, note]) =>
@@ -29,7 +29,7 @@ const step = (s) => s && s.kind !== "identity"
 export function drawVersions(data) {
   const pinned = (version) => data.consumers.filter((c) => c.version === version).length;
   table(at("versions"), "Versions, newest first",
-    ["version", "state", "labels", "created", "dims", "encoder", "way back", "error, canaries", "error, estimate", "amplification", "consumers", "fingerprint"],
+    ["version", "state", "labels", "created", "dims", "encoder", "way back", "error", "error, estimate", "amplification", "consumers", "fingerprint"],
     data.versions.toReversed().map((v) => [
       `v${v.version}`,
       [...states(v, data), ...(v.withdrawn ? [`(${v.withdrawn})`] : [])].join(" "),
@@ -66,17 +66,18 @@ export function drawQualities(data, metric) {
 export function drawAlignment(data) {
   const past = data.versions.filter((v) => v.past).toReversed();
   table(at("alignment"), `Version ${data.newest} read as each past version`,
-    ["version", "measured", "estimate", "bound"],
-    past.map(({ version, past: p }) => [`v${version}`, number(p.error), number(p.estimate), number(p.bound)]),
-    { numeric: [1, 2, 3], empty: "There is no past version yet." });
+    ["version", "error", "all canaries", "estimate", "bound"],
+    past.map(({ version, past: p }) =>
+      [`v${version}`, number(p.error), number(p.measured), number(p.estimate), number(p.bound)]),
+    { numeric: [1, 2, 3, 4], empty: "There is no past version yet." });
   table(at("certificate"), `Version ${data.newest} read as each past version: what is certified, what is seen`,
-    ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification", "error since"],
+    ["version", "unseen", "error", "cosine", "canaries", "error of all", "estimate", "bound", "amplification", "error since"],
     past.map(({ version, past: p }) => [
-      `v${version}`, count(p.canaries), number(p.error), number(p.cosine),
+      `v${version}`, count(p.unseen), number(p.error), number(p.cosine), count(p.canaries), number(p.measured),
       number(p.estimate), number(p.bound), number(p.amplification),
       Object.entries(p.history).filter(([k]) => Number(k) > version).slice(-3)
         .map(([k, error]) => `v${k}: ${number(error)}`).join(", ") || "–",
-    ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
+    ]), { numeric: [1, 2, 3, 4, 5, 6, 7, 8], empty: "There is no past version yet." });
 }
 
 function verdict({ holds, last, limit, failed }) {
