@@ -34,7 +34,6 @@ from evergram.cli import (
 )
 from evergram.cli.app import app
 from evergram.cli.command_line.completion import words_of_bash
-from evergram.cli.command_line.old_names import with_new_names
 from evergram.cli.command_line.words import log_format_of
 from evergram.cli.failures import (
     INTERRUPTED,
@@ -74,9 +73,7 @@ def _exit_code() -> int:
     """Run the command, say what went wrong, and return the exit code."""
     try:
         set_log_format(log_format_of(sys.argv[1:]))
-        arguments, renamed = with_new_names(sys.argv[1:])
-        if renamed and is_first_process():
-            write_line("renamed", renamed, level="warning", before="note: ")
+        arguments = sys.argv[1:]
         refuse_unshared(arguments)
         with warnings_on_stderr(), words_of_bash():
             code: int = app(args=arguments, standalone_mode=False) or 0

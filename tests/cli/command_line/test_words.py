@@ -72,8 +72,6 @@ def test_every_line_of_a_process_is_json(tmp_path: Path) -> None:
     assert [line["event"] for line in lines] == ["warning", "warning", "error"]
     assert "No such command 'lisst'" in str(lines[-1]["message"])
     assert lines[-1]["exit_code"] == 2
-    renamed = lines_of(run_process("--log-format=json", "versions", tmp_path / "x").err)
-    assert [line["event"] for line in renamed] == ["renamed", "error"]
 
 
 def test_an_unknown_format_is_refused(evergram: Command) -> None:

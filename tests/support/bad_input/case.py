@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from evergram.cli.command_line.old_names import RENAMED
-
 # What a file is made of: its bytes, its text in UTF-8, a table, or a function that makes it.
 Content: TypeAlias = bytes | str | pa.Table | Callable[[Path], object]
 
@@ -44,9 +42,8 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """The words of the command line; the tables have short names of commands."""
-        first, *others = shlex.split(self.command)
-        return [*RENAMED.get(first, first).split(), *others]
+        """The words of the command line."""
+        return shlex.split(self.command)
 
 
 def put(content: Content, file: str) -> Callable[[Path], None]:

@@ -19,7 +19,7 @@ def damaged(name: str, file: str, content: bytes | str | None, command: str = ""
         if content is not None:
             put(content, file)(folder)
 
-    return Case(name, command or "export l o.parquet --side object", file, make)
+    return Case(name, command or "vectors export l o.parquet --side object", file, make)
 
 
 def edited(name: str, file: str, edit: Callable[[Any], object], command: str = "") -> Case:
@@ -30,7 +30,7 @@ def edited(name: str, file: str, edit: Callable[[Any], object], command: str = "
         edit(values)
         (folder / file).write_text(json.dumps(values))
 
-    return Case(name, command or "export l o.parquet --side object", file, make)
+    return Case(name, command or "vectors export l o.parquet --side object", file, make)
 
 
 def cut(file: str) -> Callable[[Path], object]:
@@ -44,15 +44,15 @@ def asked(name: str, command: str, names: str, make: Callable[[Path], object] = 
     return Case(name, command, names, make)
 
 
-EXPORT = "export l o.parquet --side object"
+EXPORT = "vectors export l o.parquet --side object"
 MANIFEST, STORED = "l/versions/1/manifest.json", "l/embeddings/1/object.parquet"
 TRANSFORM = "l/versions/1/transform.safetensors"
 
 CASES = [
-    asked("no such lineage", "versions gone", "gone"),
-    asked("an address of no known scheme as lineage", "versions ftp2://host/l", "ftp2"),
+    asked("no such lineage", "lineage list gone", "gone"),
+    asked("an address of no known scheme as lineage", "lineage list ftp2://host/l", "ftp2"),
     asked("a new lineage over one that is there", "train shop.toml --lineage l", "l"),
-    asked("an import over a lineage that is there", "import new.parquet --lineage l", "l"),
+    asked("an import over a lineage that is there", "vectors import new.parquet --lineage l", "l"),
     asked("a new lineage where a file is", "train shop.toml --lineage old.npy", "old.npy"),
     asked(
         "a new lineage among other files",
@@ -62,16 +62,18 @@ CASES = [
     ),
     asked(
         "an import among other files",
-        "import new.parquet --lineage other",
+        "vectors import new.parquet --lineage other",
         "versions",
         put("x", "other/versions/1/mine.txt"),
     ),
     asked(
-        "an alignment in a store's folder", "align old.parquet new.parquet --lineage s", "segments"
+        "an alignment in a store's folder",
+        "vectors align old.parquet new.parquet --lineage s",
+        "segments",
     ),
     asked(
         "no record of a lineage",
-        "export l o.parquet --side object",
+        "vectors export l o.parquet --side object",
         "no lineage.json",
         lambda folder: (folder / "l/lineage.json").unlink(),
     ),
@@ -90,49 +92,62 @@ CASES = [
     edited("a manifest edited by hand", MANIFEST, lambda v: v.update(dim=3)),
     damaged("no manifest", MANIFEST, None),
     damaged("an empty manifest", MANIFEST, b""),
-    damaged("no transform", TRANSFORM, None, "export l o.parquet --side object --as 0"),
-    damaged("another transform", TRANSFORM, b"x" * 500, "export l o.parquet --side object --as 0"),
-    asked("metrics cut in half", "check l", "metrics.json", cut("l/versions/1/metrics.json")),
+    damaged("no transform", TRANSFORM, None, "vectors export l o.parquet --side object --as 0"),
+    damaged(
+        "another transform",
+        TRANSFORM,
+        b"x" * 500,
+        "vectors export l o.parquet --side object --as 0",
+    ),
+    asked(
+        "metrics cut in half", "lineage check l", "metrics.json", cut("l/versions/1/metrics.json")
+    ),
     asked(
         "a canary cut in half",
-        "align 1 old.parquet --lineage l",
+        "vectors align 1 old.parquet --lineage l",
         "canary.parquet",
         cut("l/versions/1/canary.parquet"),
     ),
     asked("a version that is not there", EXPORT + " --as 7", "7"),
     asked("a negative version", EXPORT + " --as -1", "-1"),
-    asked("a side that is not there", "export l o.parquet --side user", "user"),
-    asked("an export to an unknown suffix", "export l o.xlsx --side object", "o.xlsx"),
-    asked("an export over a file that is there", "export l old.npy --side object", "old.npy"),
-    asked("an export over a folder", "export l l --side object", "l"),
+    asked("a side that is not there", "vectors export l o.parquet --side user", "user"),
+    asked("an export to an unknown suffix", "vectors export l o.xlsx --side object", "o.xlsx"),
+    asked(
+        "an export over a file that is there", "vectors export l old.npy --side object", "old.npy"
+    ),
+    asked("an export over a folder", "vectors export l l --side object", "l"),
     asked(
         "an export into a folder that is not there",
-        "export l no/o.parquet --side object",
+        "vectors export l no/o.parquet --side object",
         "no",
     ),
     asked(
         "a shard past the number of shards",
-        "export l o --side object --shards 2 --shard 2/2",
+        "vectors export l o --side object --shards 2 --shard 2/2",
         "Shard 2",
     ),
-    asked("a shard of another number", "export l o --side object --shards 2 --shard 0/3", "0/3"),
+    asked(
+        "a shard of another number",
+        "vectors export l o --side object --shards 2 --shard 0/3",
+        "0/3",
+    ),
     asked(
         "shards into a folder with other files",
-        "export l other --side object --shards 2",
+        "vectors export l other --side object --shards 2",
         "other",
         put("x", "other/readme.txt"),
     ),
-    asked("a label with a blank", "label l 'my label' 0", "my label"),
-    asked("a label on no version", "label l gold 9", "9"),
-    asked("the removal of a label that is not there", "label l gold --remove", "gold"),
-    asked("a label without a version", "label l gold", "version"),
-    asked("a promotion of no version", "promote l 9", "9"),
-    asked("a withdrawal without a reason", "withdraw l", "--reason"),
-    asked("a withdrawal with an empty reason", "withdraw l --reason ''", "reason"),
-    asked("a retirement of a version that a consumer is on", "retire l 0", "0"),
-    asked("a retirement of the newest version", "retire l 1", "1"),
+    asked("a label with a blank", "lineage label l 'my label' 0", "my label"),
+    asked("a label on no version", "lineage label l gold 9", "9"),
+    asked("the removal of a label that is not there", "lineage label l gold --remove", "gold"),
+    asked("a label without a version", "lineage label l gold", "version"),
+    asked("a promotion of no version", "lineage promote l 9", "9"),
+    asked("a withdrawal without a reason", "lineage withdraw l", "--reason"),
+    asked("a withdrawal with an empty reason", "lineage withdraw l --reason ''", "reason"),
+    asked("a retirement of a version that a consumer is on", "lineage retire l 0", "0"),
+    asked("a retirement of the newest version", "lineage retire l 1", "1"),
     asked("an upgrade of a lineage of files", "upgrade shop.toml --lineage l", "l"),
-    asked("an alignment of a trained lineage", "align 2 new.parquet --lineage t", "t"),
+    asked("an alignment of a trained lineage", "vectors align 2 new.parquet --lineage t", "t"),
     asked("an evaluation of a lineage of files", "evaluate l", "l"),
     asked("a diagnosis of a lineage of files", "diagnose l", "l"),
     asked("a diagnosis to no picture", "diagnose t --out o.txt", "o.txt"),
@@ -143,26 +158,26 @@ CASES = [
     ),
     asked("an evaluation as no version", "evaluate t --as 9", "9"),
     asked("an evaluation whose data has gone", "evaluate t --set data.path=gone.csv", "data.path"),
-    asked("a limit of text", "check l --max-error low", "low"),
-    asked("a negative limit", "check l --max-error -1", "-1"),
+    asked("a limit of text", "lineage check l --max-error low", "low"),
+    asked("a negative limit", "lineage check l --max-error -1", "-1"),
     asked(
         "an export of a transform of no form",
-        "export-transform l o --format tensorflow",
+        "vectors export-transform l o --format tensorflow",
         "tensorflow",
     ),
     asked(
         "an export of a transform to no version",
-        "export-transform l o --format onnx --as 9",
+        "vectors export-transform l o --format onnx --as 9",
         "9",
     ),
     asked(
         "an export of a transform over a file",
-        "export-transform l old.npy --format onnx --as 0",
+        "vectors export-transform l old.npy --format onnx --as 0",
         "old.npy",
     ),
     asked(
         "a name in SQL of other letters",
-        "export-transform l o.sql --format duckdb --as 0 --name 'a;b'",
+        "vectors export-transform l o.sql --format duckdb --as 0 --name 'a;b'",
         "a;b",
     ),
 ]

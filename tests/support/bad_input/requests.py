@@ -12,7 +12,7 @@ from tests.support.serving_process import newest_vectors
 
 JSON = "application/json"
 EMBEDDINGS, SEARCH, TRANSFORM, FOLD_IN = (
-    f"/v1/{route}" for route in ("embeddings", "search", "transform", "fold-in")
+    f"/v1/{route}" for route in ("embeddings", "search", "vectors transform", "fold-in")
 )
 
 
@@ -235,7 +235,7 @@ REQUESTS = [
     asked("a path that is not there", "/v1/nothing", 404, "http"),
     asked("a path of files", "/v1/../../etc/passwd", 404, "http"),
     asked("a model that is not there", "/v1/models/other@v0", 404, "unknown_version", "other"),
-    asked("consumers without the right", "/v1/consumers", 403, "forbidden"),
+    asked("consumer list without the right", "/v1/consumers", 403, "forbidden"),
     asked("metrics without the right", "/metrics", 403, "forbidden"),
     asked("a GET of a search", SEARCH, 405, "http"),
     posted("a POST of a list", "/v1/versions", {}, 405, "http"),

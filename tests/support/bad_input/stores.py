@@ -39,7 +39,7 @@ def asked(
 
 def fill(name: str, address: str, names: str = "", *rest: Any) -> Case:
     """Return the case of filling a store at this address."""
-    return asked(name, f"fill l --store 'object={address}'", names or address, *rest)
+    return asked(name, f"store fill l --store 'object={address}'", names or address, *rest)
 
 
 def planned(folder: Path) -> None:
@@ -63,7 +63,7 @@ def spoilt(name: str, file: str, content: bytes | None, command: str) -> Case:
         if content is not None:
             path.write_bytes(content)
 
-    return asked(name, f"backfill {command} l --store object=older", file, make)
+    return asked(name, f"store backfill {command} l --store object=older", file, make)
 
 
 def changed(name: str, file: str, command: str, **values: object) -> Case:
@@ -75,7 +75,7 @@ def changed(name: str, file: str, command: str, **values: object) -> Case:
 
     value = str(next(iter(values.values())))
     names = file if value.startswith("sha256") else value
-    return asked(name, f"backfill {command} l --store object=older", names, make)
+    return asked(name, f"store backfill {command} l --store object=older", names, make)
 
 
 def lance(name: str, make: Callable[[Path], object], names: str, address: str = "e#t") -> Case:
@@ -148,22 +148,26 @@ def refreshing() -> Iterator[None]:
 
 
 OFF = "qdrant:http://127.0.0.1:9#t"
-PLAN = "backfill plan l --store"
+PLAN = "store backfill plan l --store"
 CASES = [
-    asked("no store to fill", "fill l", "--store"),
-    asked("a store to fill without a side", "fill l --store new", "--store"),
-    asked("a side to fill that is not there", "fill l --store user=new", "user"),
-    asked("a side filled twice", "fill l --store object=a --store object=b", "object"),
-    asked("one store for two sides", "fill t --store query=b --store candidate=b", "'candidate'"),
+    asked("no store to fill", "store fill l", "--store"),
+    asked("a store to fill without a side", "store fill l --store new", "--store"),
+    asked("a side to fill that is not there", "store fill l --store user=new", "user"),
+    asked("a side filled twice", "store fill l --store object=a --store object=b", "object"),
     asked(
-        "one of two stores that is off", f"fill t --store query=new --store candidate={OFF}", ":9"
+        "one store for two sides", "store fill t --store query=b --store candidate=b", "'candidate'"
     ),
-    asked("a fill from no lineage", "fill gone --store object=new", "gone"),
+    asked(
+        "one of two stores that is off",
+        f"store fill t --store query=new --store candidate={OFF}",
+        ":9",
+    ),
+    asked("a fill from no lineage", "store fill gone --store object=new", "gone"),
     fill("an unknown kind of store", "redis:host#t", "redis"),
     fill("a store that is a file", "shop.toml"),
     fill("a store in a folder of other files", "o", "", put("x", "o/segments/readme.txt")),
-    asked("a store of another lineage", "fill t --store candidate=s", "s has ids"),
-    asked("a store of another side", "fill t --store query=c", "c", filled_candidates),
+    asked("a store of another lineage", "store fill t --store candidate=s", "s has ids"),
+    asked("a store of another side", "store fill t --store query=c", "c", filled_candidates),
     fill("a store's record that is no JSON", "s", "s/store.json", put("{", "s/store.json")),
     fill("rows of a store that are damaged", "s", "0.arrow", put("x", "s/segments/0.arrow")),
     fill(
@@ -208,15 +212,19 @@ CASES = [
     fill("an SQLite file that is a folder", "sqlite:o#t", "o", put("x", "o/readme.txt")),
     fill("an SQLite file below a file", "sqlite:old.npy/e#t", "old.npy"),
     fill("an SQLite table of another's", "sqlite:e.db#t", "sqlite:e.db#t", foreign_sqlite),
-    asked("a backfill of no store", "backfill plan l", "--store"),
+    asked("a backfill of no store", "store backfill plan l", "--store"),
     asked("a backfill of two stores", f"{PLAN} object=s --store object=older", "one store"),
     asked("a backfill of an unknown side", f"{PLAN} user=s", "user"),
     asked("a backfill of a store that is not there", f"{PLAN} object=gone", "gone"),
-    asked("a backfill of a store of another lineage", "backfill plan t --store candidate=s", "s"),
+    asked(
+        "a backfill of a store of another lineage", "store backfill plan t --store candidate=s", "s"
+    ),
     asked("batches of a backfill of no rows", f"{PLAN} object=s --batch 0", "--batch"),
-    asked("a backfill of half a row", "backfill apply l --store object=s --rows 0.5", "--rows"),
-    asked("a backfill that nobody planned", "backfill apply l --store object=s", "plan"),
-    asked("an unknown word of a backfill", "backfill start l --store object=s", "start"),
+    asked(
+        "a backfill of half a row", "store backfill apply l --store object=s --rows 0.5", "--rows"
+    ),
+    asked("a backfill that nobody planned", "store backfill apply l --store object=s", "plan"),
+    asked("an unknown word of a backfill", "store backfill start l --store object=s", "start"),
     asked(
         "a backfill planned while one is under way", f"{PLAN} object=older", "under way", planned
     ),
@@ -233,7 +241,7 @@ CASES = [
     spoilt("new rows of a backfill whose record is damaged", "source/store.json", b"", "apply"),
     asked(
         "two backfills of a store at once",
-        "backfill apply l --store object=older",
+        "store backfill apply l --store object=older",
         "Another process",
         planned,
         refreshing,

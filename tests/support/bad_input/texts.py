@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from tests.support.bad_input.case import Case, Content, nothing, put
 
-PLAN = "plan-migration old.parquet new.parquet --new-queries new.parquet"
+PLAN = "vectors plan-migration old.parquet new.parquet --new-queries new.parquet"
 LETTERS = "--encoder python:evergram.texts.canaries:letters"
 
 
@@ -17,13 +17,15 @@ def texts(
     options: str = LETTERS,
 ) -> Case:
     """Return the case of encoding a file of this content."""
-    return Case(name, f"encode '{file}' o.parquet {options}", names or file, put(content, file))
+    return Case(
+        name, f"vectors encode '{file}' o.parquet {options}", names or file, put(content, file)
+    )
 
 
 def encoder(name: str, address: str, names: str = "") -> Case:
     """Return the case of an encoder's address."""
     return Case(
-        name, f"encode texts.csv o.parquet --encoder '{address}'", names or address, nothing
+        name, f"vectors encode texts.csv o.parquet --encoder '{address}'", names or address, nothing
     )
 
 
@@ -76,17 +78,21 @@ CASES = [
     ),
     encoder("an endpoint that nobody listens at", "openai:http://127.0.0.1:9/v1#m", "127.0.0.1:9"),
     encoder("a dim that a static model has not", "wordllama:7", "7"),
-    Case("no encoder", "encode texts.csv o.parquet", "--encoder"),
-    Case("a role of another word", f"encode texts.csv o.parquet {LETTERS} --role title", "title"),
-    Case("encoded to an unknown suffix", f"encode texts.csv o.xlsx {LETTERS}", "o.xlsx"),
+    Case("no encoder", "vectors encode texts.csv o.parquet", "--encoder"),
+    Case(
+        "a role of another word",
+        f"vectors encode texts.csv o.parquet {LETTERS} --role title",
+        "title",
+    ),
+    Case("encoded to an unknown suffix", f"vectors encode texts.csv o.xlsx {LETTERS}", "o.xlsx"),
     Case(
         "encoded over a file that is there",
-        f"encode texts.csv old.parquet {LETTERS}",
+        f"vectors encode texts.csv old.parquet {LETTERS}",
         "old.parquet",
     ),
     Case(
         "encoded into a folder that is not there",
-        f"encode texts.csv no/o.parquet {LETTERS}",
+        f"vectors encode texts.csv no/o.parquet {LETTERS}",
         "no",
     ),
     Case(

@@ -51,7 +51,7 @@ def imported(
     names: str = "",
 ) -> Case:
     """Return the case of importing a file of this content."""
-    command = f"import '{file}' --lineage new {options}"
+    command = f"vectors import '{file}' --lineage new {options}"
     return Case(name, command, names or file, put(content, file))
 
 
@@ -63,7 +63,7 @@ def aligned(
     names: str = "",
 ) -> Case:
     """Return the case of aligning the good old file with a new one of this content."""
-    command = f"align old.parquet '{file}' --lineage new {options}"
+    command = f"vectors align old.parquet '{file}' --lineage new {options}"
     return Case(name, command, names or file, put(content, file))
 
 
@@ -166,34 +166,34 @@ CASES = [
     aligned("a limit NaN", vectors(), options="--max-error nan", names="nan"),
     Case(
         "a new version of a lineage that there is not",
-        "align 0 new.parquet --lineage new",
+        "vectors align 0 new.parquet --lineage new",
         "new",
     ),
-    Case("a number of no version as OLD", "align 7 new.parquet --lineage l", "7"),
+    Case("a number of no version as OLD", "vectors align 7 new.parquet --lineage l", "7"),
     Case(
         "a transform of vectors of other dims",
-        "transform bad.parquet --lineage l --as 0 --out o.parquet",
+        "vectors transform bad.parquet --lineage l --as 0 --out o.parquet",
         "bad.parquet",
         put(vectors(V[:, :7]), "bad.parquet"),
     ),
     Case(
         "a transform to no version",
-        "transform new.parquet --lineage l --as 9 --out o.parquet",
+        "vectors transform new.parquet --lineage l --as 9 --out o.parquet",
         "9",
     ),
     Case(
         "a transform to an unknown suffix",
-        "transform new.parquet --lineage l --as 0 --out o.xyz",
+        "vectors transform new.parquet --lineage l --as 0 --out o.xyz",
         "o.xyz",
     ),
     Case(
         "a transform over a file that is there",
-        "transform new.parquet --lineage l --as 0 --out old.parquet",
+        "vectors transform new.parquet --lineage l --as 0 --out old.parquet",
         "old.parquet",
     ),
     Case(
         "a transform into a folder that is there not",
-        "transform new.parquet --lineage l --as 0 --out no/o.parquet",
+        "vectors transform new.parquet --lineage l --as 0 --out no/o.parquet",
         "no",
     ),
 ]
