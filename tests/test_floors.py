@@ -25,6 +25,7 @@ FLOORS = {
     "tracing": 1,
     "log_lines": 1,
     "did_you_mean": 0,
+    "reopening": 0,
     "process_settings": 0,
     "data": 2,
     "vector_files": 2,

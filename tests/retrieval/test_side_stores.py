@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -95,7 +94,7 @@ def test_a_store_that_does_not_open_again_closes_those_that_did(
     canary = filled(lineage)
     stores = SideStores(lineage, {"object": filled(lineage)}, {"object": canary})
     stores._stores["other"] = stores.of()
-    monkeypatch.setattr(sys.modules["evergram.stores.open_store"], "open_store", opening)
+    monkeypatch.setattr(ClosingStore, "open", opening, raising=False)
     with pytest.raises(StoreError, match="too many"), stores.opened_again(lineage):
         raise AssertionError("all were opened")
     assert [store.closed for store in made] == [1, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 from torch import Tensor
@@ -48,6 +48,11 @@ class Lineage(ReadOnlyLineage):
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
         self._changes = CatalogChanges(catalog)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.next_version:
+            return super().__reduce__()
+        return type(self).create, (self.place, self.name)  # nothing is published yet
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:

@@ -53,6 +53,9 @@ class ReadOnlyLineage:
         """Say whether there is a lineage, damaged or not. Raises: LineageError: out of reach."""
         return Catalog.exists(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).open, (self.place,)
+
     def __str__(self) -> str:
         return self.address
 
@@ -76,6 +79,11 @@ class ReadOnlyLineage:
     def address(self) -> str:
         """The folder, or the address that `path` is a mirror of."""
         return self._catalog.address
+
+    @property
+    def place(self) -> str:
+        """The address, independent of the current folder."""
+        return self._catalog.place
 
     @property
     def name(self) -> str:

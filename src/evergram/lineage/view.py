@@ -16,13 +16,14 @@ from torch import Tensor
 import evergram
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform
-from evergram.errors import DataError, ShapeError
+from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.new_queries.fold_in import Missing, fold_in, stored_lookup
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
+from evergram.lineage.version_chain import VersionChain
 from evergram.texts.matryoshka import checked_dims, cut
 from evergram.vector_files.base import EmbeddingFile, first_not_finite
 from evergram.vector_files.provenance import provenance_of
@@ -70,6 +71,9 @@ class View:
     _cuts: tuple[int, ...] = ()
     # Side to SHA-256 of the stored file.
     _hashes: Mapping[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._address, self.version, self.source, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -270,11 +274,20 @@ def view_of(
         chain,
         lambda side: stored_vectors(catalog, side, stored),
         lambda side: stored_embedding_file(catalog, side, stored),
-        catalog.address,
+        catalog.place,
         catalog.reader(stored).query_form,
         catalog.manifest(target).cuts,
         catalog.manifest(stored).embeddings,
     )
+
+
+def _reopened(address: str, version: int, source: int, fingerprint: str) -> View:
+    """Return a view in another process. Raises: LineageError: the lineage is another one now."""
+    catalog = Catalog.open(address)
+    view = view_of(catalog, VersionChain(catalog).whole, version, source)
+    if view.fingerprint != fingerprint:
+        raise LineageError(f"{address} is another lineage than the view was made of; make it anew.")
+    return view
 
 
 def _no_vectors(what: str) -> ShapeError:

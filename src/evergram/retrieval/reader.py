@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists, as_lists
 from evergram.lineage.score_maps import QueryVectors
+from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
 from evergram.retrieval.recommend import recommend
@@ -39,11 +42,12 @@ Version = int | str | None
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
 
 
-class Reader:
+class Reader(Reopened):
     """Reads a lineage's stored embeddings, from one store for each side.
 
     Several threads may share one. Every row is read from the version that it was embedded with, so
-    that a store that is only partly refreshed gives no wrong vector.
+    that a store that is only partly refreshed gives no wrong vector. A process that unpickles a
+    reader, or was forked with one, opens the lineage and the stores anew.
 
     >>> from evergram import Reader
     >>> reader = Reader.open("lineages/films")
@@ -116,6 +120,11 @@ class Reader:
         files.read(opened)
         with opened_stores(opened, stores, progress) as (by_side, canaries):
             return cls(opened, by_side, canaries, encoder=encoder, sidecars=files)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        encoder, sidecars = self._texts.addresses, self._sidecar_files
+        opened = partial(type(self).open, encoder=encoder, sidecars=sidecars)
+        return opened, (self.lineage.place, self._stores.by_side)
 
     def carried(self, lineage: Lineage) -> Reader:
         """Return a reader of the lineage as it is now, on the same stores.

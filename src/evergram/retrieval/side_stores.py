@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
+from evergram.reopening import reopened
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
 from evergram.stores.store import Floats, Store
@@ -46,6 +47,11 @@ class SideStores:
 
     def __str__(self) -> str:
         return ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
+
+    @property
+    def by_side(self) -> BySide:
+        """The store of each side."""
+        return dict(self._stores)
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -98,8 +104,6 @@ class SideStores:
 
         If the `with` block fails, the stores are closed again. See `Reader.carried`.
         """
-        from evergram.stores.open_store import open_store
-
         with ExitStack() as failed:
             if lineage.newest != lineage.production:
                 canaries = canary_stores(lineage)
@@ -112,10 +116,9 @@ class SideStores:
                     # Another process may have removed them, once the stores were refreshed.
                     with suppress(DataError, StoreError):
                         if store.spaces().keys() <= known:
-                            canaries[side] = failed.enter_context(open_store(store.address))
+                            canaries[side] = failed.enter_context(reopened(store))
             stores = {
-                side: failed.enter_context(open_store(store.address))
-                for side, store in self._stores.items()
+                side: failed.enter_context(reopened(store)) for side, store in self._stores.items()
             }
             yield stores, canaries, min(self._settled, lineage.production)
             failed.pop_all()

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.lineage.new_queries.id_lists import Lists, as_lists
+from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.http.answers.errors import RAISED
 from evergram.stores.store import Floats, Hits
@@ -30,7 +32,7 @@ LONGEST_PAUSE = 5.0
 _RETRIED = (502, 503)
 
 
-class Client:
+class Client(Reopened):
     """A service at an address. Several threads may use one.
 
     Every call only reads, so a call that did not arrive, or was answered 502 or 503, is retried.
@@ -81,6 +83,12 @@ class Client:
                 f"{url!r} is not an address such as http://127.0.0.1:8000: {error}."
             ) from error
         self._retries = retries
+        options = {"timeout": timeout, "retries": retries, "transport": transport}
+        self._opened_by: tuple[Any, dict[str, Any]] = (url, token), options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments, options = self._opened_by
+        return partial(type(self), **options), arguments
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"

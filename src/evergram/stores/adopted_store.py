@@ -113,6 +113,15 @@ class AdoptedStore(Store):
         if len(pc.unique(keys)) < len(keys):
             raise IntegrityError(f"{self.address} has an id twice; each row needs its own.")
 
+    def check_id_type(self, now: pa.DataType) -> None:
+        """Raises: StoreError: its owner has given the ids another type since it was opened."""
+        if now != self.id_type:
+            words = {pa.int64(): "whole numbers", pa.string(): "texts"}
+            raise StoreError(
+                f"The ids of {self.address} are {words[now]} now, and were {words[self.id_type]} "
+                "when it was opened; open it again."
+            )
+
     def _verify(self, rows: Rows, checks: Checks) -> None:
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):

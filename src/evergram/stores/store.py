@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.reopening import Reopened
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import (
     ID_TYPES,
@@ -41,7 +42,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Store(StoreView):
+class Store(Reopened, StoreView):
     """Embeddings of one side, searched by inner product within the space of each version. Ids are
     unique: a row written again replaces the one before, whatever its version.
 
@@ -66,6 +67,10 @@ class Store(StoreView):
         """The address independent of the current folder: equal for the same store, and only
         then."""
         return self.address
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind: Any = type(self)
+        return kind.open, (self.place,)
 
     @abstractmethod
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:

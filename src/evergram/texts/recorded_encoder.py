@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,9 @@ class RecordedEncoder(TextEncoder):
         telling = np.flatnonzero(canary_vectors(record).any(axis=1)).tolist()
         self._canaries: list[int] = telling or list(range(len(record.texts)))
         self._turns = count()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecordedEncoder, (self.encoder, self.record)
 
     @cached_property
     def dim(self) -> int:

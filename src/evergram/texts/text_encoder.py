@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from evergram.errors import DataError, EvergramError, ServiceError
+from evergram.reopening import Reopened
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 # What a text is; models such as e5 and nomic put other words before a query than a document.
@@ -50,7 +51,7 @@ class Prompts:
         return self.query if role == "query" else self.document
 
 
-class TextEncoder(ABC):
+class TextEncoder(Reopened, ABC):
     """An encoder of text. Several threads may use one; they take turns.
 
     Args:
@@ -73,6 +74,10 @@ class TextEncoder(ABC):
         self._began: float | None = None
         # Tokenizers and models are seldom made for several threads at once.
         self._turn = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        place = self.address.partition(":")[2]
+        return type(self), (place, self.prompts), {"batch": self.batch, "limit": self.limit}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"

@@ -304,3 +304,29 @@ def test_nothing_was_written(tmp_path: Path) -> None:
         store.fetch([1])
         store.where({"category": "news"}).search(QUERY, 3)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("texts", [[f"0{i}" for i in range(20)], [f"id {i}" for i in range(20)]])
+def test_ids_that_become_texts_while_the_table_is_open(texts: list[str], tmp_path: Path) -> None:
+    table(tmp_path)
+    with open_store(f"lance-table:{tmp_path}#table=mine&v0=e0") as store:
+        assert isinstance(store, AdoptedLanceTable)
+        assert len(store.search(QUERY, 3)[0]) == 3
+        lancedb.connect(tmp_path).create_table(
+            "mine", pa.table({"id": texts, "e0": vectors()}), mode="overwrite"
+        )
+        query = QUERY[0]
+        for read in (
+            lambda: store.search(QUERY, 3),
+            lambda: store.search(QUERY, 3, ids=[1, 2]),
+            lambda: store.nearest_by("l2", 0, query, 3, None),
+            lambda: store.fetch([1, 2]),
+            lambda: list(store.scan()),
+            lambda: store.column_rows(0, None, 3),
+            lambda: store.spaces(),
+            lambda: store.where({"id": 3}),
+        ):
+            with pytest.raises(StoreError, match="are texts now, and were whole numbers"):
+                read()
+    with open_store(store.address) as again:
+        assert len(again.search(QUERY, 3, ids=texts)[0]) == 3

@@ -191,7 +191,7 @@ def test_vectors_of_two_dims_are_refused(server: PostgresServer) -> None:
         server.sql(f"update {table} set e0 = '[1,2]' where id = 2")
         with pytest.raises(IntegrityError, match="differ in dim"):
             store.fetch([2])
-        with pytest.raises((DataError, StoreError), match="dimensions"):
+        with pytest.raises((DataError, StoreError), match=r"dimensions|2 and 6 dims"):
             store.search(QUERY, 3)
     with pytest.raises(StoreError, match="2 and 6 dims"):
         open_store(address_of(table))
@@ -228,3 +228,25 @@ def test_nothing_was_written(server: PostgresServer) -> None:
     assert (
         server.sql("select relname from pg_class where relkind in ('r', 'i') order by 1") == before
     )
+
+
+def test_ids_that_become_texts_while_the_table_is_open(server: PostgresServer) -> None:
+    table = own_table(20)
+    with open_store(address_of(table)) as store:
+        server.sql(f"alter table {table} alter column id type text using '0' || id")
+        for read in (
+            lambda: store.search(QUERY, 3),
+            lambda: store.fetch([1, 2]),
+            lambda: list(store.scan()),
+            lambda: store.spaces(),
+        ):
+            with pytest.raises(StoreError, match="are texts now, and were whole numbers"):
+                read()
+
+
+def test_a_column_of_other_dims_by_now(server: PostgresServer) -> None:
+    table = own_table(20)
+    with open_store(address_of(table)) as store:
+        server.sql(f"alter table {table} alter column e0 type vector(2) using '[1,2]'")
+        assert store.spaces()[0].dim == 2
+        assert store.fetch([1])[0].vectors.tolist() == [[1, 2]]

@@ -106,6 +106,11 @@ class Catalog:
         return str(self.path) if self.remote is None else self.remote.address
 
     @property
+    def place(self) -> str:
+        """The address, independent of the current folder."""
+        return str(self.path.absolute()) if self.remote is None else self.remote.address
+
+    @property
     def name(self) -> str:
         return self.record.name
 

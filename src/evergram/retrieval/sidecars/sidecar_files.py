@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
@@ -52,6 +53,9 @@ class SidecarFiles:
         self._reading = threading.Lock()
         # What was wrong when they were read last, one sentence each.
         self.problems: list[str] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(SidecarFiles, required=self._strict), (self._paths, self._depth)
 
     def stamps(self) -> tuple[tuple[str, Stamp], ...]:
         """Return what tells whether any file has changed, come or gone."""

@@ -60,8 +60,8 @@ class AdoptedLanceTable(AdoptedStore):
             database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
             self._database = database
         self._latest = self._open()
-        types = self._types()
-        self._id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
+        self._id_type: pa.DataType | None = None
+        self._types()
         self._refuse_twice()
         self._compared.append(self._state())
 
@@ -193,6 +193,7 @@ class AdoptedLanceTable(AdoptedStore):
     def _blocks(self, version: int, ids: pa.Array | None, size: int) -> Iterator[Rows]:
         """Yield the rows of a version, of some ids or of all, at most `size` at once."""
         column = self._names.vectors[version]
+        self._types()
         with errors_as_store_errors(self.address):
             for among in self._among(ids):
                 query = self._query(self._own(version) + among, [column])
@@ -237,11 +238,15 @@ class AdoptedLanceTable(AdoptedStore):
 
     def _types(self) -> dict[str, pa.DataType]:
         """Return the columns' types. Raises: StoreError: a column is not there, or of a type that
-        it may not have."""
+        it may not have, or ids are of another type than before."""
         with errors_as_store_errors(self.address):
             schema = self._table().schema
         types = dict(zip(schema.names, schema.types, strict=True))
         check_columns(types, self._id, self._names, self.address)
+        id_type = ID_TYPES["int64" if pa.types.is_integer(types[self._id]) else "string"]
+        if self._id_type is None:
+            self._id_type = id_type
+        self.check_id_type(id_type)
         return types
 
     def _table(self) -> Any:

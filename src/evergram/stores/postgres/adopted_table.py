@@ -48,7 +48,8 @@ class AdoptedTable(AdoptedStore):
         self._facts: TableFacts | None = None
         self._filter: tuple[Composable, list[Any]] | None = None
         facts = self._connections.run(lambda c: read_facts(c, address))
-        self._id_type, self._sent = ID_TYPES[facts.id_type], facts.sent
+        self._id_type = ID_TYPES[facts.id_type]
+        self._sent = facts.sent
         self._dims = {version: self._dim(version, facts) for version in address.vectors}
         if not facts.unique:
             self._refuse_twice()
@@ -59,9 +60,16 @@ class AdoptedTable(AdoptedStore):
         read = read_table_address(address)
         if create is not None:
             raise read_only(read.shown)
-        connections = ConnectionPool(read.params, read.shown, _prepare)
+        return cls._of(read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._of, (self._at,)
+
+    @classmethod
+    def _of(cls, at: TableAddress) -> Self:
+        connections = ConnectionPool(at.params, at.shown, _prepare)
         try:
-            return cls(connections, read)
+            return cls(connections, at)
         except BaseException:
             connections.close()
             raise
@@ -82,7 +90,8 @@ class AdoptedTable(AdoptedStore):
             view._connections = OneConnection(connection)
             try:
                 connection.execute(begin)
-                view._facts = read_facts(connection, self._at)
+                view._facts = view._now()
+                view._sent = view._facts.sent
                 return work(view)
             finally:
                 if not connection.closed:
@@ -91,16 +100,16 @@ class AdoptedTable(AdoptedStore):
         return self._connections.run(at_one_moment)
 
     def where(self, conditions: Filter) -> Self:
-        facts = self._facts or self._connections.run(lambda c: read_facts(c, self._at))
         view = copy(self)
-        view._filter = sql_of(conditions, facts.types, self._at.filters)
+        view._filter = sql_of(conditions, self._now().types, self._at.filters)
         return view
 
     def spaces(self) -> dict[int, Space]:
-        # Of no view: whether its columns are still there.
-        facts = self._facts or self._connections.run(lambda c: read_facts(c, self._at))
+        facts = self._now()
         for version, dim in self._dims.items():
-            self._dims[version] = self._dim(version, facts) if dim is None else dim
+            # Only a column that does not say its dim is read for it, once.
+            said = facts.dims[version] or dim
+            self._dims[version] = self._dim(version, facts) if said is None else said
         return {version: Space(version, dim, "") for version, dim in self._dims.items() if dim}
 
     def filled(self) -> dict[int, Space]:
@@ -200,6 +209,14 @@ class AdoptedTable(AdoptedStore):
                 return
             last = cells[-1][0]
 
+    def _now(self) -> TableFacts:
+        """Return the table's columns as they are. Raises: StoreError: they are others by now."""
+        if self._facts is not None:
+            return self._facts
+        facts = self._connections.run(lambda c: read_facts(c, self._at))
+        self.check_id_type(ID_TYPES[facts.id_type])
+        return facts
+
     @property
     def _sql(self) -> dict[str, Composable]:
         id_column = name_of(self._at.id)
@@ -251,9 +268,10 @@ class AdoptedTable(AdoptedStore):
         keys, raw = zip(*cells, strict=True) if cells else ((), ())
         dim = self._dims[version] or 0
         if any(len(one) != 4 * dim + 4 for one in raw):
+            self._dims[version] = None  # Looked up again by the next call.
             raise IntegrityError(
                 f"Vectors of the column {self._at.vectors[version]!r} of {self.address} differ in "
-                f"dim; the first has {dim}."
+                f"dim; those of before had {dim}."
             )
         ids = pa.array(keys, self._id_type)
         self.refuse_twice_in(ids)

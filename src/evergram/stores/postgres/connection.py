@@ -114,7 +114,7 @@ class ConnectionPool:
         self, params: dict[str, str], shown: str, prepare: Callable[[Connection], Any]
     ) -> None:
         self.shown = shown
-        self._params = {**DEFAULTS, **params}
+        self.params = params
         self._prepare = prepare
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class ConnectionPool:
         try:
             # Statements are not prepared: poolers between us and the server may not keep them.
             connection = psycopg.connect(
-                **self._params,  # type: ignore[arg-type]
+                **{**DEFAULTS, **self.params},  # type: ignore[arg-type]
                 autocommit=True,
                 prepare_threshold=None,
             )

@@ -83,7 +83,14 @@ class PgvectorStore(Store):
     @classmethod
     def open(cls, address: str, create: str | None = None) -> Self:
         """See `open_store`."""
-        params, name = read_address(address)
+        return cls._of(*read_address(address), create)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert isinstance(self._connections, ConnectionPool)
+        return type(self)._of, (self._connections.params, self._name)
+
+    @classmethod
+    def _of(cls, params: dict[str, str], name: str, create: str | None = None) -> Self:
         shown = show_address(params, name)
         connections = ConnectionPool(params, shown, prepare)
         try:

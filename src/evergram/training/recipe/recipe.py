@@ -67,6 +67,10 @@ class Recipe(RecipeTable):
     upgrade: UpgradeRecipe
     compare: CompareRecipe = CompareRecipe()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made of the tables of kinds, and has no place to be imported from.
+        return Recipe._checked, (self.model_dump(), "The recipe")
+
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
 
