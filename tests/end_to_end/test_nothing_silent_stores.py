@@ -5,7 +5,6 @@ These are the promises 3, 8 and 17.
 
 from __future__ import annotations
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import httpx
 import pyarrow as pa
 import pytest
 from tests.support.command import Command
-from tests.support.golden import GOLDEN
 from tests.support.lineages import lineage_of, publish, vectors_of
 from tests.support.postgres_server import postgres
 from tests.support.serving_thread import no_address_listened_on, serving_in_thread
@@ -83,24 +81,6 @@ def test_3_a_service_does_not_begin_with_the_other_side(
         assert "is given for side 'candidate' and for side 'query'" in evergram.refused(
             "serve", trained_lineage, "--store", f"candidate={films}", "--store", f"query={films}"
         )
-
-
-@pytest.mark.parametrize("store", ["{}/snapshot", "lance:{}/lance#films"])
-def test_3_a_store_without_a_side_is_of_the_side_that_its_rows_prove(
-    trained_lineage: Path, tmp_path: Path, evergram: Command, store: str
-) -> None:
-    """Filled with candidates by an Evergram whose stores had no side."""
-    shutil.copytree(GOLDEN / "stores-1", tmp_path / "old")
-    address = store.format(tmp_path / "old")
-    before = rows_of(address)
-    assert "cannot be used for side 'query': its rows are of 'candidate'" in evergram.refused(
-        "store", "fill", trained_lineage, "--store", f"query={address}"
-    )
-    assert rows_of(address) == before
-    assert evergram("store", "fill", trained_lineage, "--store", f"candidate={address}").code == 0
-    assert "is the store of side 'candidate'" in evergram.refused(
-        "store", "fill", trained_lineage, "--store", f"query={address}"
-    )
 
 
 def test_8_every_store_that_is_given_is_filled(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from evergram.compatibility.sidecar.packed_bits import pack
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.compatibility.sidecar.sidecar_file import (
     KEY,
@@ -65,14 +62,12 @@ def test_ids_that_run_together_are_other_ids(tmp_path: Path) -> None:
 def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     sidecar, codes, _ = written(path)
-    record = {"format_version": 3, "missing": 0.1, "power": 1.0, "ids": "x", "content": "y"}
+    record = {"format_version": 1, "missing": 0.1, "power": 1.0, "ids": "x", "content": "y"}
     record |= {"memory": 5}
     tensors = load_file(path)
     for changed, message in (
-        (record | {"format_version": 4}, "format version 4.* reads 1 to 3"),
-        ({"format_version": 3}, "cannot be read as a sidecar"),
-        # Another format's record on these tensors.
-        (record | {"format_version": 1, "left": 0.1}, "cannot be read as a sidecar"),
+        (record | {"format_version": 4}, "format version 4.* reads 1"),
+        ({"format_version": 1}, "cannot be read as a sidecar"),
     ):
         save_file(tensors, path, {KEY: json.dumps(changed)})
         with pytest.raises(DataError, match=message):
@@ -105,56 +100,3 @@ def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
         write_sidecar(path, sidecar, codes, IDS[:-1])
     with pytest.raises(DataError, match="cannot be written"):
         write_sidecar(tmp_path / "none" / "s", sidecar, codes, IDS)
-
-
-def test_a_file_of_format_2_reads_as_it_did(tmp_path: Path) -> None:
-    # Each coordinate was rounded alone: the levels of b bits are 2^b, and begin at 2^b − 2.
-    path = tmp_path / "s.safetensors"
-    draw = torch.Generator().manual_seed(2)
-    weight, levels = torch.eye(3, dtype=torch.float64), torch.arange(510.0, dtype=torch.float64)
-    scales, bits = torch.tensor([2.0, 1.0, 0.5]).double(), torch.tensor([4, 3, 1])
-    codes = torch.stack([torch.randint(2**b, (30,), generator=draw) for b in bits.tolist()], 1)
-    packed = torch.from_numpy(pack(codes.to(torch.uint8).numpy(), bits.numpy()))
-    tensors = {"weight": weight, "basis": weight.flip(0).contiguous(), "scales": scales}
-    tensors |= {"levels": levels, "bits": bits.to(torch.uint8), "codes": packed}
-    written(path)
-    with safe_open(path, framework="pt") as file:
-        ids = json.loads(file.metadata()[KEY])["ids"]
-    record = {"format_version": 2, "missing": 0.5, "power": 2.0, "ids": ids}
-    record |= {"content": content_digest(tensors)}
-    save_file(tensors, path, {KEY: json.dumps(record)})
-    sidecar, read = read_sidecar(path, IDS)
-    new = torch.randn(30, 3, generator=draw, dtype=torch.float64)
-    expected = new + ((2**bits - 2 + codes) * scales).flip(1)
-    torch.testing.assert_close(sidecar.read(new, read), expected, rtol=0, atol=1e-12)
-    assert sidecar.relative_error == 0.5
-    # Written again, it is of the present format, and the same.
-    assert torch.equal(sidecar.encode(new, expected), packed)
-    write_sidecar(path, sidecar, read, IDS)
-    again, same = read_sidecar(path, IDS)
-    assert torch.equal(again.read(new, same), sidecar.read(new, read))
-
-
-def test_a_file_of_format_1_reads_as_it_did(tmp_path: Path) -> None:
-    # Its codes were int8, a coordinate each, with steps of `scales`.
-    path = tmp_path / "s.safetensors"
-    draw = torch.Generator().manual_seed(1)
-    weight = torch.randn(3, 5, generator=draw, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.randn(3, 2, generator=draw, dtype=torch.float64))[0]
-    scales = torch.tensor([0.02, 0.0], dtype=torch.float64)
-    codes = torch.tensor([[-127, 0], [0, 0], [127, 0]], dtype=torch.int8)
-    tensors = {"weight": weight, "basis": basis.contiguous(), "scales": scales, "codes": codes}
-    ids = hashlib.sha256(b"".join(len(i).to_bytes(8, "big") + i for i in (b"a", b"b", b"c")))
-    record = {"format_version": 1, "left": 0.25, "power": 1.0, "ids": ids.hexdigest()}
-    save_file(tensors, path, {KEY: json.dumps(record)})
-    sidecar, read = read_sidecar(path, ["a", "b", "c"])
-    new = torch.randn(3, 5, generator=draw, dtype=torch.float64)
-    expected = new @ weight.T + (codes * scales) @ basis.T
-    torch.testing.assert_close(sidecar.read(new, read), expected, rtol=0, atol=1e-12)
-    assert sidecar.relative_error == pytest.approx((0.25 + 0.02**2 / 12) ** 0.5)
-    # Objects are encoded by the steps that it has.
-    old = new @ weight.T + 0.1 * basis[:, 0]
-    assert sidecar.encode(new, old)[:, 0].tolist() == [133, 133, 133]
-    write_sidecar(path, sidecar, read, ["a", "b", "c"])
-    again, same = read_sidecar(path, ["a", "b", "c"])
-    assert torch.equal(again.read(new, same), sidecar.read(new, read))

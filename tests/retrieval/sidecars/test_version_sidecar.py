@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from tests.retrieval.sidecars.conftest import Made
 from tests.support.embedding_files import file_of, randn
 
-from evergram.compatibility.sidecar.packed_bits import unpack
 from evergram.compatibility.sidecar.sidecar_file import content_digest
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
@@ -66,25 +65,6 @@ def test_ids_of_any_letters_are_kept(tmp_path: Path) -> None:
     align(files[0], files[1], lineage, AlignSettings("affine"), max_error=float("inf"))
     make_sidecar(lineage, files[0], size=2).save(tmp_path / "s")
     assert VersionSidecar.open(tmp_path / "s").ids.equals(ids)
-
-
-def test_a_file_of_format_1_is_read_coordinate_by_coordinate(made: Made, tmp_path: Path) -> None:
-    tensors, path = load_file(made.sidecars[2]), tmp_path / "s"
-    with safe_open(made.sidecars[2], "pt") as file:
-        record = json.loads(file.metadata()[KEY])
-    # 2^b levels of b bits, which begin at 2^b − 2.
-    tensors["levels"] = torch.linspace(-2, 2, 510, dtype=torch.float64)
-    del record["memory"]
-    record |= {"format_version": 1, "content": content_digest(tensors)}
-    save_file(tensors, path, {KEY: json.dumps(record)})
-    opened = VersionSidecar.open(path)
-    bits = tensors["bits"].long()
-    codes = torch.from_numpy(unpack(tensors["codes"].numpy(), bits.numpy())).long()
-    new = made.vectors[2].double()
-    worth = tensors["levels"][2**bits - 2 + codes] * tensors["scales"]
-    expected = opened.sidecar.way_back(new) + worth @ tensors["basis"].T
-    read = opened.read(np.arange(len(new)), new.numpy())
-    np.testing.assert_allclose(read, expected.numpy(), rtol=0, atol=1e-12)
 
 
 def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:

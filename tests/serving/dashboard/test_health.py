@@ -20,8 +20,15 @@ from evergram.serving.dashboard.schemas import (
 )
 
 PAST = PastFacts(
-    unseen=20, error=0.1, cosine=0.9, canaries=20, measured=0.1, estimate=0.1, bound=0.2,
-    amplification=1.0, history={},
+    unseen=20,
+    error=0.1,
+    cosine=0.9,
+    canaries=20,
+    measured=0.1,
+    estimate=0.1,
+    bound=0.2,
+    amplification=1.0,
+    history={},
 )
 VERSION = VersionFacts(
     version=0, name="films@v0", created="2026-02-01", dim=8, encoder="file", fingerprint="a",

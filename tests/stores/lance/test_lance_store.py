@@ -151,7 +151,7 @@ def test_a_later_format_and_a_damaged_file_are_errors(store: LanceStore, tmp_pat
     store.upsert(rows(range(5)))
     meta = tmp_path / "lance/emb.json"
     text = meta.read_text()
-    meta.write_text(text.replace('"format_version": 2', '"format_version": 9'))
+    meta.write_text(text.replace('"format_version": 1', '"format_version": 9'))
     with pytest.raises(FormatError, match="format 9"):
         open_store(store.address)
     meta.write_text(text[:-5])

@@ -3,7 +3,6 @@ searched without them."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.support.snapshot_rows import files
 
 from evergram.errors import DataError, IntegrityError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.snapshot import faiss_codes, snapshot_record
+from evergram.stores.snapshot import faiss_codes
 from evergram.stores.snapshot.faiss_codes import Neighbours, _reranked
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
@@ -295,20 +294,3 @@ def test_an_old_faiss_has_no_binary_codes(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match=r"binary codes needs faiss 1\.11 or later"):
         store.build_index(CODED[2])
     store.close()
-
-
-def test_a_record_of_format_2_has_indexes_of_whole_vectors(tmp_path: Path) -> None:
-    vectors, queries = planted(ROWS, DIM)
-    store = filled(tmp_path / "store", vectors)
-    store.build_index()
-    truth = [hits.ids.to_pylist() for hits in store.search({0: queries}, 10)]
-    store.close()
-    path = tmp_path / "store" / "store.json"
-    body = json.loads(path.read_text())["store"]
-    index = body["segments"][0]["index"]
-    assert [index.pop(name) for name in ("codes", "oversample")] == ["float32", 1]
-    body["format_version"] = 2
-    path.write_text(json.dumps({"sha256": snapshot_record._digest(body), "store": body}))
-    with SnapshotStore.open(str(tmp_path / "store")) as old:
-        assert [hits.ids.to_pylist() for hits in old.search({0: queries}, 10)] == truth
-        assert index_of(old).record.index_codes == FLOAT32

@@ -3,8 +3,7 @@
 Tensors: `weight`, `offset` (if there is one), `basis`, `scales`, `levels` (float64); `bits`,
 `codes` (uint8). The only key of the metadata, `KEY`, is JSON: `format_version`, `missing`, `power`,
 `memory`, `content` (the SHA-256 of the tensors) and `ids`: that of the ids in the order of the
-codes, since codes beside other vectors would read as nonsense. Files of format 2, whose coordinates
-are rounded alone, and of format 1, whose codes are int8 with steps of one size, are read, too.
+codes, since codes beside other vectors would read as nonsense.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.normal_levels import MOST_BITS
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.trellis import LEVELS, TAPS, levels_alone
+from evergram.compatibility.sidecar.trellis import LEVELS, TAPS
 from evergram.errors import DataError, IntegrityError
 from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.sidecar"
-FORMAT_VERSION = 3
-# Of files whose coordinates are rounded alone: those of b bits begin at 2^b − 2.
-LEVELS_BEFORE = 2 ** (MOST_BITS + 1) - 2
+FORMAT_VERSION = 1
 
 
 def write_sidecar(
@@ -83,14 +80,10 @@ def read_sidecar(path: Path, ids: Sequence[int | str]) -> tuple[Sidecar, Tensor]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata[KEY])
-        if record["format_version"] == 1:  # which has no digest of its content
-            record, tensors = _of_format_1(record, tensors)
-            record["content"] = content_digest(tensors)
-        if record["format_version"] not in (2, FORMAT_VERSION):
+        if record["format_version"] != FORMAT_VERSION:
             raise DataError(
                 f"{path} has the format version {record['format_version']}, and this Evergram "
-                f"reads 1 to {FORMAT_VERSION}; read it with the Evergram that wrote it, or a "
-                "later one."
+                f"reads {FORMAT_VERSION}; read it with the Evergram that wrote it."
             )
         digest, codes = record["ids"], tensors["codes"]
         sidecar = sidecar_of(tensors, codes, record)
@@ -138,24 +131,19 @@ def sidecar_of(
     """Return the sidecar of a file's tensors; None if these and the codes do not fit together.
 
     Args:
-        record: `missing`, `power`, and `memory`, which a file of before has not.
+        record: `missing`, `power` and `memory`.
     Raises: KeyError: a tensor, or a part of the record, is not there.
     """
-    levels, memory = tensors["levels"], 0
-    if levels.shape == (LEVELS_BEFORE,):
-        levels = torch.cat([levels.new_zeros(LEVELS), levels_alone(levels)])
-    else:
-        memory = int(record["memory"])
     sidecar = Sidecar(
         tensors["weight"],
         tensors.get("offset"),
         tensors["basis"],
         tensors["scales"],
         tensors["bits"].long(),
-        levels,
+        tensors["levels"],
         float(record["missing"]),
         float(record["power"]),
-        memory,
+        int(record["memory"]),
     )
     offset = sidecar.offset
     fits = (
@@ -171,26 +159,6 @@ def sidecar_of(
         and all(bool(t.isfinite().all()) for t in sidecar_tensors(sidecar).values())
     )
     return sidecar if fits else None
-
-
-def _of_format_1(
-    record: dict[str, Any], tensors: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the parts of a file of format 1 as format 2 has them: every code has eight bits, whose
-    levels are the whole numbers from -128 on."""
-    levels = torch.zeros(LEVELS_BEFORE, dtype=torch.float64)
-    levels[2**MOST_BITS - 2 :] = torch.arange(-128, 128)
-    scales, codes = tensors["scales"], tensors["codes"]
-    if codes.dtype != torch.int8:
-        raise ValueError("format 1 has codes of int8")
-    rounding = float(scales.square().sum()) / 12
-    parts = tensors | {
-        "levels": levels,
-        "bits": torch.full(scales.shape, MOST_BITS, dtype=torch.uint8),
-        "codes": (codes.int() + 128).to(torch.uint8),
-    }
-    missing = float(record["left"]) + rounding
-    return record | {"format_version": 2, "missing": missing}, parts
 
 
 def _digest(ids: Sequence[int | str]) -> str:

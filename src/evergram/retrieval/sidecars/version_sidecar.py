@@ -31,7 +31,7 @@ from evergram.stores.store import Floats
 from evergram.system_errors import reason_and_remedy
 
 KEY = "evergram.version_sidecar"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,10 @@ class VersionSidecar:
             tensors = load(content)  # checks the header, too
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             record = json.loads(header["__metadata__"][KEY])
-            if record["format_version"] not in (1, FORMAT_VERSION):
+            if record["format_version"] != FORMAT_VERSION:
                 raise DataError(
                     f"{path} has the format version {record['format_version']}, and this Evergram "
-                    f"reads 1 and {FORMAT_VERSION}; read it with a later Evergram."
+                    f"reads {FORMAT_VERSION}; read it with a later Evergram."
                 )
             codes = tensors["codes"]
             sidecar = sidecar_of(tensors, codes, record)

@@ -17,9 +17,7 @@ from evergram.errors import DataError, EvergramError, FormatError, StoreError
 from evergram.stores.store import ID_TYPES, Space
 from evergram.system_errors import reason_and_remedy
 
-# Format 2 adds the side; a store of format 1 has none until it is filled.
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 1
 WAIT = 60.0  # seconds, for another process that writes
 
 
@@ -100,13 +98,13 @@ def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
     file = record_file(folder, name)
     try:
         raw = json.loads(file.read_text())
-        if raw["format_version"] not in READABLE:
+        if raw["format_version"] != FORMAT:
             raise FormatError(
-                f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
-                f"{READABLE[-1]}: use a later Evergram."
+                f"{shown} has format {raw['format_version']}; this Evergram reads {FORMAT}: use a "
+                "later Evergram."
             )
         spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
-        kind, side = raw["id_type"], raw.get("side")
+        kind, side = raw["id_type"], raw["side"]
         if kind not in ID_TYPES:
             raise ValueError(f"id_type is {kind!r}")
     except (ValueError, LookupError, TypeError, AttributeError) as error:

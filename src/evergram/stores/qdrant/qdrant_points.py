@@ -15,9 +15,7 @@ T = TypeVar("T")
 # Every point's id is made with it, so it never changes.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 
-# Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ def record_of(payloads: Mapping[Any, Any], shown: str) -> QdrantRecord:
     """
     try:
         head = payloads[0]
-        if head["format_version"] not in READABLE:
+        if head["format_version"] != FORMAT:
             raise FormatError(
-                f"{shown} has format {head['format_version']}; this Evergram reads {READABLE[0]} "
-                f"to {READABLE[-1]}: use a later Evergram."
+                f"{shown} has format {head['format_version']}; this Evergram reads {FORMAT}: use a "
+                "later Evergram."
             )
         spaces = {one["version"]: Space(**one) for key, one in payloads.items() if key != 0}
         oversample = {int(v): int(n) for v, n in (head.get("oversample") or {}).items()}

@@ -15,10 +15,7 @@ from evergram.errors import FormatError, IntegrityError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.store import Space
 
-# Format 2 adds the side; a store of format 1 has none until it is filled. Format 3 adds the codes
-# of indexes, which were of whole vectors.
-FORMAT_VERSION = 3
-READABLE = (1, 2, 3)
+FORMAT_VERSION = 1
 NAME = "store.json"
 
 
@@ -131,10 +128,10 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
             f"{path} is damaged (its checksum differs); restore the store from a copy, or fill it "
             "again."
         )
-    if body["format_version"] not in READABLE:
+    if body["format_version"] != FORMAT_VERSION:
         raise FormatError(
             f"{path} has format_version {body['format_version']}; this Evergram reads "
-            f"{READABLE[0]} to {READABLE[-1]}; use a later Evergram."
+            f"{FORMAT_VERSION}; use a later Evergram."
         )
     record = SnapshotRecord(
         body["id_type"],
@@ -142,7 +139,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
         body["next_number"],
         tuple(Space(**space) for space in body["spaces"]),
         tuple(_segment(segment) for segment in body["segments"]),
-        body.get("side"),
+        body["side"],
     )
     return _names_stay(record, path)
 
