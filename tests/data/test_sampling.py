@@ -87,6 +87,16 @@ def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, 
         torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_entities_that_are_never_a_query_take_no_chance_of_being_drawn() -> None:
+    """Where both sides share their ids, some entities are candidates alone."""
+    table = pa.table({"query": [0, 0, 1], "candidate": [1, 2, 3]})
+    data = Corpus.from_tables(table, shared_ids=True)
+    sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=1, seed=0)
+    assert data.counts("query").tolist() == [2, 1, 0, 0]
+    rate = sampler.rates["candidate"]
+    torch.testing.assert_close(rate, torch.tensor([0, 0.25, 0.25, 0.5], dtype=torch.float64))
+
+
 def test_query_uniform_positives_are_drawn_as_they_say() -> None:
     data = corpus([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
     sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=12, seed=0)

@@ -76,3 +76,15 @@ def test_batches_of_zeros_leave_it_finite() -> None:
     for rows in (ones, zeros, zeros, ones):
         estimator.update(EntityBatch(torch.arange(3), torch.ones(3), rows, rows[:, :0]))
         assert bool(torch.isfinite(estimator.gramian()).all())
+
+
+def test_the_rate_that_is_shown_is_that_of_the_estimate() -> None:
+    draw = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(N, DIM, generator=draw)
+    adaptive = AdaptiveSOGram(DIM)
+    fixed = {rate: SOGram(DIM, 0, rate) for rate in RATES}
+    for _ in range(50):
+        rows = batch(embeddings, draw)
+        for estimator in (adaptive, *fixed.values()):
+            estimator.update(rows)
+    torch.testing.assert_close(adaptive.gramian(), fixed[adaptive.rate].gramian())

@@ -175,3 +175,15 @@ def test_the_noise_of_a_batch_is_estimated_from_that_batch(pairs: bool) -> None:
     every = torch.stack(moments)
     variance = float((every - every.mean(0)).square().sum((1, 2)).mean())
     assert sum(estimates) / len(estimates) == pytest.approx(variance, rel=0.05)
+
+
+def test_the_moment_of_a_batch_that_is_shared_unequally_is_the_whole_ones() -> None:
+    draw = torch.Generator().manual_seed(0)
+    u, weights = torch.randn(10, 3, generator=draw).double(), torch.rand(10, generator=draw)
+    ids, none = torch.arange(10), u[:, :0]
+    whole = batch_moment(EntityBatch(ids, weights, u, none))
+    part = slice(0, 3), slice(3, 10)
+    first, second = (
+        batch_moment(EntityBatch(ids[s], weights[s], u[s], none[s], whole_size=10)) for s in part
+    )
+    torch.testing.assert_close(first + second, whole)
