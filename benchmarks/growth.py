@@ -45,7 +45,7 @@ class Growth:
 
 
 def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
-    """Measure `begin`, `update`, `moment` and the penalty with its gradient.
+    """Measure `begin`, `update`, `after_step`, `moment` and the penalty with its gradient.
 
     Entities are drawn uniformly, the same number on both sides. Embeddings are random numbers, made
     outside of the measured time, because no encoder is measured.
@@ -113,6 +113,7 @@ class _Part:
             penalty.backward()  # type: ignore[no-untyped-call]
             for side, rows in zip(self.sides, batch, strict=True):
                 side.update(rows)
+                side.after_step(rows)
         return (time.perf_counter() - started) / STEPS
 
     def _rows(self, before: Tensor | None) -> EntityBatch:

@@ -34,8 +34,8 @@ VARIANTS = {
     "SOGram, independent batch": ["gramian.batch=independent"],
     "storm, previous batch": ["gramian.kind=storm"],
     "storm, independent batch": ["gramian.kind=storm", "gramian.batch=independent"],
-    "SAGram 1/n, previous batch": ["gramian.kind=sagram"],
-    "SAGram 1, previous batch": ["gramian.kind=sagram", "gramian.beta='1'"],
+    "SAGram 1/n": ["gramian.kind=sagram"],
+    "SAGram 1": ["gramian.kind=sagram", "gramian.beta='1'"],
     "exact": ["gramian.kind=exact"],
 }
 # The penalty alone, and with the preconditioner as recipes have it unless told otherwise.

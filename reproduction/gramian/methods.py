@@ -57,7 +57,7 @@ def sogram(rate: float, sampler: str = "linear", **more: Any) -> Table:
 
 def sagram(beta: str, sampler: str = "linear", **more: Any) -> Table:
     """Return SAGram with β "1" or "1/n" ([G2] Algorithm 1)."""
-    return {"kind": "sagram", "beta": beta, "batch": "independent", "sampler": sampler, **more}
+    return {"kind": "sagram", "beta": beta, "sampler": sampler, **more}
 
 
 def in_recipe(gramian: Mapping[str, Any]) -> Table:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.penalty_loops import called
 
 PAGE = (Path(__file__).parents[2] / "docs" / "penalty.md").read_text()
 
 
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, cached, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     loop = first.split("penalty = ")[1].split("print")[0]
     assert len(loop.splitlines()) <= 10, "the page promises ten lines"
     torch.manual_seed(0)
@@ -23,12 +24,18 @@ def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None
         "users": torch.nn.Embedding(100, 32),
         "items": torch.nn.Embedding(50, 32),
         "batches": pairs * 8,
+        "other_batches": pairs[50:] * 16,
         "micro_batches": pairs[:4],
     }
     exec(compile(first, "penalty.md", "exec"), space)
     errors = re.fullmatch(r"GramianErrors\(query=(.*), candidate=(.*)\)\n", capsys.readouterr().out)
     assert errors is not None
     assert all(float(error) < 0.1 for error in errors.groups())
+    of_averages = space["penalty"]
+    exec(compile(cached, "penalty.md", "exec"), space)
+    small = space["penalty"].gramian_error(space["users"].weight, space["items"].weight)
+    assert max(small) < 0.01  # Adam moves rows that are not in a batch, too
+    space["penalty"] = of_averages
     before = space["penalty"].query_gramian
     exec(compile(second, "penalty.md", "exec"), space)
     assert not torch.equal(space["penalty"].query_gramian, before)
@@ -59,7 +66,7 @@ def test_the_page_evaluates_every_entity() -> None:
     users, items = torch.nn.Embedding(30, 4), torch.nn.Embedding(9, 4)
     penalty = GramianPenalty(4, "sagram")
     a, b = torch.arange(30) ** 2 % 30, torch.arange(30) % 3
-    penalty(users(a), items(b), query_ids=a, candidate_ids=b)
+    called(penalty, users(a), items(b), a, b)
     seen = sorted({*a.tolist()})
     space = {"penalty": penalty, "users": users, "items": items, "n": 30, "m": 9, "torch": torch}
     with torch.no_grad():

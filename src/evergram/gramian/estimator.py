@@ -131,7 +131,8 @@ class GramianEstimator(HostBuffers, ABC):
     for independence, and without it observed pairs repel each other. Two orders keep to it. Either
     `begin`, the gradient with `moment()`, the optimiser, and `update` with the gradient's batch,
     which is then part of the next step's estimate (`GramianPenalty`, and `Step` by default). Or
-    `update` with a batch drawn apart, and then the gradient (the papers). All state is in buffers.
+    `update` with a batch drawn apart, and then the gradient (the papers); an estimator with
+    `wants_after` takes this order alone, and `after_step` ends it. All state is in buffers.
 
     Source: docs/method.md, "Which batch".
 
@@ -142,6 +143,8 @@ class GramianEstimator(HostBuffers, ABC):
 
     # True if `update` reads `EntityBatch.before`.
     wants_before = False
+    # True if `after_step` reads what a step has moved.
+    wants_after = False
     # True if the estimate covers every entity as it is in this step.
     exact = False
 
@@ -157,6 +160,10 @@ class GramianEstimator(HostBuffers, ABC):
     @abstractmethod
     def update(self, rows: EntityBatch) -> None:
         """Learn from a batch."""
+
+    def after_step(self, rows: EntityBatch) -> None:
+        """Learn the embeddings of the gradient's batch at the new parameters; weights and `before`
+        are not read."""
 
     def moment(self) -> Moment:
         """Return the estimate, detached; it is never modified in place afterwards."""

@@ -31,6 +31,8 @@ class EstimatorSettings(KindSettings):
     learns_from_batches: ClassVar[bool] = True
     # True of an estimator that must know a step's entities one step before, see `EntityBatch`.
     wants_before: ClassVar[bool] = False
+    # True of an estimator that learns from entities drawn apart alone.
+    draws_apart: ClassVar[bool] = False
 
     @abstractmethod
     def build(
@@ -78,6 +80,7 @@ class SAGramSettings(EstimatorSettings):
     """A cache of every embedding. `memory`: MiB above which the cache is kept on disk."""
 
     kind = "sagram"
+    draws_apart = True
     beta: Annotated[Literal["1/n", "1"], BeforeValidator(str)] = "1/n"
     memory: Weight = 4096.0
 

@@ -28,8 +28,15 @@ BLOCK = 65_536
 class SAGram(GramianEstimator):
     """S = Σ_a p_a û_a ⊗ (û_a, f_a) over a cache û of distinct entities, N × D floats of state.
 
-    With `beta` "1/n" Ĝ is S after the batch is written into the cache: PSD, and as stale as the
-    cache. With "1" it is S + S_B(now) − S_B(cache): unbiased, and then projected onto the PSD
+    The order of a step is part of the algorithm:
+
+    1. `update` with a batch B: Ĝ = S + β [S_B(θ) − S_B(cache)]. The cache stays as it is.
+    2. The gradient, with Ĝ, of a batch B′ that is independent of B; then the optimiser's step.
+    3. `after_step` with the embeddings of B′ at the *new* parameters: they go into the cache.
+
+    With tables of ids and plain SGD only the rows of B′ move, so that S is exact after every step.
+    With `beta` "1/n" Ĝ is the Gramian of a cache in which the entities of B are as they are now:
+    PSD, and as stale as the cache. With "1" it is unbiased, and then projected onto the PSD
     matrices, which costs the unbiasedness. The cache starts from the embeddings at the first step.
 
     Args:
@@ -38,8 +45,11 @@ class SAGram(GramianEstimator):
         factors: [N, K], or None.
         beta: "1/n" (as SAG) or "1" (as SAGA).
         file: where to keep the cache on disk, mapped into memory; None keeps it in memory.
+    Source: [G2] Algorithm 1, lines 4 to 12; with factors Algorithm 3, where lines 11 and 12 print λ
+        for β.
     """
 
+    wants_after = True
     on_host: tuple[str, ...] = ("filled", "updates")
 
     def __init__(
@@ -83,28 +93,37 @@ class SAGram(GramianEstimator):
         self._sum_anew()
 
     def update(self, rows: EntityBatch) -> None:
-        rows = rows.whole()  # every process keeps the whole cache
-        cached = self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
         if self.beta == "1":
-            change = batch_moment(rows) - batch_moment(rows, cached)
+            change = batch_moment(rows) - batch_moment(rows, self._cached(rows))
             self.matrix: Tensor = projected((self.total + change).to(self.matrix))
-        # An entity that stands in the batch twice has moved once.
-        ids, place = torch.unique(rows.ids, return_inverse=True)
-        one = torch.empty_like(ids)
-        one[place] = torch.arange(len(place), device=ids.device)
-        new, old, factors = rows.embeddings[one], cached[one], rows.factors[one]
-        share = self.share[ids][:, None].to(new)
-        self.total = (
-            self.total
-            + (new * share).T @ beside(new, factors)
-            - (old * share).T @ beside(old, factors)
-        )
-        self.cache[ids.to(self.cache.device)] = rows.embeddings[one].to(self.cache)
+        else:
+            _, _, change = self._changes(rows)
+            self.matrix = (self.total + change).to(self.matrix)
+
+    def after_step(self, rows: EntityBatch) -> None:
+        ids, embeddings, change = self._changes(rows)
+        self.total = self.total + change
+        self.cache[ids.to(self.cache.device)] = embeddings.to(self.cache)
         self.updates = self.updates + 1
         if int(self.updates) % REFRESH == 0:
             self._sum_anew()
-        elif self.beta == "1/n":
+        else:
             self.matrix = self.total.to(self.matrix)
+
+    def _cached(self, rows: EntityBatch) -> Tensor:
+        return self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
+
+    def _changes(self, rows: EntityBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the distinct ids of the whole batch, their embeddings, and how much these differ
+        from the cache in S [D, D + K]: an entity that is in the batch twice has moved once."""
+        rows = rows.whole()  # every process keeps the whole cache
+        ids, place = torch.unique(rows.ids, return_inverse=True)
+        one = torch.empty_like(ids)
+        one[place] = torch.arange(len(place), device=ids.device)
+        new, old, factors = rows.embeddings[one], self._cached(rows)[one], rows.factors[one]
+        share = self.share[ids][:, None].to(new)
+        change = (new * share).T @ beside(new, factors) - (old * share).T @ beside(old, factors)
+        return ids, new, change
 
     def grow(self, share: Tensor, factors: Tensor | None, embeddings: Tensor) -> None:
         """Add entities after the known ones.

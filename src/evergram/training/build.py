@@ -199,7 +199,7 @@ def prepare(
         chosen = settings.gramian.chosen
         made = build_estimators(chosen, encoder.dim, sampler.measures, factors, folder)
         estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
-    independent = settings.gramian.batch == "independent" and objective.wants_moments
+    independent = settings.gramian.is_independent and objective.wants_moments
     step = (partial(SweepStep, sampler=sampler) if sweeps else Step)(
         encoder,
         encoder.read(corpus).to(device),

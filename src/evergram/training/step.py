@@ -148,6 +148,10 @@ class Step:
             # The penalty's rows are what is learned, unless all entities stood in for the batch.
             made = loss.moments if encoded.everyone is None else {}
             self._update(learned_from(own, query, candidate), seen_before, made)
+        if wanted and any(e.wants_after for side in SIDES for e in self.estimators[side]):
+            drawn_apart = draws if self.samples_gradient else None
+            with self.look() as now:
+                self.show_moved(now, self.estimators, batch, drawn_apart, self.collectives)
         return value
 
     @property
@@ -197,7 +201,7 @@ class Step:
         # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave
         # a trace of either; modules of the user's do both when rows are read.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
-        device = next(self.encoder.parameters()).device
+        device = self.encoder.device
         devices = [device] if device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):
             try:
@@ -205,6 +209,39 @@ class Step:
             finally:
                 for buffer, value in kept:
                     buffer.copy_(value)
+
+    def show_moved(
+        self,
+        now: Embeddings,
+        estimators: Mapping[str, Sequence[GramianEstimator]],
+        batch: Batch,
+        draws: Mapping[str, Draw] | None = None,
+        collectives: Collectives = ALONE,
+    ) -> None:
+        """Show estimators that want it the entities of a step's gradient as the step left them.
+
+        Args:
+            now: the embeddings after the step, from `look`.
+            draws: entities drawn apart that the gradient was over, too.
+        """
+        moved = {"query": [batch.query], "candidate": [batch.candidate]}
+        if batch.negative is not None:
+            moved["candidate"].append(batch.negative.flatten())
+        for side, draw in (draws or {}).items():
+            moved[side].append(draw.ids)
+        for side, each in moved.items():
+            wanting = [e for e in estimators[side] if e.wants_after]
+            if wanting:
+                part = part_of(torch.cat(each), sum(map(len, each)), collectives)
+                ids, rows = part.rows, now.rows(side, part.rows)
+                whole_size = None if collectives.size == 1 else part.size
+                shown = EntityBatch(
+                    *(ids, torch.ones_like(ids), rows, self.factors[side][ids]),
+                    collectives=collectives,
+                    whole_size=whole_size,
+                )
+                for estimator in wanting:
+                    estimator.after_step(shown)
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
         """Return a function that gives every entity's embedding, its share of measure r, and its

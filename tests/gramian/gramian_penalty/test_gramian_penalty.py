@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, run, tables
+from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, called, run, tables
 from torch import Tensor
 
 from evergram.errors import TrainingError
@@ -54,8 +54,8 @@ def test_with_exact_gramians_it_is_the_double_sum(
     penalty = GramianPenalty(dim, estimator, p, q, prior).double()
     # A batch of everybody makes the estimate exact; so is then the next call's.
     ids = torch.arange(a), torch.arange(b)
-    penalty(query.detach().clone(), candidate.detach().clone(), *ids)
-    value = penalty(query, candidate, *ids)
+    called(penalty, query.detach().clone(), candidate.detach().clone(), *ids)
+    value = called(penalty, query, candidate, *ids)
     assert value.dtype == torch.float64
     torch.testing.assert_close(value, naive, rtol=1e-10, atol=1e-10)
     gradients_by_both = torch.autograd.grad(3 * value, [query, candidate])

@@ -50,7 +50,7 @@ def test_the_estimate_is_the_gramian_of_the_entities_met(
     for batch in batches:
         ids = torch.tensor(batch)
         table = torch.randn(N, DIM, generator=draw)
-        estimator.update(EntityBatch(ids, torch.ones(len(ids)), table[ids], factors[ids]))
+        estimator.after_step(EntityBatch(ids, torch.ones(len(ids)), table[ids], factors[ids]))
         last |= {entity: table[entity] for entity in batch}
         torch.testing.assert_close(
             estimator.moment().dense.double(), naive(last, shares, factors), rtol=1e-4, atol=1e-5
@@ -62,7 +62,7 @@ def test_the_estimate_is_the_gramian_of_the_entities_met(
         other = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, table_of_factors)
         if elsewhere:
             one = torch.ones(1, DIM)
-            other.update(EntityBatch(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
+            other.after_step(EntityBatch(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
         other.load_state_dict(estimator.state_dict())
         assert torch.equal(other.moment().dense, estimator.moment().dense)
         table = torch.randn(N, DIM, generator=draw)

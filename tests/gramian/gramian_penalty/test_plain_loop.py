@@ -32,15 +32,23 @@ def test_a_plain_loop_follows_the_gramian(
     users, items = nn.Embedding(1000, 32), nn.Embedding(400, 32)
     penalty = GramianPenalty(32, estimator)
     optimizer = torch.optim.Adam([*users.parameters(), *items.parameters()], lr=0.01)
+    others = iter(torch.split(torch.randint(len(a), (10 * len(a),)), 250))
     for _ in range(10):
         for rows in torch.split(torch.randperm(len(a)), 256):
             u, v = users(a[rows]), items(b[rows])
             task = 0.5 * ((u * v).sum(1) - 1).square().mean()
             ids = (a[rows], b[rows]) if with_ids else (None, None)
+            if estimator == "sagram":
+                apart = next(others)
+                with torch.no_grad():
+                    penalty.before_step(users(a[apart]), items(b[apart]), a[apart], b[apart])
             loss = task + 10 * penalty(u, v, *ids)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if estimator == "sagram":
+                with torch.no_grad():
+                    penalty.after_step(users(a[rows]), items(b[rows]))
     # The exact Gramians, of each measure by its own words.
     seen_a, seen_b = (torch.unique(a), torch.unique(b)) if with_ids else (a, b)
     for table, rows, estimate in (

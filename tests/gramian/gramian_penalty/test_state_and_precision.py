@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, run, tables
+from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, called, run, tables
 from torch import nn
 
 from evergram.errors import ShapeError, TrainingError
@@ -109,9 +109,9 @@ def test_it_moves_to_a_gpu_and_back(estimator: str) -> None:
     other = copy.deepcopy(penalty).cuda()
     users, items = tables()
     for ids in (torch.arange(5), torch.arange(3, 9)):  # ids may stay on the CPU
-        expected = penalty(users[ids], items[ids], ids, ids)
+        expected = called(penalty, users[ids], items[ids], ids, ids)
         with torch.autocast("cuda"):
-            value = other(users[ids].cuda(), items[ids].cuda(), ids, ids)
+            value = called(other, users[ids].cuda(), items[ids].cuda(), ids, ids)
         torch.testing.assert_close(value.cpu(), expected)
     with pytest.raises(ShapeError, match="move it once"):
         other(users, items)
@@ -128,11 +128,11 @@ def test_half_precision_is_computed_with_in_float32(width: torch.dtype, estimato
     assert model["penalty"] is half
     for _ in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = half(1 * users, 1 * items, a, b)
-        expected = full(users.float(), items.float(), a, b)
+            value = called(half, 1 * users, 1 * items, a, b)
+        expected = called(full, users.float(), items.float(), a, b)
     assert value.dtype == torch.float32
     assert torch.equal(value, expected)
-    value.backward()
+    value.backward()  # type: ignore[no-untyped-call]
     assert users.grad is not None
     assert users.grad.dtype == width
     for name, value in half.state_dict().items():

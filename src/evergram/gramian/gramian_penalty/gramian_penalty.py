@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from evergram.errors import TrainingError
+from evergram.errors import ShapeError, TrainingError
 from evergram.gramian.estimator import EntityBatch, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, prior_factors
@@ -71,6 +71,27 @@ class GramianPenalty(nn.Module):
     their own; inside `with penalty.accumulate():` they are folded in as one batch. What recomputes
     a loss (activation checkpointing, LBFGS) would fold it in twice; keep the penalty out of it.
 
+    **SAGram** takes two more calls a step, in this order ([G2] Algorithm 1). `before_step` with a
+    second batch, drawn like the first and apart from it, corrects the estimate; `after_step` with
+    the step's own batch, embedded again, updates the cache. Of embedding tables by plain SGD the
+    Gramian is then exact after every step.
+
+    >>> penalty = GramianPenalty(dim=8, estimator="sagram")
+    >>> optimizer = torch.optim.SGD([*users.parameters(), *items.parameters()], lr=0.1)
+    >>> for step in range(200):
+    ...     a, b = torch.randint(50, (64,)), torch.randint(20, (64,))
+    ...     other_a, other_b = torch.randint(50, (64,)), torch.randint(20, (64,))
+    ...     with torch.no_grad():
+    ...         penalty.before_step(users(other_a), items(other_b), other_a, other_b)
+    ...     loss = penalty(users(a), items(b), query_ids=a, candidate_ids=b)
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     with torch.no_grad():
+    ...         penalty.after_step(users(a), items(b))
+    >>> max(penalty.gramian_error(users.weight, items.weight)) < 1e-5
+    True
+
     **Numbers.** Half precision is computed with in float32, also under autocast; the value is
     float32, or float64 of float64. `.half()` and `.bfloat16()` leave the state as it is. Where an
     embedding is NaN or infinite so is the value, and that batch is neither counted nor folded in:
@@ -84,8 +105,9 @@ class GramianPenalty(nn.Module):
     Args:
         dim: D.
         estimator: "sogram": averages of batch Gramians, 12 D² floats a side for any corpus.
-            "sagram": the last embedding of each entity, N × D floats a side; needs ids, and is more
-            exact unless whole towers move fast. "sampled": the last batch alone.
+            "sagram": the last embedding of each entity, N × D floats a side; needs ids and two
+            more calls a step, and is more exact unless whole towers move fast. "sampled": the last
+            batch alone.
         query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
             p ∝ count^γ, or [N] weights by id.
         prior: π, the score of a pair about which nothing is known; or two tables by id, [N, K] of
@@ -94,12 +116,15 @@ class GramianPenalty(nn.Module):
             that are the training examples, their number. Without them counts are streamed, which
             suits any sampler and needs no second look at the data. Ids number entities from 0.
         rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
+        beta: β of "sagram": "1/n", as SAG, or "1", as SAGA: unbiased until it is projected onto the
+            positive semi-definite matrices.
     Shape: query [B, D], candidate [B′, D], query_ids [B], candidate_ids [B′]; returns a scalar.
     Raises:
         ValueError: a setting out of its range.
         ShapeError: embeddings or ids of a wrong shape, type or device.
         DataError: an id beyond the tables.
-        TrainingError: ids missing where needed, or computed embeddings that an earlier call had.
+        TrainingError: ids missing where needed, computed embeddings that an earlier call had, or
+            calls of "sagram" in another order.
     Source: [G2] Eq. (7), Prop. 1, Algorithms 1 to 4, App. B and C.
     """
 
@@ -114,6 +139,7 @@ class GramianPenalty(nn.Module):
         query_counts: Tensor | None = None,
         candidate_counts: Tensor | None = None,
         rate: float | str = "auto",
+        beta: str = "1/n",
     ) -> None:
         super().__init__()
         if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or int(dim) < 1:
@@ -126,7 +152,7 @@ class GramianPenalty(nn.Module):
             EntityMeasure(query_measure, query_counts, "query"),
             EntityMeasure(candidate_measure, candidate_counts, "candidate"),
         )
-        kind = (estimator, rate)
+        kind = (estimator, rate, beta)
         self.query: PenaltySide = PenaltySide("query", dim, measures[0], query_factors, *kind)
         self.candidate: PenaltySide = PenaltySide(
             "candidate", dim, measures[1], candidate_factors, *kind
@@ -134,6 +160,10 @@ class GramianPenalty(nn.Module):
         # Embeddings that are in the estimate, as weak references; micro-batches that will be.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
         self._pending: tuple[list[EntityBatch], list[EntityBatch]] | None = None
+        # Of "sagram": whether this step's other batch was given, and the ids of this step's calls,
+        # with whether their embeddings were finite.
+        self._drawn = False
+        self._calls: list[tuple[list[Tensor], bool]] = []
 
     @property
     def query_gramian(self) -> Tensor:
@@ -152,18 +182,21 @@ class GramianPenalty(nn.Module):
         query_ids: Tensor | None = None,
         candidate_ids: Tensor | None = None,
     ) -> Tensor:
-        sides, both = (self.query, self.candidate), (query, candidate)
-        for side, embeddings in zip(sides, both, strict=True):
-            side.check_rows(embeddings)
-        ids = (
-            self.query.check_ids(query_ids, len(query)),
-            self.candidate.check_ids(candidate_ids, len(candidate)),
-        )
+        wide, ids = self._checked(query, candidate, query_ids, candidate_ids)
+        sides = (self.query, self.candidate)
         self._check_own_batch(query, candidate)
         with torch.autocast(query.device.type, enabled=False):
-            wide = [e.to(torch.promote_types(e.dtype, torch.float32)) for e in both]
-            learns = self.training and not torch.is_inference_mode_enabled()
-            learns = learns and all(_finite(w) for w in wide)
+            learns = self._learns and all(_finite(w) for w in wide)
+            if self._has_cache and self._learns:
+                if not self._drawn:
+                    raise TrainingError(
+                        "'sagram' corrects its estimate by a second batch before each step: call "
+                        "penalty.before_step(…) with one before the loss, or choose 'sogram'."
+                    )
+                # Copies: the caller's tensors may change before the end of the step.
+                none = self.query.id_use.new_empty(0)
+                each = [none if i is None else i.clone() for i in ids]
+                self._calls.append((each, learns))
             if learns:
                 for side, w, i in zip(sides, wide, ids, strict=True):
                     side.count(i, len(w), undoable=self._pending is not None)
@@ -173,9 +206,78 @@ class GramianPenalty(nn.Module):
                 for side, r in zip(sides, rows, strict=True):
                     side.learn_prior(r)
             value = self._value(wide, rows)
-            if learns:
+            if learns and not self._has_cache:
                 self._take(query, candidate, rows)
         return value
+
+    def before_step(
+        self,
+        query: Tensor,
+        candidate: Tensor,
+        query_ids: Tensor | None = None,
+        candidate_ids: Tensor | None = None,
+    ) -> None:
+        """Correct the estimate of "sagram" by a batch that is not the step's own, lines 7 and 8.
+
+        Entities that are met for the first time enter the cache. In evaluation mode it does
+        nothing.
+
+        Args:
+            query, candidate: [B, D], drawn like the step's own batch, and apart from it.
+        Raises: TrainingError: the estimator has no cache, or the step before lacks `after_step`.
+        """
+        self._check_cache()
+        if self._calls:
+            raise TrainingError(
+                "The cache of 'sagram' lacks the last step: call penalty.after_step(…) after the "
+                "optimiser's step, with that batch's embeddings at the new parameters."
+            )
+        wide, ids = self._checked(query, candidate, query_ids, candidate_ids)
+        if not self._learns:
+            return
+        with torch.autocast(query.device.type, enabled=False):
+            if all(_finite(w) for w in wide):
+                for side, w, i in zip((self.query, self.candidate), wide, ids, strict=True):
+                    side.count(i, len(w))
+                    side.draw(side.rows(w, i))
+        self._folded = [weakref.ref(query), weakref.ref(candidate)]
+        self._drawn = True
+
+    def after_step(self, query: Tensor, candidate: Tensor) -> None:
+        """Write a step's own batch into the cache of "sagram", lines 11 and 12.
+
+        In evaluation mode it does nothing.
+
+        Args:
+            query, candidate: [B, D], the rows of this step's calls, in their order, embedded again
+                at the new parameters.
+        Raises:
+            TrainingError: the estimator has no cache, or no call came before.
+            ShapeError: there are not as many rows as those calls had.
+        """
+        self._check_cache()
+        if not self._learns:
+            return
+        if not self._calls:
+            raise TrainingError(
+                "after_step ends a step, and there is none: call the penalty in training mode, the "
+                "optimiser, and then penalty.after_step(…)."
+            )
+        for place, (side, rows) in enumerate(((self.query, query), (self.candidate, candidate))):
+            side.check_rows(rows)
+            each = [(ids[place], learned) for ids, learned in self._calls]
+            size = sum(len(ids) for ids, _ in each)
+            if len(rows) != size:
+                raise ShapeError(
+                    f"after_step has {len(rows)} {side.name} rows, and this step's calls had "
+                    f"{size}; embed the same rows again."
+                )
+            kept = torch.cat([torch.full_like(ids, learned).bool() for ids, learned in each])
+            moved = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))[kept]
+            if len(moved) and _finite(moved):
+                ids = torch.cat([ids for ids, _ in each])[kept]
+                side.estimator.after_step(side.rows(moved, ids))
+        self._calls, self._drawn = [], False
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -202,9 +304,11 @@ class GramianPenalty(nn.Module):
         self._pending = pending
         sides = (self.query, self.candidate)
         before = [side.learned() for side in sides]
+        earlier = len(self._calls)
         try:
             yield
         except BaseException:
+            del self._calls[earlier:]
             for side, state in zip(sides, before, strict=True):
                 side.unlearn(state)
             raise
@@ -237,6 +341,39 @@ class GramianPenalty(nn.Module):
 
     def extra_repr(self) -> str:
         return self.settings
+
+    @property
+    def _learns(self) -> bool:
+        return self.training and not torch.is_inference_mode_enabled()
+
+    @property
+    def _has_cache(self) -> bool:
+        return self.query.estimator.wants_after
+
+    def _check_cache(self) -> None:
+        """Raises: TrainingError: the estimator has no cache."""
+        if not self._has_cache:
+            raise TrainingError(
+                "before_step and after_step keep the cache of 'sagram'; this estimator learns from "
+                "the penalty's calls alone, leave them out."
+            )
+
+    def _checked(
+        self,
+        query: Tensor,
+        candidate: Tensor,
+        query_ids: Tensor | None,
+        candidate_ids: Tensor | None,
+    ) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None]]:
+        """Return embeddings in float32 or wider, and ids. Raises: as `forward`."""
+        self.query.check_rows(query)
+        self.candidate.check_rows(candidate)
+        ids = (
+            self.query.check_ids(query_ids, len(query)),
+            self.candidate.check_ids(candidate_ids, len(candidate)),
+        )
+        both = (query, candidate)
+        return [e.to(torch.promote_types(e.dtype, torch.float32)) for e in both], ids
 
     def _value(self, wide: Sequence[Tensor], rows: Sequence[EntityBatch]) -> Tensor:
         """The value, with the graph of its gradient."""

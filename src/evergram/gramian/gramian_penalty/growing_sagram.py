@@ -10,21 +10,25 @@ from evergram.gramian.sagram import SAGram
 
 
 class GrowingSAGram(SAGram):
-    """S = Σ w_a û_a ⊗ (û_a, f_a) / Σ w_a over the entities that have been seen, β = 1/n.
+    """S = Σ w_a û_a ⊗ (û_a, f_a) / Σ w_a over the entities that have been seen.
 
-    An entity that was never met is neither in the sum nor in the measure. A cache that begins empty
-    grows with the ids it meets, each with share 1.
+    An entity that was never met is neither in the sum nor in the measure. It enters the cache as it
+    is when it is met first, in either batch. A cache that begins empty grows with the ids it meets,
+    each with share 1. The weights of a batch for `update` have the units of the shares.
 
     Args:
         dim: D.
         shares: [N], w, up to a factor; N = 0 for a cache that grows.
         factors: [N, K], or [1, K] where all entities have the same; None for K = 0.
+        beta: "1/n" or "1".
     """
 
-    def __init__(self, dim: int, shares: Tensor, factors: Tensor | None = None) -> None:
+    def __init__(
+        self, dim: int, shares: Tensor, factors: Tensor | None = None, beta: str = "1/n"
+    ) -> None:
         same = factors if factors is not None and len(factors) == 1 else None
         table = factors if same is None else same.expand(len(shares), -1).clone()
-        super().__init__(dim, shares, table)
+        super().__init__(dim, shares, table, beta)
         self.one_factor: Tensor | None
         self.seen: Tensor
         self.seen_share: Tensor
@@ -40,8 +44,18 @@ class GrowingSAGram(SAGram):
     def update(self, rows: EntityBatch) -> None:
         if self.grows:
             self._enlarge(int(rows.ids.max()) + 1)
-        fresh = torch.unique(rows.ids[~self.seen[rows.ids]])
+        met = ~self.seen[rows.ids]
+        if bool(met.any()):
+            ids, weights = rows.ids[met], rows.weights[met]
+            first = EntityBatch(ids, weights, rows.embeddings[met], rows.factors[met])
+            self.after_step(first)
         super().update(rows)
+
+    def after_step(self, rows: EntityBatch) -> None:
+        if self.grows:
+            self._enlarge(int(rows.ids.max()) + 1)
+        fresh = torch.unique(rows.ids[~self.seen[rows.ids]])
+        super().after_step(rows)
         self.seen_share = self.seen_share + self.share[fresh].sum()
         self.seen[fresh] = True
 

@@ -33,6 +33,7 @@ class PenaltySide(nn.Module):
         factors: [N, K] by id, or [1, K] for every row alike; K = 0 is the zero prior.
         estimator: one of `ESTIMATORS`.
         rate: α of "sogram", or "auto".
+        beta: β of "sagram".
     Raises: ValueError: the estimator is unknown, or does not work with this measure.
     """
 
@@ -44,6 +45,7 @@ class PenaltySide(nn.Module):
         factors: Tensor,
         estimator: str,
         rate: float | str,
+        beta: str,
     ) -> None:
         super().__init__()
         entities = len(measure.counts)
@@ -70,7 +72,9 @@ class PenaltySide(nn.Module):
         prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
         self.register_buffer("prior_identity", identity_of(prior))
         self.register_buffer("id_use", torch.tensor(UNKNOWN))
-        self.estimator: GramianEstimator = _estimator(estimator, name, dim, measure, factors, rate)
+        self.estimator: GramianEstimator = _estimator(
+            estimator, name, dim, measure, factors, rate, beta
+        )
 
     @property
     def by_id(self) -> bool:
@@ -213,6 +217,13 @@ class PenaltySide(nn.Module):
             rows = replace(rows, embeddings=rows.embeddings.clone())
         self.estimator.update(rows)
 
+    def draw(self, rows: EntityBatch) -> None:
+        """Correct the estimate of a cache by a batch drawn apart."""
+        if len(rows.ids):
+            # The cache's shares add up to 1 if counts were given, else to the measure's mass.
+            mass = self.measure.mass.to(rows.weights) if self.measure.streamed else 1.0
+            self.estimator.update(replace(rows, weights=rows.weights * mass))
+
     def fold_together(self, calls: Sequence[EntityBatch]) -> None:
         """Fold the rows of several calls in as one batch, weighted by all counts so far."""
         some = [rows for rows in calls if len(rows.ids)]
@@ -261,9 +272,19 @@ class PenaltySide(nn.Module):
 
 
 def _estimator(
-    kind: str, name: str, dim: int, measure: EntityMeasure, factors: Tensor, rate: float | str
+    kind: str,
+    name: str,
+    dim: int,
+    measure: EntityMeasure,
+    factors: Tensor,
+    rate: float | str,
+    beta: str,
 ) -> GramianEstimator:
     width = factors.shape[1]
+    if beta != "1/n" and kind != "sagram":
+        raise ValueError(
+            f"beta is {beta!r}, and only 'sagram' has one, not '{kind}'; leave it out."
+        )
     if kind == "sogram":
         if rate == "auto":
             return AdaptiveSOGram(dim, width)
@@ -284,7 +305,7 @@ def _estimator(
         shares = measure.probabilities()
         if measure.streamed:
             shares = torch.ones(size) if measure.shares is None else measure.shares
-        return GrowingSAGram(dim, shares, factors if width else None)
+        return GrowingSAGram(dim, shares, factors if width else None, beta)
     if kind in ("storm", "exact"):
         why = {
             "storm": "must embed each batch again at the parameters before the step",

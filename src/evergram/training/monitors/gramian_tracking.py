@@ -73,7 +73,8 @@ class Tracking(Callback):
     """Gramian error and gradient error along one trajectory, of the run's own estimator and others.
 
     The others change nothing: each draws entities apart, embeds them with the run's parameters and
-    is measured as it would be used for the next step. The first measure counts.
+    is measured as it would be used for the next step; one with a cache is also shown the pairs of
+    the run's step, after it. The first measure counts.
 
     A side that has no more entities than `sample`, or that a pass over a graph embeds anyway, is
     exact, and an error of exact sides has an interval without a width. Of a larger side so many
@@ -128,7 +129,7 @@ class Tracking(Callback):
                 }
                 self._restored = {}
             for shadows in self._shadows.values():
-                self._follow(run, now, shadows, at.device)
+                self._follow(run, now, shadows, batch.to(at.device))
             if measured:
                 self._measure(run, now, at.step)
 
@@ -202,12 +203,14 @@ class Tracking(Callback):
         return shadows
 
     def _follow(
-        self, run: Step, now: Embeddings, shadows: Mapping[str, _Shadow], device: torch.device
+        self, run: Step, now: Embeddings, shadows: Mapping[str, _Shadow], batch: Batch
     ) -> None:
+        device = batch.query.device
         draws: dict[str, Draw] = {}
         for side, shadow in shadows.items():
             draws[side] = shadow.upcoming or shadow.next_draw(device)
             shadow.estimator.begin(run.population(now, side))
+        run.show_moved(now, {side: [shadow.estimator] for side, shadow in shadows.items()}, batch)
         moments = {side: [shadow.estimator.moment()] for side, shadow in shadows.items()}
         for side, draw in run.resampled(now, draws, moments).items():
             shadow = shadows[side]

@@ -185,8 +185,9 @@ class GramianRecipe(KindTable):
 
     kinds: ClassVar[Mapping[str, type[EstimatorSettings]]] = ESTIMATORS
     kind: str = "sogram"
-    # Estimators learn from the batch before, or from entities that `sampler` draws apart.
-    batch: Literal["previous", "independent"] = "previous"
+    # Estimators learn from the batch before, or from entities that `sampler` draws apart; absent,
+    # from the batch before if the kind can.
+    batch: Literal["previous", "independent"] | None = None
     # With r ∝ 1, √count or count; or of a pool (r ∝ count) by what each contributes to the penalty.
     sampler: Literal["uniform", "sqrt", "linear", "adaptive"] = "linear"
     batch_size: Positive | None = None
@@ -204,8 +205,19 @@ class GramianRecipe(KindTable):
                 f"gramian.kind = {self.kind!r} must know the entities one step before; set "
                 "gramian.kind = 'sogram' or gramian.sampler = 'linear'"
             )
+        if self.batch == "previous" and self.chosen.draws_apart:
+            raise ValueError(
+                f"gramian.batch is 'previous', and gramian.kind = {self.kind!r} learns from "
+                "entities drawn apart alone; leave gramian.batch out, or set gramian.kind = "
+                "'sogram'"
+            )
         return self
 
     @property
     def chosen(self) -> EstimatorSettings:
         return cast(EstimatorSettings, super().chosen)
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether the estimator learns from entities drawn apart."""
+        return self.batch == "independent" or self.chosen.draws_apart

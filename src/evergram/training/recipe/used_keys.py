@@ -258,7 +258,8 @@ RULES = (
     Only(
         "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",
         "gramian.batch",
-        ("independent",),
+        test=lambda r: r.gramian.is_independent,
+        needs="gramian.batch = 'independent'",
     ),
     Only("gramian.pool_size", "gramian.sampler", ("adaptive",)),
     Only(

@@ -1,0 +1,178 @@
+"""`GramianPenalty` with "sagram" in a loop of one's own: Algorithm 1, line by line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.penalty_loops import tables
+from torch import Tensor
+
+from evergram.errors import ShapeError, TrainingError
+from evergram.gramian import GramianPenalty
+
+N, M, D, K = 30, 12, 4, 2
+PRIORS: dict[str, tuple[Tensor, Tensor] | float] = {
+    "no prior": 0.0,
+    "a prior": (torch.linspace(-1, 1, N * K).view(N, K), torch.linspace(0, 1, M * K).view(M, K)),
+}
+
+
+def outer_sum(table: Tensor, factors: Tensor, shares: Tensor) -> Tensor:
+    """Σ p_a u_a ⊗ (u_a, f_a), entity by entity."""
+    total = torch.zeros(D, D + factors.shape[1], dtype=torch.float64)
+    for row, factor, share in zip(table.double(), factors.double(), shares.double(), strict=True):
+        total += share * torch.outer(row, torch.cat([row, factor]))
+    return total
+
+
+def positive(gramian: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(gramian)
+    nearest: Tensor = (vectors * values.clamp(min=0)) @ vectors.T
+    return nearest
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("beta", ["1/n", "1"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_of_tables_by_sgd_the_gramian_is_exact_after_every_step(
+    beta: str, prior: str, counted: bool
+) -> None:
+    """And before each gradient it is that of lines 7 and 8, with the cache as it was."""
+    draw = torch.Generator().manual_seed(0)
+    users, items = (t.double().requires_grad_() for t in tables())
+    counts = [torch.ones(n) if counted else None for n in (N, M)]
+    penalty = GramianPenalty(
+        D, "sagram", prior=PRIORS[prior], beta=beta, query_counts=counts[0],
+        candidate_counts=counts[1],
+    ).double()  # fmt: skip
+    optimizer = torch.optim.SGD([users, items], lr=0.05)
+    factors = {"query": torch.zeros(N, 0), "candidate": torch.zeros(M, 0)}
+    if prior == "a prior":
+        factors = dict(zip(factors, PRIORS[prior], strict=True))  # type: ignore[arg-type]
+    everyone = torch.arange(N), torch.arange(M)
+    for step in range(12):
+        other = [torch.randint(n, (9,), generator=draw) for n in (N, M)]
+        if not step:
+            other = [e.repeat(k) for e, k in zip(everyone, (2, 5), strict=True)]
+        own = [torch.randint(n, (9,), generator=draw) // 2 for n in (N, M)]  # many twice
+        with torch.no_grad():
+            penalty.before_step(users[other[0]], items[other[1]], *other)
+        value = penalty(users[own[0]], items[own[1]], *own)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            penalty.after_step(users[own[0]], items[own[1]])
+        for side, table in ((penalty.query, users), (penalty.candidate, items)):
+            size = len(table)
+            exact = outer_sum(table.detach(), factors[side.name], torch.ones(size).double() / size)
+            mine = side.moment(torch.float64).dense
+            torch.testing.assert_close(mine, exact, rtol=1e-12, atol=1e-12)
+    assert float(value.detach()) != 0
+
+
+@pytest.mark.parametrize("beta", ["1/n", "1"])
+def test_the_estimate_of_a_gradient_is_that_of_lines_7_and_8(beta: str) -> None:
+    """Every row moves, as in a tower, so that the cache is behind."""
+    draw = torch.Generator().manual_seed(1)
+    users, items = (t.double() for t in tables())
+    penalty = GramianPenalty(
+        D, "sagram", beta=beta, query_counts=torch.ones(N), candidate_counts=torch.ones(M)
+    ).double()
+    cache: Tensor | None = None
+    for step in range(8):
+        users = users + 0.3 * torch.randn(N, D, dtype=torch.float64, generator=draw)
+        other = torch.randint(N, (9,), generator=draw) if step else torch.arange(N)
+        own = torch.randint(N, (9,), generator=draw)
+        cache = users.clone() if cache is None else cache
+        penalty.before_step(users[other], items, other, torch.arange(M))
+        expected = cache.T @ cache / N
+        if beta == "1":
+            change = users[other].T @ users[other] - cache[other].T @ cache[other]
+            expected = positive(expected + change / len(other))
+        else:
+            for a in set(other.tolist()):
+                expected += torch.outer(users[a], users[a]) / N
+                expected -= torch.outer(cache[a], cache[a]) / N
+        penalty(users[own], items, own, torch.arange(M))
+        torch.testing.assert_close(penalty.query_gramian, expected, rtol=1e-12, atol=1e-12)
+        users = users + 0.3 * torch.randn(N, D, dtype=torch.float64, generator=draw)
+        penalty.after_step(users[own], items)
+        cache[own] = users[own]
+        torch.testing.assert_close(penalty.query_gramian, cache.T @ cache / N, rtol=1e-12, atol=0)
+
+
+def test_micro_batches_are_one_step_and_what_overflowed_is_left_out() -> None:
+    users, items = tables()
+    penalty = GramianPenalty(D, "sagram")
+    ids = torch.arange(M)
+    penalty.before_step(users[:M], items, ids, ids)
+    before = penalty.query_gramian.clone()
+    with penalty.accumulate():
+        penalty(users[:2], items[:2], ids[:2], ids[:2])
+        penalty(users[2:4] * torch.inf, items[2:4], ids[2:4], ids[2:4])
+    moved = users.clone()
+    moved[:4] += 1
+    assert torch.equal(penalty.query_gramian, before)
+    penalty.after_step(moved[:4], items[:4])
+    moved[2:4] = users[2:4]
+    torch.testing.assert_close(penalty.query_gramian, moved[:M].T @ moved[:M] / M)
+
+
+WRONG: dict[str, tuple[type[Exception], str]] = {
+    "no batch apart": (TrainingError, "call"),
+    "no step": (TrainingError, "after"),
+    "not as many rows": (ShapeError, "before call after-fewer"),
+    "a step before was not written": (TrainingError, "before call before"),
+    "the same batch": (TrainingError, "before-own call"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_another_order_is_refused(case: str) -> None:
+    penalty, table = GramianPenalty(D, "sagram"), torch.randn(5, D, requires_grad=True)
+    ids, rows = torch.arange(5), 1 * table
+    error, calls = WRONG[case]
+    *allowed, refused = calls.split()
+
+    def make(call: str) -> None:
+        if call == "call":
+            penalty(rows, rows, ids, ids)
+        elif call.startswith("before"):
+            given = rows if call == "before-own" else table.detach().clone()
+            penalty.before_step(given, given, ids, ids)
+        else:
+            penalty.after_step(rows[:1] if call == "after-fewer" else rows, rows)
+
+    for call in allowed:
+        make(call)
+    with pytest.raises(error):
+        make(refused)
+
+
+def test_estimators_without_a_cache_have_no_such_calls_and_no_beta() -> None:
+    penalty, rows = GramianPenalty(D), torch.randn(5, D)
+    for call in (penalty.before_step, penalty.after_step):
+        with pytest.raises(TrainingError, match="'sagram'"):
+            call(rows, rows)
+    with pytest.raises(ValueError, match="beta is '1'"):
+        GramianPenalty(D, beta="1")
+    with pytest.raises(ValueError, match="'2'"):
+        GramianPenalty(D, "sagram", beta="2")
+
+
+def test_a_side_may_be_without_rows() -> None:
+    penalty, rows, ids = GramianPenalty(D, "sagram"), torch.randn(5, D), torch.arange(5)
+    penalty.before_step(rows, rows, ids, ids)
+    penalty(rows[:0], rows, None, ids)
+    penalty.after_step(rows[:0], 2 * rows)
+    torch.testing.assert_close(penalty.query_gramian, rows.T @ rows / 5)
+    torch.testing.assert_close(penalty.candidate_gramian, 4 * rows.T @ rows / 5)
+
+
+def test_in_evaluation_mode_nothing_is_asked_or_learned() -> None:
+    penalty, rows, ids = GramianPenalty(D, "sagram").eval(), torch.randn(5, D), torch.arange(5)
+    penalty.before_step(rows, rows, ids, ids)
+    penalty(rows, rows, ids, ids)
+    penalty.after_step(rows, rows)
+    assert not bool(penalty.query_gramian.any())
