@@ -48,3 +48,11 @@ def test_a_methods_settings_win_over_those_of_the_recipe() -> None:
     assert (upgrade.weight, upgrade.held_out, upgrade.alone) == (2.0, 0.2, False)
     assert (chosen.seed, chosen.split.selection) == (7, "paper")
     assert "recall@50" in chosen.metrics
+
+
+def test_what_goes_on_from_the_model_before_has_half_of_the_epochs() -> None:
+    paper = recipe("training.epochs=500")
+    epochs = {name: recipe_of(paper, Run(name), 0, "paper").training.epochs for name in METHODS}
+    assert epochs.pop("finetune-m0") == 250
+    assert set(epochs.values()) == {500}
+    assert recipe_of(recipe("training.epochs=1"), Run("finetune-m0"), 0, "paper").training.epochs

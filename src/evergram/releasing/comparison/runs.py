@@ -57,6 +57,13 @@ def seeds_of(recipe: Recipe) -> Sequence[int]:
     return seeds if isinstance(seeds, list) else range(recipe.seed, recipe.seed + seeds)
 
 
+def epochs_of(method: str, epochs: int) -> int:
+    """Return for how many epochs a method trains the models after M_0: what goes on from the model
+    before has half of those from scratch, 250 of 500 in [BC]'s code."""
+    goes_on = METHODS[method]["start"] == "previous"
+    return max(1, epochs // 2) if goes_on else epochs
+
+
 def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     """Return the recipe of one run's lineage: the method's settings win over those of [upgrade]."""
     values = recipe.model_dump(mode="json", exclude={"compare"})
@@ -65,6 +72,7 @@ def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     values["metrics"] = list(dict.fromkeys([*recipe.metrics, recipe.training.metric]))
     # Methods are compared on every test query, whatever that takes.
     values["training"]["final_metrics"] = "full"
+    values["training"]["epochs"] = epochs_of(run.method, recipe.training.epochs)
     preset = {key for settings in METHODS.values() for key in settings}
     table = {k: v for k, v in values["upgrade"].items() if k not in preset}
     table |= {"method": run.method, "alone": False}

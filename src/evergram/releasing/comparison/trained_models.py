@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from evergram.evaluation.training_budget import Budget, training_length
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.comparison.runs import Run
+from evergram.releasing.comparison.runs import Run, epochs_of
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.presets import PAPER
 
-# [BC]'s: 500 epochs of as many draws as there are edges, 2,048 a step.
+# [BC]'s from scratch: 500 epochs of as many draws as there are edges, 2,048 a step.
 REFERENCE = Budget(PAPER["training"]["epochs"], PAPER["training"]["batch_size"])
 
 
@@ -26,6 +26,7 @@ def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict
     """
     if run.shares_models or METHODS[run.method]["start"] == "frozen":
         return {}
+    reference = replace(REFERENCE, epochs=epochs_of(run.method, REFERENCE.epochs))
     joint = METHODS[run.method]["fit"] == "joint"
     lengths = {}
     for manifest in lineage.versions[0 if run.method == "keep-all" else 1 :]:
@@ -33,7 +34,7 @@ def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict
         training = report["training"]
         length = training_length(
             Budget(training["epochs"], training["batch_size"], recipe.training.short_batch),
-            REFERENCE,
+            reference,
             report["data"]["interactions"],
             training["history"],
             recipe.training.metric,
