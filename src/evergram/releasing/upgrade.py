@@ -53,6 +53,7 @@ from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
+from evergram.training.selecting_metric import with_selecting_metric
 
 
 def train(
@@ -107,11 +108,13 @@ def train(
         collectives=join_processes(pick_device(device, recipe.training.tables)),
         checkpoints=checkpoints,
     )
+    recipe, said = with_selecting_metric(recipe, split, context.progress)
     model = trained_encoder(trained, final.training, recipe.model)
     if model is None:
         fitted = _fit_first(recipe, encoder, split, final, context)
     else:
         fitted = judge(model, final, recipe, together=context.collectives)
+    fitted.warnings = [*said, *fitted.warnings]
     provenance = Provenance(
         recipe.model_dump(mode="json"),
         options_of(fitted.encoder, recipe.model, 0),

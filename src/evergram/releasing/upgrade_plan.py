@@ -35,6 +35,7 @@ from evergram.releasing.known_consumers.known_consumer import KnownConsumer
 from evergram.releasing.past_models import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
 from evergram.training.recipe import ModelRecipe, Recipe
+from evergram.training.selecting_metric import with_selecting_metric
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class UpgradePlan:
         before: the model of `past_version`.
         trained: a model of this version that is not trained again.
         backward: the transform, from its start.
+        said: sentences on the recipe for a person to read.
         weighing: what known consumers make of the alignment error.
         keeps_popularity: whether candidates have the past version's power of counts, for "auto".
     """
@@ -104,6 +106,7 @@ class UpgradePlan:
     trained: Encoder | None
     backward: BackwardTransformFit
     weighing: ConsumerWeighing
+    said: Sequence[str] = ()
     keeps_popularity: bool = False
 
     @property
@@ -239,6 +242,7 @@ def plan_upgrade(
     lineage.check_ids(keys)
     history = lineage.pair_history
     split = split_for(recipe, corpus, version, history)
+    recipe, said = with_selecting_metric(recipe, split)
     final = final_split(split, refits=recipe.refits)
     normalize = recipe.model.normalize
     settings = recipe.upgrade
@@ -298,6 +302,7 @@ def plan_upgrade(
         before=before,
         trained=trained,
         backward=backward,
+        said=said,
         weighing=weighing,
         keeps_popularity=keeps_popularity,
     )

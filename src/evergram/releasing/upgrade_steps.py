@@ -69,6 +69,8 @@ def fit_upgrade(
     Raises: TrainingError: the loss is not finite.
     """
     settings = plan.recipe.upgrade
+    for sentence in plan.said:
+        context.progress.say(sentence)
     trains = settings.start != "frozen" and plan.trained is None
     pilots = Pilots(plan.recipe)
     if trains and settings.start == "fresh":
@@ -86,6 +88,7 @@ def fit_upgrade(
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
         trained = judge(model, plan.published, plan.recipe, together=context.collectives)
+    trained.warnings = [*plan.said, *trained.warnings]
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     pairs = None

@@ -30,6 +30,7 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.selecting_metric import with_selecting_metric
 
 
 def compare(
@@ -101,6 +102,8 @@ class Comparison:
         self.seeds: Sequence[int] = seeds_of(recipe)
         # Seeds choose who selects an epoch, and nothing of what a version learns from.
         splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
+        # One metric for all versions: that of the first one's candidates, which are the fewest.
+        self.recipe, _ = with_selecting_metric(recipe, splits[0], progress)
         self.training: list[Corpus] = [split.training for split in splits]
         self.tasks: list[ConsumerTask]
         self.left_out: list[str]

@@ -20,6 +20,7 @@ from evergram.releasing.html_report.model_facts import MeasuredModel, attempt
 from evergram.releasing.html_report.past_facts import kept_of_past
 from evergram.training.corpora import final_split, split_for
 from evergram.training.recipe import Recipe
+from evergram.training.selecting_metric import with_selecting_metric
 
 
 def refuse_unwritable(path: Path | None) -> None:
@@ -67,18 +68,19 @@ class ReportedVersion:
         """
         history = self.lineage.pair_history if self.lineage.versions else None
         split = split_for(self.recipe, self.corpus, self.version, history)
-        split = final_split(split, refits=self.recipe.refits)
+        recipe, _ = with_selecting_metric(self.recipe, split)
+        split = final_split(split, refits=recipe.refits)
         if "unknown_to_model" in artefact.metrics.get("data", {}):
             ids = {side: artefact.block(side)[0] for side in SIDES}
             split = split_of_known(split, stored_in(ids, split.training))
-        model = attempt(MeasuredModel.of, self.recipe, split, artefact)
+        model = attempt(MeasuredModel.of, recipe, split, artefact)
         measured: dict[str, Any] = (
             dict.fromkeys(_OF_MODEL, model) if isinstance(model, NotMeasured) else model.facts()
         )
         kept = {} if isinstance(model, NotMeasured) else kept_of_past(self.lineage, artefact, model)
-        metrics, metric = artefact.metrics, self.recipe.training.metric
+        metrics, metric = artefact.metrics, recipe.training.metric
         number = metrics["version"]
-        return VersionFacts(self.recipe.name, number, metric, metrics, kept=kept, **measured)
+        return VersionFacts(recipe.name, number, metric, metrics, kept=kept, **measured)
 
 
 _OF_MODEL = ("spectra", "scores", "neighbours", "worst", "by_popularity", "by_pairs")

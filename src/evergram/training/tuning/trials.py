@@ -20,6 +20,7 @@ from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
+from evergram.training.selecting_metric import with_selecting_metric
 from evergram.training.tuning.default_space import default_space
 from evergram.training.tuning.proposals import (
     Pruning,
@@ -126,11 +127,11 @@ def tune(
     space = space.checked(recipe.model_dump())
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
+    shown = Progress.of_choice(progress)
+    recipe, _ = with_selecting_metric(recipe, split, shown)
     _check_ends(recipe, space, split.training)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
-    context = RunContext(
-        pick_device(device, recipe.training.tables), Progress.of_choice(progress), warns=False
-    )
+    context = RunContext(pick_device(device, recipe.training.tables), shown, warns=False)
     search = _Search(recipe, split, space, context, deadline)
     with claimed(folder):
         journal = TrialJournal(folder, identity, space)
