@@ -26,7 +26,7 @@ def graph_corpus(pairs: Pairs = PAIRS, features: bool = True) -> Corpus:
         {
             "id": names,
             "genres": [[str(i % 2), "all"] if i % 3 else [str(i % 2)] for i in names],
-            "brand": pa.array([None if i == 2 else i % 3 for i in names]),
+            "brand": pa.array([None if i == 2 else f"b{i % 3}" for i in names]),
         }
     )
     return Corpus.from_tables(

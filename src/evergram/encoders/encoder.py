@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema, refuse_other_types
 from evergram.encoders.popularity.popularity_factor import PopularityFactor, scaled_blocks
 from evergram.encoders.tables.embedding_tables import ROWS, join_blocks
 from evergram.encoders.tables.unit_rows import unit_rows
@@ -151,10 +151,11 @@ class Encoder(nn.Module, ABC):
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, and
-        hashed rows are copied whole.
+        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, the
+        bucket of a number gets the row of the bucket that its start is in, and hashed rows are
+        copied whole.
 
-        Raises: ShapeError: it has another architecture.
+        Raises: ShapeError: it has another architecture. DataError: a feature has another type.
         """
         if self.dim != other.dim:
             raise ShapeError(
@@ -185,8 +186,9 @@ class Encoder(nn.Module, ABC):
             if not is_table:
                 value.copy_(rows)
                 continue
-            keys = self.schema.vocabularies[own_tables[name]].keys
-            places = other.schema.vocabularies[own_tables[name]].rows(keys)
+            mine_of, theirs_of = (e.schema.vocabularies[own_tables[name]] for e in (self, other))
+            refuse_other_types(own_tables[name].removeprefix("feature."), theirs_of, mine_of)
+            places = theirs_of.rows(mine_of.keys)
             for known in torch.split(torch.nonzero(places >= 0).flatten(), ROWS):
                 value[known.to(value.device)] = rows[places[known].to(rows.device)].to(value)
 

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Vocabulary
+from evergram.data.columnar.feature_types import is_measure, measures_of, type_name
+from evergram.data.corpus import Vocabulary, to_tensor
 from evergram.encoders.features import EntityInputs, Schema
 from evergram.errors import DataError
 
@@ -216,7 +217,19 @@ def _bag(
     else:
         owner, keys = pa.array(np.arange(size)), column
     owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
-    read, own = _keys(keys, name), vocabulary.keys.type
+    own = vocabulary.keys.type
+    if is_measure(own):
+        read = measures_of(keys, own, name)
+        counts = torch.bincount(owner, minlength=size)
+        if int(counts.max()) > 1:
+            raise DataError(
+                f"Object {int(counts.argmax())} has {int(counts.max())} values of {name!r}, which "
+                f"is a {type_name(own)}; give one."
+            )
+        # A missing one is an empty bag, whose row the encoder knows.
+        owner, read = owner[to_tensor(pc.is_valid(read))], pc.drop_null(read)
+    else:
+        read = _keys(keys, name)
     # Text that reads as an integer is one, as JSON and CSV have it; a text is never guessed.
     if pa.types.is_integer(read.type) and not pa.types.is_integer(own):
         raise DataError(

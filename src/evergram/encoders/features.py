@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.data.columnar.feature_types import bucket_starts, is_measure, positions, type_name
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
 from evergram.encoders.hashed_rows import HashedRows
 from evergram.errors import DataError
@@ -22,7 +24,8 @@ class EntityInputs:
 
     Args:
         ids: int64 [B], rows of the id vocabulary, -1 for an id that it does not have.
-        bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1].
+        bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1];
+            of a number or time that is missing, none.
         has_all_ids: True where no id is -1, so that reading a table needs no mask.
         in_order: True where ids are 0 to B - 1, as of the corpus that the vocabularies are of.
         hashed: int64 [B], rows of the id table where these are hashed, -1 for a missing id; else
@@ -45,6 +48,20 @@ class EntityInputs:
         for _, offsets in self.bags.values():
             known = known | (offsets[1:] > offsets[:-1])
         return known
+
+    def bag(self, name: str, of_missing: int | None) -> tuple[Tensor, Tensor]:
+        """Return the ragged rows of a feature, in which an empty bag has the row `of_missing`.
+
+        Args:
+            of_missing: `Vocabulary.row_of_missing`; None leaves the bags as they are.
+        """
+        indices, offsets = self.bags[name]
+        if of_missing is None:
+            return indices, offsets
+        empty = offsets[1:] == offsets[:-1]
+        first = torch.cat([indices, indices.new_zeros(1)])[offsets[:-1]]
+        rows = torch.where(empty, of_missing, first)
+        return rows, torch.arange(len(rows) + 1, device=rows.device)
 
     @property
     def table_rows(self) -> Tensor:
@@ -92,8 +109,8 @@ class Schema:
             id_name = "id" if corpus.shared_ids else f"{name}.id"
             vocabularies[id_name] = side.vocabulary
             inputs[name] = {"id": id_name}
-            for feature, column in side.features.items() if features else ():
-                vocabularies[f"feature.{feature}"] = column.vocabulary
+            for feature in side.features if features else ():
+                vocabularies[f"feature.{feature}"] = _vocabulary_of(corpus, feature)
                 inputs[name][feature] = f"feature.{feature}"
         tables = [table_name(name) for name in vocabularies]
         if twice := {name for name in tables if tables.count(name) > 1}:
@@ -143,7 +160,9 @@ class Schema:
                 bags[feature] = (torch.zeros(0, dtype=torch.int64), empty)
                 continue
             column = entities.features[feature]
-            translated = self.vocabularies[vocabulary_name].rows(column.vocabulary.keys)
+            vocabulary = self.vocabularies[vocabulary_name]
+            refuse_other_types(feature, vocabulary, column.vocabulary)
+            translated = vocabulary.rows(column.vocabulary.keys)
             indices = translated[column.indices]
             known = indices >= 0
             before = torch.zeros(len(known) + 1, dtype=torch.int64)
@@ -155,3 +174,29 @@ class Schema:
         has_all = in_order or bool((ids >= 0).all())
         hashed = self.hashed_rows(side, entities.vocabulary.keys)
         return EntityInputs(ids, bags, has_all, in_order, hashed)
+
+
+def refuse_other_types(feature: str, mine: Vocabulary, other: Vocabulary) -> None:
+    """Raises: DataError: a feature is a number or a time in one vocabulary and not in the other."""
+    kinds = [mine.keys.type, other.keys.type]
+    if kinds[0] != kinds[1] and any(is_measure(kind) for kind in kinds):
+        raise DataError(
+            f"The feature {feature!r} is a {type_name(kinds[1])} here, and the encoder was trained "
+            f"with a {type_name(kinds[0])}: a cell that is not one makes its column a category. "
+            "Write it as before, or set upgrade.start = 'fresh'."
+        )
+
+
+def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
+    """Return the keys of a feature, which both sides may have; of numbers and times their buckets,
+    which depend on how many objects have which."""
+    columns = [
+        s.features[feature] for s in (corpus.queries, corpus.candidates) if feature in s.features
+    ]
+    vocabulary = columns[0].vocabulary
+    if not is_measure(vocabulary.keys.type):
+        return vocabulary
+    values = positions(vocabulary.keys)
+    given = np.concatenate([values[column.indices.numpy()] for column in columns])
+    missing = any(bool((c.offsets[1:] == c.offsets[:-1]).any()) for c in columns)
+    return Vocabulary(bucket_starts(given, vocabulary.keys.type, missing=missing))

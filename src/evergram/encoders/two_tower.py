@@ -26,6 +26,7 @@ class TwoTower(RowEncoder):
 
     Inputs of one vocabulary share a table, on one side or across both. A bag is the mean of its
     keys' rows; an empty bag and an unknown id are zero, so that features alone place an unseen id.
+    A number or a time is the row of its bucket; a missing one has a row of its own.
 
     Artefacts record the keyword arguments by these names, so they stay separate arguments.
 
@@ -120,7 +121,8 @@ class TwoTower(RowEncoder):
             if name == "id":
                 parts.append(look_up(table, inputs.table_rows, has_all=inputs.has_all_ids))
                 continue
-            indices, offsets = inputs.bags[name]
+            of_missing = self.schema.vocabularies[vocabulary].row_of_missing
+            indices, offsets = inputs.bag(name, of_missing)
             parts.append(
                 functional.embedding_bag(
                     indices, table.weight, offsets[:-1], mode="mean", sparse=True

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from evergram.collectives import is_first_process
+from evergram.data.columnar.features import summaries
+from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.training.callbacks import Callback
 from evergram.training.fit import Trained
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.training import TrainingRecipe
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def version_report(
@@ -24,6 +32,7 @@ def version_report(
         split: the one that it was last trained on, and tested by.
     """
     training = split.training
+    features = summaries(training.queries, training.candidates) if reads_features(trained) else []
     return {
         "version": version,
         "dim": trained.query.shape[1],
@@ -48,8 +57,25 @@ def version_report(
             "unknown_queries": split.unknown_queries,
             "trained_before": split.trained_before,
             "in_training": split.in_training,
+            **({"features": [asdict(one) for one in features]} if features else {}),
         },
     }
+
+
+def reads_features(trained: Trained) -> bool:
+    """Return whether an encoder has features of any side among its inputs."""
+    return any(len(inputs) > 1 for inputs in trained.encoder.schema.inputs.values())
+
+
+def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
+    """Say what each feature of a corpus is, and warn of those that say nothing of a new object; of
+    a model that reads them."""
+    if not recipe.model.chosen.reads_features:
+        return
+    for feature in summaries(corpus.queries, corpus.candidates):
+        progress.say(feature.sentence)
+        if feature.warning and is_first_process():
+            log.warning(feature.warning)
 
 
 def training_report(trained: Trained) -> dict[str, Any]:

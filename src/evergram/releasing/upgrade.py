@@ -20,7 +20,7 @@ from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.known_consumers.known_consumer import KnownConsumer
-from evergram.releasing.training_report import board_callbacks, version_report
+from evergram.releasing.training_report import board_callbacks, say_features, version_report
 from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
     own_encoder,
@@ -97,6 +97,7 @@ def train(
     refuse_both(encoder, trained)
     corpus = corpus_for(recipe, corpus)
     recipe = recorded_recipe(with_modules(recipe, encoder or trained), corpus)
+    say_features(recipe, corpus, Progress.of_choice(progress))
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
@@ -251,6 +252,7 @@ def _upgraded(
     context = replace(context, collectives=join_processes(context.device))
     corpus = corpus_for(recipe, corpus, lineage)
     recipe = recorded_recipe(recipe, corpus)
+    say_features(recipe, corpus, context.progress)
     plan = plan_upgrade(recipe, lineage, corpus, options)
     fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
     report = measure_upgrade(plan, fitted, context.collectives)

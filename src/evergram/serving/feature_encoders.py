@@ -108,7 +108,7 @@ def _inputs(
 def _columns(objects: Sequence[Features], names: Sequence[str]) -> dict[str, pa.Array]:
     """Return the ids and the features of objects, all as text: a request may mix it with numbers.
 
-    Vocabularies of integers know them as text too.
+    Vocabularies of numbers know them as text too.
     """
     ids = [None if described.id is None else str(described.id) for described in objects]
     columns = {ID: pa.array(ids, pa.string())}
@@ -118,5 +118,6 @@ def _columns(objects: Sequence[Features], names: Sequence[str]) -> dict[str, pa.
     return columns
 
 
-def _texts(keys: Key | list[Key]) -> list[str]:
-    return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
+def _texts(keys: Key | float | list[Key] | None) -> list[str]:
+    given = keys if isinstance(keys, list) else [] if keys is None else [keys]
+    return [str(key) for key in given]

@@ -8,6 +8,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictFloat,
     StrictInt,
     StrictStr,
     ValidatorFunctionWrapHandler,
@@ -26,7 +27,7 @@ class Features(BaseModel):
     """An object that an encoder embeds on the spot.
 
     Args:
-        features: feature name to a key, or to several.
+        features: feature name to a number, a time as text, a key or several; null is missing.
         id: the object's id, which the encoder uses where it knows it; no store is asked for it.
     """
 
@@ -35,7 +36,8 @@ class Features(BaseModel):
     )
 
     features: Annotated[
-        dict[str, Id | Annotated[list[Id], Field(fail_fast=True)]], Field(max_length=MOST_FEATURES)
+        dict[str, Id | StrictFloat | Annotated[list[Id], Field(fail_fast=True)] | None],
+        Field(max_length=MOST_FEATURES),
     ]
     id: Id | None = None
 
@@ -50,6 +52,6 @@ class Features(BaseModel):
             if len(value) > MOST_FEATURES:
                 raise ValueError(f"an object has at most {MOST_FEATURES} features")
             for name, keys in value.items():
-                if type(keys) not in (int, str, list):
+                if type(keys) not in (int, float, str, list, type(None)):
                     return check({name: keys})
         return check(value)

@@ -39,7 +39,7 @@ def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
     [
         ({"id": [1, 1], "a": [1, 2]}, "id 1 twice"),
         ({"name": [1]}, "no column 'id'"),
-        ({"id": [1], "price": [1.5]}, "holds floats"),
+        ({"id": [1], "price": [[1.5]]}, "lists of floats"),
         ({"id": [1], "tags": [["a", None]]}, "null inside a list"),
         ({"id": [1], "place": [{"x": 1}]}, "holds struct"),
         ({"id": [1], "raw": [b"\xe9"]}, "holds binary"),

@@ -10,18 +10,24 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from evergram.data.columnar.feature_types import MEASURE, is_measure, type_name, typed
 from evergram.data.columnar.interactions import check_ids
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
+
+# A category has nearly as many values as objects from this share of them, if there are so many.
+NEARLY_ALL, FEW = 0.9, 20
 
 
 @dataclass(frozen=True)
 class Feature:
     """A bag of keys (none, one or many) for each of N entities, stored as ragged rows.
 
+    A number or a time (see `feature_types`) is a bag of one value, or of none where it is missing.
+
     Args:
-        vocabulary: the keys.
+        vocabulary: the keys, or the distinct values, ascending.
         offsets: int64 [N + 1]; entity i owns `indices[offsets[i]:offsets[i + 1]]`.
         indices: int64, rows of the vocabulary.
     """
@@ -56,6 +62,79 @@ class Side:
         return Side(Vocabulary(keys), {n: f.take(rows) for n, f in self.features.items()})
 
 
+@dataclass(frozen=True)
+class FeatureSummary:
+    """What a feature of one side is.
+
+    Args:
+        side: "query" or "candidate".
+        type: "number", "time" or "category".
+        values: distinct values that objects of the side have.
+        coverage: share of its objects with a value.
+        most_frequent: the value that most of them have, as text; None if no object has one.
+        share: of the objects with a value, those with the most frequent one.
+        warning: what a person should know of it; None if nothing.
+    """
+
+    side: str
+    name: str
+    type: str
+    values: int
+    coverage: float
+    most_frequent: str | None
+    share: float
+    warning: str | None
+
+    @classmethod
+    def of(cls, side: str, name: str, feature: Feature) -> FeatureSummary:
+        counts = torch.bincount(feature.indices, minlength=len(feature.vocabulary))
+        objects, values = len(feature.offsets) - 1, int((counts > 0).sum())
+        given = int((feature.offsets[1:] > feature.offsets[:-1]).sum())
+        kind, most = type_name(feature.vocabulary.keys.type), None
+        if values:
+            most = feature.vocabulary.keys[int(counts.argmax())].cast(pa.string()).as_py()
+            most = most.removesuffix(".000000")  # of a time
+        warning = _not_a_measure(side, name, feature)
+        alone = values >= NEARLY_ALL * given and len(feature.indices) == given >= FEW
+        if kind == "category" and alone and warning is None:
+            warning = (
+                f"The {side} feature {name!r} has {values:,} values for {given:,} objects, such "
+                f"as {most!r}, so it says nothing of a new one; give words or kinds that objects "
+                "share, or leave the column out."
+            )
+        share = int(counts.max()) / given if values else 0.0
+        return cls(side, name, kind, values, given / max(1, objects), most, share, warning)
+
+    @property
+    def sentence(self) -> str:
+        most = "" if self.most_frequent is None else f", most often {self.most_frequent[:40]!r}"
+        return (
+            f"{self.side.capitalize()} feature {self.name}: {self.type}, {self.values:,} values, "
+            f"of {self.coverage:.0%} of {'queries' if self.side == 'query' else 'candidates'}{most}"
+            + (f" ({self.share:.0%})." if most else ".")
+        )
+
+
+def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
+    """Return a warning if most of the texts of a feature are numbers or times, and some are not."""
+    keys = feature.vocabulary.keys
+    if not pa.types.is_string(keys.type):
+        return None
+    others = keys.filter(pc.invert(pc.match_substring_regex(keys, MEASURE)))
+    if not 0 < len(others) <= (1 - NEARLY_ALL) * len(keys):
+        return None
+    return (
+        f"The {side} feature {name!r} is read as categories, as {others[0].as_py()!r} is neither a "
+        "number nor a time, and nearly all others are; write each cell as one, or leave it empty."
+    )
+
+
+def summaries(queries: Side, candidates: Side) -> list[FeatureSummary]:
+    """Return what each feature of both sides is."""
+    sides = (("query", queries), ("candidate", candidates))
+    return [FeatureSummary.of(s, n, f) for s, side in sides for n, f in side.features.items()]
+
+
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the concatenated values of some rows of a ragged table, and their offsets.
 
@@ -81,8 +160,8 @@ def features_of_sides(
     Args:
         sides: of queries, then of candidates: a table with a column `id` and one column a feature,
             or None; and the ids of the side.
-    Raises: DataError: a table has no ids, repeats one, or has none of the side's; or a feature
-        holds floats, types that are no keys, or a null in a list.
+    Raises: DataError: a table has no ids, repeats one, or has none of the side's; a column is no
+        feature, see `typed`, or has a null in a list; or one name is of two types.
     """
     ragged: list[dict[str, tuple[Tensor, pa.Array]]] = []
     for (table, vocabulary), side in zip(sides, ("query", "candidate"), strict=True):
@@ -91,6 +170,12 @@ def features_of_sides(
     for name in dict.fromkeys([*ragged[0], *ragged[1]]):
         values = [side[name][1] for side in ragged if name in side]
         if len({v.type for v in values}) > 1:
+            if any(is_measure(v.type) for v in values):
+                of_query, of_candidate = (type_name(v.type) for v in values)
+                raise DataError(
+                    f"The feature {name!r} is a {of_query} of queries and a {of_candidate} of "
+                    "candidates; rename one."
+                )
             values = [v.cast(pa.string()) for v in values]
         vocabularies[name] = Vocabulary.by_first_appearance(pa.concat_arrays(values))
     first, second = (
@@ -106,7 +191,7 @@ def features_of_sides(
 def _ragged_columns(
     table: pa.Table, vocabulary: Vocabulary, side: str
 ) -> dict[str, tuple[Tensor, pa.Array]]:
-    """Return each feature in the vocabulary's order, as offsets [N + 1] and flat keys."""
+    """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
     source = f"{side} features"
     if "id" not in table.column_names:
         has = ", ".join(table.column_names) or "none"
@@ -135,7 +220,7 @@ def _ragged_columns(
     for name in table.column_names:
         if name == "id":
             continue
-        column = table[name].combine_chunks().take(row_or_null)
+        column = typed(table[name], name, source).combine_chunks().take(row_or_null)
         kind = column.type
         if pa.types.is_fixed_size_list(kind):
             kind = pa.list_(kind.value_type)
@@ -146,22 +231,9 @@ def _ragged_columns(
         else:
             lengths = to_tensor(pc.is_valid(column)).to(torch.int64)
             flat = pc.drop_null(column)
-        if pa.types.is_floating(flat.type):
-            raise DataError(
-                f"{source} column {name!r} holds floats; bucket it into integers or strings first."
-            )
-        no_feature = DataError(
-            f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
-            "booleans, or of lists of them."
-        )
-        if pa.types.is_nested(flat.type) or pa.types.is_binary(flat.type):
-            raise no_feature
         if flat.null_count:
             raise DataError(f"{source} column {name!r} has a null inside a list; remove it.")
         offsets = torch.zeros(len(vocabulary) + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
-        try:
-            columns[name] = (offsets, plain(flat))
-        except pa.ArrowException:
-            raise no_feature from None
+        columns[name] = (offsets, flat if is_measure(flat.type) else plain(flat))
     return columns

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
+
+from evergram.data.columnar.feature_types import is_measure, measures_of, positions
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Distinct keys in a fixed order; the position of a key is its row.
 
+    Keys that are numbers or times ascend, and the row of a value is that of the largest key that is
+    no larger; of a smaller value than all, the first.
+
     Args:
-        keys: Arrow array [N] without nulls or repeats, int64 or string.
+        keys: Arrow array [N] without repeats or nulls, int64 or string; or float64 or timestamps,
+            of which the last may be null, the key of missing values.
     """
 
     keys: pa.Array
 
     @classmethod
     def by_first_appearance(cls, values: pa.Array) -> Vocabulary:
-        """Return the vocabulary of the distinct values, in the order in which they first appear."""
+        """Return the vocabulary of the distinct values, in the order in which they first appear;
+        of numbers and times, ascending."""
+        if is_measure(values.type):
+            return cls(pc.unique(values).sort())
         return cls(pc.unique(plain(values)))
 
     def __len__(self) -> int:
@@ -33,6 +43,8 @@ class Vocabulary:
 
     def rows(self, values: pa.Array) -> Tensor:
         """Return the row of each value, int64 [n]; -1 for a value that is no key."""
+        if is_measure(self.keys.type):
+            return self._rows_of_measures(values)
         values = plain(values)
         if values.type != self.keys.type:
             if pa.types.is_string(self.keys.type):
@@ -41,6 +53,18 @@ class Vocabulary:
                 values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
         rows = pc.index_in(values, value_set=self.keys).cast(pa.int64())
         return to_tensor(pc.fill_null(rows, -1))
+
+    def _rows_of_measures(self, values: pa.Array) -> Tensor:
+        starts = self.keys.drop_null()
+        of_missing = len(starts) if self.keys.null_count else -1
+        wanted = positions(measures_of(values, self.keys.type, ""))
+        rows = np.searchsorted(positions(starts), wanted, side="right") - 1
+        return torch.from_numpy(np.where(np.isnan(wanted), of_missing, rows.clip(min=0)))
+
+    @property
+    def row_of_missing(self) -> int | None:
+        """The row of missing numbers or times; None if it has none."""
+        return len(self.keys) - 1 if self.keys.null_count else None
 
     def same_keys(self, other: Vocabulary) -> bool:
         """Return True if both have the same keys in the same order."""

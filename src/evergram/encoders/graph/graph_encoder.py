@@ -154,7 +154,8 @@ class NodeInputs(nn.Module):
                     )
                     summed = summed + rows * (inputs.ids >= 0)[:, None]
                 continue
-            indices, offsets = inputs.bags[name]
+            of_missing = self.schema.vocabularies[vocabulary].row_of_missing
+            indices, offsets = inputs.bag(name, of_missing)
             summed = summed + functional.embedding_bag(
                 indices, self.tables[table_name(vocabulary)], offsets[:-1], mode="mean"
             )

@@ -43,8 +43,8 @@ class EncoderRecord(FrozenRecord):
     options: dict[str, Any]
     # For each side, input name to vocabulary name.
     inputs: dict[str, dict[str, str]]
-    # Vocabulary name to the type of its keys.
-    vocabularies: dict[str, Literal["int64", "string"]]
+    # Vocabulary name to the type of its keys: of ids and categories, of numbers, of times.
+    vocabularies: dict[str, Literal["int64", "string", "double", "timestamp[us]"]]
 
 
 class TransformRecord(FrozenRecord):

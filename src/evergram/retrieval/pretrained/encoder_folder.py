@@ -93,7 +93,11 @@ def write_encoder_folder(
         )
     if folder.exists() and not (folder / CONFIG).is_file():
         raise DataError(f"{folder} holds no encoder, so it is not replaced; give another folder.")
-    keys = {name: vocabulary.keys.to_pylist() for name, vocabulary in encoder.vocabularies.items()}
+    # As text, which JSON has of every number and time; integers are what they are.
+    keys = {
+        name: (v.keys if pa.types.is_integer(v.keys.type) else v.keys.cast(pa.string())).to_pylist()
+        for name, v in encoder.vocabularies.items()
+    }
     try:
         with new_folder(folder) as part:
             save_tensors(encoder.state, part / TENSORS)
@@ -161,7 +165,11 @@ def _vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
         return {
-            name: Vocabulary(pa.array(keys[name], pa.type_for_alias(kind)))
+            name: Vocabulary(
+                pa.array(keys[name], pa.int64() if kind == "int64" else pa.string()).cast(
+                    pa.type_for_alias(kind)
+                )
+            )
             for name, kind in record.vocabularies.items()
         }
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:

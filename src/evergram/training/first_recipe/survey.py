@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from evergram.data.columnar.features import FeatureSummary, summaries
 from evergram.data.corpus import Corpus
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
@@ -25,6 +26,7 @@ class Survey:
         held_out: pairs that are not trained on.
         unknown_queries, unknown_candidates: of these, those whose query, or else candidate,
             training never saw. The first are left out, the second are certain misses.
+        features: of both sides.
     """
 
     rows: int
@@ -39,6 +41,7 @@ class Survey:
     held_out: int
     unknown_queries: int
     unknown_candidates: int
+    features: list[FeatureSummary] = field(default_factory=list)
 
     @classmethod
     def of(cls, corpus: Corpus, split: Split) -> Survey:
@@ -59,6 +62,7 @@ class Survey:
             held_out=sum(map(len, pairs)) + split.unknown_queries,
             unknown_queries=split.unknown_queries,
             unknown_candidates=sum(int((p.candidate < 0).sum()) for p in pairs),
+            features=summaries(corpus.queries, corpus.candidates),
         )
 
     @property
@@ -82,6 +86,10 @@ class Survey:
             yield f"Times are from {date_text(self.first_time)} to {date_text(self.last_time)}."
         if self.lowest_value is not None:
             yield f"Values are from {self.lowest_value:g} to {self.highest_value:g}."
+        for feature in self.features:
+            yield feature.sentence
+            if feature.warning:
+                yield feature.warning
         yield (
             f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id "
             f"that training never sees: in {self.unknown_queries:,} the query (they are left out), "

@@ -1,0 +1,233 @@
+"""The types of features: a column is numbers, times or keys, however its file writes it.
+
+A number and a time are measures: an encoder puts their values into buckets, so that a value that
+training never had is in a bucket that it had. All else are keys, each with a vector of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from evergram.errors import DataError
+from evergram.ids import INTEGER, NOTHING, is_text
+
+NUMBER, TIME = pa.float64(), pa.timestamp("us")
+# Buckets of a measure at most; √n of n objects, but one for each value that enough of them have.
+MOST_BUCKETS, ENOUGH = 64, 4
+# The end of a name of integers that are keys, not numbers.
+CODE = re.compile(r"(\w{3}ids?|code|((^|[\W_])(ids?|key|no|nr|zip|plz)))$", re.IGNORECASE)
+# Numbers as text: 1,234.5 and 1.234,5. The sign for thousands cannot follow a zero.
+_EXPONENT = r"([eE][+-]?\d+)?"
+_POINT = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(,\d{{3}})+)(\.\d*)?|\.\d+){_EXPONENT} *$"
+_COMMA = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(\.\d{{3}})+)(,\d*)?|,\d+){_EXPONENT} *$"
+# Times as text. The second pattern is of one with a zone.
+_DATE = r"^ *\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?"
+_TIME, _ZONED = rf"{_DATE}(Z|[+-]\d\d:?\d\d)?)? *$", rf"{_DATE}(Z|[+-]\d\d:?\d\d)) *$"
+
+# Numbers or times that text may stand for; 00017 is a key.
+MEASURE = rf"{_TIME}|{_POINT}|{_COMMA}"
+
+
+def is_measure(kind: pa.DataType) -> bool:
+    """Return whether a vocabulary of this type is of numbers or of times."""
+    return kind in (NUMBER, TIME)
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return the name of a feature's type: "number", "time" or "category"."""
+    return {NUMBER: "number", TIME: "time"}.get(kind, "category")
+
+
+def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
+    """Return a column of features as what it means: numbers as float64, times as timestamps in UTC,
+    and keys as they are.
+
+    Numbers are those of any numeric type, but integers under a name such as brand_id or zip; and
+    text if all of its cells are numbers, with decimal points or decimal commas, and some is not a
+    plain integer. Times are dates and timestamps, and text that is one in every cell.
+
+    Args:
+        source: name of the table, for errors.
+    Raises: DataError: it holds lists of floats, a type of neither, or some times with a zone and
+        some without.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if _is_number(kind) and not (pa.types.is_integer(kind) and CODE.search(name)):
+        numbers = column.cast(pa.int64()) if pa.types.is_duration(kind) else column
+        numbers = numbers.cast(NUMBER, safe=False)
+        return pc.if_else(pc.is_nan(numbers), None, numbers)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return _in_utc(column)
+    if is_text(kind):
+        texts = column.cast(pa.string())
+        wanted, given = type_of_texts(texts), _given(texts)
+        if wanted == TIME:
+            _refuse_some_zones(given, name, source)
+            return _times(given)
+        # Whether a comma is decimal follows from all cells. Of 1,234 alone it does not, but then
+        # all are as many times too large.
+        decimal = "." if _all_match(given, _POINT) else ","
+        return texts if wanted is None else _numbers(given, decimal=decimal)
+    if _is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_floating(kind):
+        raise DataError(
+            f"{source} column {name!r} holds lists of floats; give each number a column of its own."
+        )
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_interval(kind):
+        raise DataError(
+            f"{source} column {name!r} holds {kind}; a feature is of numbers, times, text or "
+            "booleans, or of lists of integers or text."
+        )
+    return column
+
+
+def type_of_texts(texts: pa.ChunkedArray) -> pa.DataType | None:
+    """Return the measure that texts are, if every cell that is not missing is one; None for keys,
+    such as integers: 00017 is a key, and what is no key in a text file is an integer there."""
+    given = _given(texts)
+    if given.null_count == len(given) or _all_match(given, INTEGER):
+        return None
+    if _all_match(given, _TIME):
+        return TIME
+    digits = r"^ *\d+ *$"  # 00017 and 17
+    if not _all_match(given, digits) and (_all_match(given, _POINT) or _all_match(given, _COMMA)):
+        return NUMBER
+    return None
+
+
+def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Return each of some objects' values as a number or a time, null where it is missing; how one
+    is read does not depend on the others.
+
+    Args:
+        kind: NUMBER or TIME.
+        name: of the feature, for errors.
+    Raises: DataError: a value is not one, or a text such as 1,234 may be two numbers.
+    """
+    if is_text(values.type):
+        texts = _given(values.cast(pa.string()))
+        if kind == TIME:
+            read = _times(texts)
+        else:
+            point, comma = (_numbers(texts, decimal=sign) for sign in ".,")
+            read = pc.coalesce(point, comma)
+            unsure = pc.and_(pc.match_substring(texts, ","), pc.is_valid(pc.add(point, comma)))
+            read = pc.if_else(unsure, None, read)
+        row = pc.index(pc.and_(pc.is_valid(texts), pc.is_null(read)), True).as_py()
+        if row >= 0:
+            wanted = "a number such as 1234.5"
+            if kind == TIME:
+                wanted = "a time such as 2025-01-31 or 2025-01-31T12:00:00+01:00"
+            cell = texts[row].as_py()
+            raise DataError(f"The feature {name!r} of an object is {cell!r}; it must be {wanted}.")
+        return read
+    if pa.types.is_null(values.type):
+        return values.cast(kind)
+    if kind == NUMBER and _is_number(values.type):
+        numbers = values.cast(NUMBER, safe=False)
+        return pc.if_else(pc.is_nan(numbers), None, numbers)
+    if kind == TIME and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
+        return _in_utc(values)
+    raise DataError(f"The feature {name!r} is given as {values.type}; give a {type_name(kind)}.")
+
+
+def _refuse_some_zones(texts: pa.ChunkedArray, name: str, source: str) -> None:
+    """Raises: DataError: some times have a zone, and some have none."""
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    row = pc.index(zoned, False).as_py()
+    if row >= 0 and pc.any(zoned).as_py():
+        raise DataError(
+            f"{source} row {row + 1}: {name} is {texts[row].as_py()!r}, without a zone, and others "
+            "have one; write all of them in one way."
+        )
+
+
+def positions(measures: pa.Array) -> NDArray[np.float64]:
+    """Return numbers, or times in microseconds, as float64 [n]; NaN where one is missing."""
+    if measures.type == TIME:
+        measures = measures.cast(pa.int64()).cast(NUMBER, safe=False)
+    return np.asarray(pc.fill_null(measures, np.nan).to_numpy(zero_copy_only=False))
+
+
+def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bool) -> pa.Array:
+    """Return the smallest values of the buckets of a measure, ascending.
+
+    The buckets have about as many objects each; one without a bound below is the first.
+
+    Args:
+        values: [n] of objects, without NaN.
+        kind: NUMBER or TIME.
+        missing: whether there is a bucket of missing values, the last, whose key is null.
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    count = min(MOST_BUCKETS, round(len(values) ** 0.5))
+    # Bounds are half-way between two values, those that divide the objects most evenly.
+    shares = np.arange(1, count) * len(values) / max(count, 1)
+    ends = np.unique(np.searchsorted(np.cumsum(counts), shares))
+    if len(distinct) <= max(count, min(MOST_BUCKETS, len(values) // ENOUGH)):
+        ends = np.arange(len(distinct))
+    ends = ends[ends < len(distinct) - 1]
+    starts = np.append(distinct[:1], (distinct[ends] + distinct[ends + 1]) / 2)
+    keys = pa.array(starts)
+    if kind == TIME:
+        keys = pa.array(starts.astype(np.int64)).cast(TIME)
+    return pa.concat_arrays([keys, pa.nulls(int(missing), kind)])
+
+
+def _numbers(texts: pa.ChunkedArray, *, decimal: str) -> pa.ChunkedArray:
+    """Return texts as float64; null where one is not a number with this decimal sign."""
+    thousands = "," if decimal == "." else "."
+    matches = pc.match_substring_regex(texts, _POINT if decimal == "." else _COMMA)
+    plain = pc.if_else(matches, pc.utf8_trim_whitespace(texts), None)
+    plain = pc.replace_substring(plain, thousands, "")
+    return pc.replace_substring(plain, decimal, ".").cast(NUMBER)
+
+
+def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts as timestamps in UTC, which one without a zone is in."""
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    plain = pc.replace_substring(pc.utf8_trim_whitespace(texts), ",", ".")
+    plain = pc.if_else(pc.match_substring_regex(texts, _TIME), plain, None)
+    with_zone = pc.if_else(zoned, plain, None).cast(pa.timestamp("ns", "UTC"))
+    without = pc.if_else(zoned, None, plain).cast(pa.timestamp("ns"))
+    return pc.coalesce(_in_utc(with_zone), _in_utc(without))
+
+
+def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    return times.cast(pa.timestamp("us", getattr(times.type, "tz", None)), safe=False).cast(TIME)
+
+
+def _given(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts with null for words such as NULL and n/a."""
+    return pc.if_else(pc.match_substring_regex(texts, NOTHING), None, texts)
+
+
+def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_integer,
+            pa.types.is_floating,
+            pa.types.is_decimal,
+            pa.types.is_duration,
+        )
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )

@@ -1,0 +1,207 @@
+"""A catalogue of prices, dates and names, from its file to a new product's vector."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.command import Command
+from tests.support.running_service import running
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.factory import restore_encoder
+from evergram.errors import DataError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.publish import publish
+from evergram.releasing.upgrade import train, upgrade
+from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+RECIPE = """
+name = "lamps"
+[data]
+kind = "table"
+path = "clicks.csv"
+columns = { query = "user", candidate = "item" }
+candidate_features = "catalogue.csv"
+[model]
+kind = "two_tower"
+dim = 8
+[task]
+penalty = 10
+l2 = 0.1
+[training]
+epochs = 1
+table_rate = 0.1
+[upgrade]
+alone = false
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of clicks, a German catalogue, and two versions trained on them."""
+    folder, draw = tmp_path_factory.mktemp("shop"), random.Random(0)
+    lines = ["id;preis;eingestellt;name"]
+    for i in range(60):
+        price = "" if i == 7 else f"{draw.uniform(5, 1500):.2f}".replace(".", ",")
+        lines.append(f"i{i};{price};2025-01-{i % 28 + 1:02}T00:00:00+01:00;Lampe Nr {i}")
+    (folder / "catalogue.csv").write_text("\n".join(lines))
+    pairs = {(draw.randrange(60), draw.randrange(60)) for _ in range(900)}
+    pairs |= {(i, i) for i in range(60)}
+    clicks = "".join(f"u{u};i{i}\n" for u, i in sorted(pairs))
+    (folder / "clicks.csv").write_text("user;item\n" + clicks)
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lineage(shop: Path) -> Lineage:
+    recipe = Recipe.load(shop / "recipe.toml")
+    lineage = Lineage.create(shop / "lineage", "lamps")
+    publish(lineage, train(recipe, progress=False))
+    # One more product, at a price above all.
+    with (shop / "catalogue.csv").open("a") as file:
+        file.write("\ni60;9.999,00;2025-03-01T00:00:00+01:00;Lampe Nr 60")
+    with (shop / "clicks.csv").open("a") as file:
+        file.write("".join(f"u{u};i60\n" for u in range(30)))
+    publish(lineage, upgrade(recipe, lineage, progress=False))
+    return lineage
+
+
+def test_train_says_what_each_feature_is_and_warns_of_names(
+    lineage: Lineage, tmp_path: Path, evergram: Command
+) -> None:
+    result = evergram(
+        "train", lineage.path.parent / "recipe.toml", "--lineage", tmp_path / "new", "--json"
+    )
+    said = {one["name"]: one for one in result.json["data"]["features"]}
+    assert {n: one["type"] for n, one in said.items()} == {
+        "preis": "number",
+        "eingestellt": "time",
+        "name": "category",
+    }
+    assert said["preis"]["coverage"] == 1 - 1 / said["name"]["values"]
+    assert said["eingestellt"]["values"] == 29
+    lines = result.err.splitlines()
+    for name, kind in (("preis", "number"), ("eingestellt", "time"), ("name", "category")):
+        assert any(line.startswith(f"Candidate feature {name}: {kind}") for line in lines)
+    assert sum("warning" in line and "'name'" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_new_product_is_encoded_by_its_price_as_the_others_are(
+    lineage: Lineage, version: int, tmp_path: Path
+) -> None:
+    encoder = lineage.encoder(version)
+    table = encoder.module.tables["feature/preis"].weight  # type: ignore[union-attr, index]
+    vocabulary = encoder.module.schema.vocabularies["feature.preis"]
+    assert (vocabulary.keys.type, vocabulary.keys.null_count) == (pa.float64(), 1)
+    with torch.no_grad():  # no two rows are alike
+        table.copy_(torch.arange(table.numel()).view_as(table))  # type: ignore[operator]
+    prices = ["12,34", 12.34, "1.234,56", 1234.56, None]
+    one, same, dear, as_dear, missing = (
+        encoder.encode([{"preis": price, "eingestellt": "2025-01-05T00:00:00+01:00"}])[0]
+        for price in prices
+    )
+    assert np.array_equal(one, same)
+    assert np.array_equal(dear, as_dear)
+    assert not np.allclose(one, dear)
+    assert not np.allclose(missing, one)
+    encoder.save_pretrained(tmp_path / "encoder")
+    again = PretrainedEncoder.from_pretrained(tmp_path / "encoder")
+    objects = [{"preis": 700, "eingestellt": "2025-01-09"}, {"preis": None, "name": "Lampe Nr 3"}]
+    assert np.array_equal(again.encode(objects), encoder.encode(objects))
+
+
+def test_published_vectors_are_those_of_the_catalogue_encoded_again(lineage: Lineage) -> None:
+    corpus = load_corpus(Recipe.load(lineage.path.parent / "recipe.toml"))
+    ids, vectors = lineage.embeddings("candidate")
+    encoded = lineage.encoder().encode(corpus)
+    rows = corpus.candidates.vocabulary.rows(ids)
+    assert len(ids) == 61
+    assert np.allclose(vectors.numpy(), encoded[rows], atol=1e-6)
+
+
+def test_an_upgrade_starts_each_bucket_from_the_one_that_it_was_in(lineage: Lineage) -> None:
+    first, second = (lineage.encoder(version).module for version in (0, 1))
+    third = type(second)(second.schema, 8, generator=torch.Generator())  # type: ignore[call-arg]
+    third.start_from(first)
+    mine = second.schema.vocabularies["feature.preis"]
+    rows = first.schema.vocabularies["feature.preis"].rows(mine.keys)
+    tables = [m.tables["feature/preis"].weight for m in (first, third)]  # type: ignore[union-attr, index]
+    assert bool((tables[1] == tables[0][rows]).all())  # type: ignore[index]
+
+
+def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:
+    features: list[dict[str, Any]] = [
+        {"preis": 12.34, "eingestellt": "2025-01-05T00:00:00+01:00", "name": None},
+        {"preis": "1.234,56"},
+        {"preis": None, "eingestellt": "2025-01-05"},
+    ]
+    with running(lineage.path) as service:
+        asked = {"model": "lamps@v1", "input": [{"features": f} for f in features]}
+        asked["side"] = "candidate"
+        answer = service.post("/v1/embeddings", asked)
+        assert answer.status_code == 200, answer.text
+        bad = [
+            service.post("/v1/embeddings", asked | {"input": [{"features": {"preis": price}}]})
+            for price in ("cheap", "1,234")
+        ]
+    vectors = [row["embedding"] for row in answer.json()["data"]]
+    alone = [lineage.encoder(1).encode([one])[0] for one in features]
+    assert np.allclose(vectors, alone, atol=1e-6)
+    assert [one.status_code for one in bad] == [400, 400]
+    assert "'cheap'" in bad[0].text
+
+
+def test_a_price_says_who_buys_a_new_product() -> None:
+    """People buy at the price that they like, and a fifth of the products come later."""
+    draw = np.random.default_rng(0)
+    price, liked = (np.exp(draw.normal(3, 1, 300)) for _ in range(2))
+    noise = draw.gumbel(size=(300, 300))
+    near = -((np.log(price) - np.log(liked)[:, None]) ** 2) * 8 + noise
+    bought = np.argsort(-near, axis=1)[:, :12]
+    new = set(range(240, 300))
+    pairs = [(u, int(i)) for u in range(300) for i in bought[u] if i not in new]
+
+    def recall(cells: list[Any]) -> float:
+        features = pa.table({"id": list(range(300)), "price": cells})
+        corpus = Corpus.of(pairs, candidate_features=features)
+        recipe = Recipe.of(
+            {
+                "data": {"kind": "python"},
+                "model": {"kind": "two_tower", "dim": 8, "hidden": []},
+                "task": {"penalty": 10, "l2": 0.1},
+                "training": {"epochs": 8, "refit": False, "batch_size": 128},
+            }
+        )
+        artefact = train(recipe, corpus, progress=False)
+        parts = artefact.encoder
+        assert parts is not None
+        encoder = restore_encoder(
+            parts.kind, parts.options, parts.inputs, parts.state, parts.vocabularies, "it"
+        )
+        module = PretrainedEncoder(encoder, None, None, {})  # type: ignore[arg-type]
+        queries = module.encode(corpus, "query")
+        objects = pa.table({"price": cells[240:]})
+        try:
+            candidates = module.encode(objects, "candidate")
+        except DataError:  # no new category is known
+            candidates = np.zeros((60, 8), np.float32)
+        order = np.argsort(-(queries @ candidates.T), axis=1, kind="stable")[:, :10] + 240
+        users = corpus.queries.vocabulary.keys.to_pylist()
+        found, wanted = 0, 0
+        for row, user in enumerate(users):
+            mine = new & set(bought[user].tolist())
+            found, wanted = found + len(mine & set(order[row].tolist())), wanted + len(mine)
+        return found / wanted
+
+    of_numbers, of_categories = recall(price.tolist()), recall([f"p{p}" for p in price])
+    assert of_numbers > 2 * of_categories
