@@ -104,7 +104,7 @@ def test_a_new_product_is_encoded_by_its_price_as_the_others_are(
     vocabulary = encoder.module.schema.vocabularies["feature.preis"]
     assert (vocabulary.keys.type, vocabulary.keys.null_count) == (pa.float64(), 1)
     with torch.no_grad():  # no two rows are alike
-        table.copy_(torch.arange(table.numel()).view_as(table))  # type: ignore[operator]
+        table.copy_(torch.arange(table.numel()).view_as(table))
     prices = ["12,34", 12.34, "1.234,56", 1234.56, None]
     one, same, dear, as_dear, missing = (
         encoder.encode([{"preis": price, "eingestellt": "2025-01-05T00:00:00+01:00"}])[0]
@@ -136,7 +136,7 @@ def test_an_upgrade_starts_each_bucket_from_the_one_that_it_was_in(lineage: Line
     mine = second.schema.vocabularies["feature.preis"]
     rows = first.schema.vocabularies["feature.preis"].rows(mine.keys)
     tables = [m.tables["feature/preis"].weight for m in (first, third)]  # type: ignore[union-attr, index]
-    assert bool((tables[1] == tables[0][rows]).all())  # type: ignore[index]
+    assert bool((tables[1] == tables[0][rows]).all())
 
 
 def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:

@@ -11,8 +11,10 @@ from evergram.serving.object_features import MOST_FEATURES, Features
 
 
 def test_keys_keep_their_types() -> None:
-    described = Features.model_validate({"features": {"year": 1990, "genre": ["war", "7"]}})
-    assert described.features == {"year": 1990, "genre": ["war", "7"]}
+    features = {"year": 1990, "price": 9.5, "genre": ["war", "7"], "listed": None}
+    described = Features.model_validate({"features": features})
+    assert described.features == features
+    assert isinstance(described.features["year"], int)
     assert described.id is None
     assert Features.model_validate({"features": {}, "id": "007"}).id == "007"
 
@@ -21,11 +23,9 @@ def test_keys_keep_their_types() -> None:
     "wrong",
     [
         {"id": 1},
-        {"features": {"year": 1.5}},
         {"features": {"year": True}},
-        {"features": {"year": None}},
         {"features": {"year": [[1]]}},
-        {"features": {"year": 2**63}},
+        {"features": {"price": float("nan")}},
         {"features": {"genre": "x" * 1025}},
         {"features": {}, "id": 1.0},
         {"features": {}, "genre": "war"},

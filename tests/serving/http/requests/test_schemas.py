@@ -36,7 +36,7 @@ def problem(schema: type[BaseModel], request: Any) -> tuple[str, str | None]:
         (EmbeddingsRequest, {"input": 1.5}, "'input' is an id or a text, a list of these", "input"),
         (
             EmbeddingsRequest,
-            {"input": {"features": {"year": 1.5}}},
+            {"input": {"features": {"year": True}}},
             "or objects with 'features': input should be a valid integer",
             "input",
         ),
