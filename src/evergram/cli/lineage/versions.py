@@ -134,7 +134,8 @@ def check(
 ) -> None:
     """Show how well the newest version is read as every past one; exit code 1 past a limit.
 
-    Every published file is compared with its hash first.
+    Every published file is compared with its hash first, and then transforms with canaries, stored
+    vectors with both, and lineage.json with the folders; exit code 1 if they contradict each other.
     """
     from evergram.lineage.canary_check import (
         CompatibilityLimits,
@@ -142,12 +143,14 @@ def check(
         past_limits,
     )
     from evergram.lineage.canary_check import as_json as reading_json
+    from evergram.lineage.contradictions import contradictions
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 
     opened = Lineage.open(lineage)
     readings = diagnose_lineage(opened)
     checked = opened.checked_files
+    wrong = contradictions(opened)
     sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
@@ -158,6 +161,7 @@ def check(
                 **facts,
                 "readings": rows,
                 "past_limits": sentences,
+                "contradictions": wrong,
                 "warnings": warnings,
                 "checked": checked,
             }
@@ -168,9 +172,11 @@ def check(
             f"{len(checked)} files were compared with their hashes, all that are published: "
             f"{_described(opened, checked)}."
         )
+    for sentence in wrong:
+        write_line("contradiction", sentence, level="warning")
     for sentence in sentences:
         write_line("past_limit", sentence, level="warning")
-    if sentences:
+    if sentences or wrong:
         sys.exit(1)
 
 

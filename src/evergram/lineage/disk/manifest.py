@@ -57,6 +57,9 @@ class TransformRecord(FrozenRecord):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+_OPTIONAL = ("text_encoder", "canary_error")
+
+
 class Manifest(ChecksummedRecord):
     """The contents of `versions/<n>/manifest.json`."""
 
@@ -76,6 +79,9 @@ class Manifest(ChecksummedRecord):
     embeddings: dict[str, str]
     # The encoder of text that made the vectors of a version from files, if it is known.
     text_encoder: TextEncoderRecord | None = None
+    # The relative error of the transform on canaries of this version and of the one before, if
+    # both have some.
+    canary_error: float | None = None
     # Before format 3 none was written.
     written_fingerprint: str = Field(default="", alias="fingerprint", exclude=True)
 
@@ -87,11 +93,9 @@ class Manifest(ChecksummedRecord):
 
     @model_serializer(mode="wrap")
     def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # An Evergram that knows no encoders of text refuses the field, and reads all else.
+        # An Evergram that does not know a field refuses it, and reads all else.
         fields: dict[str, Any] = write(self)
-        if fields.get("text_encoder", ...) is None:
-            del fields["text_encoder"]
-        return fields
+        return {k: v for k, v in fields.items() if k not in _OPTIONAL or v is not None}
 
     @property
     def cuts(self) -> tuple[int, ...]:

@@ -39,9 +39,11 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     number = catalog.next_version
     pairs = pair_history_of(catalog)
     check_artefact(catalog, artefact)
+    error = None
     if number:
         newest = catalog.newest
-        check_transform_on_canaries(artefact, catalog.reader(newest).canaries(), newest)
+        past = catalog.reader(newest).canaries()
+        error = check_transform_on_canaries(artefact, past, newest)
     made = [] if number else not_there_yet(catalog.path)
     with writing(catalog.path, catalog.remote), removed_on_failure(made):
         record = _unchanged_record(catalog, artefact)
@@ -49,7 +51,7 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
             resolve = partial(record_changes.resolve, record)
             refuse_unprobed(catalog.address, artefact.metrics, number, resolve)
         clear_left(catalog.path, record)
-        manifest = _write(catalog, artefact, pairs)
+        manifest = _write(catalog, artefact, pairs, error)
         salt = None if artefact.trained is None else artefact.trained[0]
         record = record_changes.with_version(record, promote=promote, salt=salt)
         write_record(catalog.path, record, catalog.remote)
@@ -87,7 +89,9 @@ def _unchanged_record(catalog: Catalog, artefact: Artefact) -> LineageRecord:
         ) from error
 
 
-def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest:
+def _write(
+    catalog: Catalog, artefact: Artefact, pairs: PairHistory, canary_error: float | None
+) -> Manifest:
     """Write both folders of a version, each beside its place and renamed into it."""
     number = catalog.next_version
     old = _files_before(catalog)
@@ -114,6 +118,7 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
         {side: sample.moments() for side, sample in samples.items()},
         forward_map(samples, old),
         pairs.new(artefact.trained),
+        canary_error,
     )
     with new_folder(catalog.folder(number), mode) as folder:
         return write_version(folder, catalog.name, number, artefact, facts)

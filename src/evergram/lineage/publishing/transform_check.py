@@ -20,10 +20,14 @@ log: logging.Logger = logging.getLogger(__name__)
 ZEROS = 1.0
 
 
-def check_transform_on_canaries(artefact: Artefact, past: Mapping[str, Block], newest: int) -> None:
+def check_transform_on_canaries(
+    artefact: Artefact, past: Mapping[str, Block], newest: int
+) -> float | None:
     """Refuse a transform that does not lead to the version before, as its canaries show.
 
     Of an artefact with a model of its own it is a warning: its training would be lost.
+
+    Returns: the relative error on canaries that both have; None if there are none.
 
     Args:
         artefact: that could be the next version; see `check_artefact`.
@@ -32,12 +36,15 @@ def check_transform_on_canaries(artefact: Artefact, past: Mapping[str, Block], n
         comes with; or, if it comes with none, above that of vectors of zeros.
     """
     measured, stated = _measured(artefact, past), _relative(artefact.error)
-    if measured is None or measured.objects < LEAST_OBJECTS:
-        return
+    if measured is None:
+        return None
+    known = measured.relative if math.isfinite(measured.relative) else None
+    if measured.objects < LEAST_OBJECTS:
+        return known
     if stated is None and not measured.relative > ZEROS:
-        return
+        return known
     if stated is not None and not is_belied(stated, measured):
-        return
+        return known
     comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
     sentence = (
         f"The transform comes {comes}, and on {measured.objects} objects that version {newest} "
@@ -46,7 +53,7 @@ def check_transform_on_canaries(artefact: Artefact, past: Mapping[str, Block], n
     )
     if artefact.encoder is not None:
         log.warning(f"{sentence} Run 'evergram lineage check' before anyone reads it.")
-        return
+        return known
     raise DataError(
         f"{sentence} Nothing was published; give the transform that was fitted to these vectors, "
         "with its own error."

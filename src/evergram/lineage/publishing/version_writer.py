@@ -37,6 +37,7 @@ class PublicationFacts:
         embeddings: SHA-256 of the file of each side.
         moments: of the vectors of each side.
         forward: the map from the version before; None if there is none.
+        canary_error: of its transform, see `Manifest`.
         new_pairs: its training pairs that no earlier version was trained on; None if not known.
     """
 
@@ -44,6 +45,7 @@ class PublicationFacts:
     moments: Mapping[str, Moments] = field(default_factory=dict)
     forward: ForwardMap | None = None
     new_pairs: TrainedPairs | None = None
+    canary_error: float | None = None
 
 
 def write_version(
@@ -84,6 +86,7 @@ def write_version(
         files={path.name: sha256(path) for path in sorted(folder.iterdir())},
         embeddings=dict(facts.embeddings),
         text_encoder=artefact.text_encoder,
+        canary_error=facts.canary_error,
     )
     write_text(folder / "manifest.json", manifest.to_json())
     return manifest
