@@ -20,7 +20,8 @@ from tests.support.running_service import CountedStore, server, service_of
 from uvicorn.config import LOOP_FACTORIES
 
 from evergram.serving.app import create_app
-from evergram.serving.http.connections import READ, LimitedProtocol, uvicorn_server
+from evergram.serving.http.connections import EXTRA, READ, LimitedProtocol, Wait, uvicorn_server
+from evergram.serving.server import listen
 from evergram.serving.settings import ServiceSettings
 
 # Seconds that a test waits for what must come.
@@ -230,28 +231,118 @@ def test_a_connection_that_has_asked_is_kept_before_one_that_has_not(tmp_path: P
         assert read_answer(one).startswith(b"HTTP/1.1 200")
 
 
-def test_the_next_connection_is_refused_where_all_are_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LARGE = json.dumps({"input": [n % 300 for n in range(2048)]}).encode()
+# What a client sends to bring its connection into each state, and whether it then takes an answer.
+STATES: dict[Wait, tuple[bytes, bool]] = {
+    Wait.LINGER: (post_bytes(Content_Type="text/plain", Content_Length=100), True),
+    Wait.END: (post_bytes(LARGE, Connection="close"), False),
+    Wait.HEADERS: (b"POST /v1/embeddings HT", False),
+    Wait.NEXT: (post_bytes(), True),
+    Wait.READER: (post_bytes(LARGE), False),
+    Wait.BODY: (post_bytes()[:-5], False),
+    Wait.ANSWER: (post_bytes(json.dumps({"input": [299]}).encode()), False),
+}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Requests for object 299 wait for this event, and the service's sockets hold little."""
     go = threading.Event()
-    read = CountedStore._read
+    read, made = CountedStore._read, LimitedProtocol.connection_made
 
     def waiting(self: CountedStore, ids: Any) -> Any:
-        assert go.wait(PATIENCE)
+        assert ids.to_pylist() != [299] or go.wait(PATIENCE)
         return read(self, ids)
 
+    def small(self: LimitedProtocol, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
     monkeypatch.setattr(CountedStore, "_read", waiting)
-    with serving(tmp_path / "line", max_connections=2, timeout=PATIENCE) as service:
-        busy = [service.connect(post_bytes()) for _ in range(2)]
-        while service.handler.workers.busy < 2:
+    monkeypatch.setattr(LimitedProtocol, "connection_made", small)
+    yield go
+    go.set()
+
+
+@pytest.mark.parametrize("state", Wait)
+def test_a_service_that_is_full_in_any_state_answers(
+    tmp_path: Path, held: threading.Event, state: Wait
+) -> None:
+    sent, taken = STATES[state]
+    with serving(tmp_path / "line", max_connections=3, timeout=PATIENCE) as service:
+        connections = service.handler.connections
+        full = []
+        for _ in range(3):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(PATIENCE)
+            one.connect(("127.0.0.1", int(service.url.rpartition(":")[2])))
+            one.sendall(sent)
+            full.append(one)
+            if taken:
+                read_answer(one)
+        while [one.waits for one in connections.open] != [state] * 3:
             threading.Event().wait(0.01)
-        refusal = read_until_closed(service.connect(post_bytes()))
-        assert refusal.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 1" in refusal.lower()
-        assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
-        assert service.ended("refused") == 1
-        go.set()
-        assert all(read_answer(one).startswith(b"HTTP/1.1 200") for one in busy)
+        late = [service.connect() for _ in range(EXTRA + 5)] if state is Wait.ANSWER else []
+        with httpx.Client(base_url=service.url, timeout=PATIENCE) as client:
+            for path in ("/healthz", "/readyz"):
+                assert client.get(path, headers={"Connection": "close"}).status_code == 200
+            answer = client.post("/v1/embeddings", json={"input": 1})
+        if state is Wait.ANSWER:  # all are busy
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "busy"
+            assert service.ended("refused") >= 1 + 5
+            held.set()
+            assert all(read_answer(one).startswith(b"HTTP/1.1 200") for one in full)
+        else:
+            assert answer.status_code == 200
+            assert service.ended("full") >= 1
+        for one in (*full, *late):
+            one.close()
+
+
+def test_content_length_beside_transfer_encoding_is_refused(tmp_path: Path) -> None:
+    """A proxy may have believed the other one, and passed on a second request within the first."""
+    body = b"e\r\n" + ONE_ID + b"\r\n0\r\n\r\n"
+    hidden = b"GET /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with serving(tmp_path / "line") as service:
+        sent = post_bytes(body, Transfer_Encoding="chunked")
+        answer = read_until_closed(service.connect(sent + hidden))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_http_1_0_names_no_host(tmp_path: Path) -> None:
+    with serving(tmp_path / "line") as service:
+        answer = read_until_closed(service.connect(b"GET /v1/models HTTP/1.0\r\n\r\n"))
+        assert answer.startswith(b"HTTP/1.1 200")
+        foreign = b"GET /v1/models HTTP/1.0\r\nHost: evil.example\r\n\r\n"
+        assert read_until_closed(service.connect(foreign)).startswith(b"HTTP/1.1 421")
+
+
+def test_a_service_that_stops_answers_what_was_sent_and_says_so(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+    with listen(tmp_path / "line", port=0) as stopping:
+        port = int(stopping.url.rpartition(":")[2])
+        thread = threading.Thread(target=stopping.run)
+        thread.start()
+        clients = [socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(2)]
+        for one in clients:
+            one.sendall(post_bytes())
+            assert b"connection: close" not in read_answer(one).lower()
+        stopping.stop()
+        late = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        while not stopping._uvicorn.connections.stopping:  # type: ignore[attr-defined]
+            threading.Event().wait(0.01)
+        for one in (*clients, late):
+            one.sendall(post_bytes())
+        for one in (*clients, late):
+            answer = read_until_closed(one)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" in answer.lower()
+            one.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def test_bytes_that_are_not_http_are_refused(tmp_path: Path) -> None:

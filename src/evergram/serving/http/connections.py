@@ -9,7 +9,10 @@ connections like busy ones.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
@@ -17,30 +20,47 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
+from starlette.responses import Response
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergram.log_lines import LogFormat, log_format
 from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.http.call import JSON
 from evergram.serving.settings import ServiceSettings
 
-# Connections beyond the limit that get an answer saying so; any further one is cut off.
-REFUSED = 64
+# Connections beyond the limit that may ask; any further one takes the place of the oldest of them.
+EXTRA = 64
+# Pages that are answered however busy the service is.
+HEALTH = ("/healthz", "/readyz")
+# Seconds that a request has to arrive whole before it is refused.
+PATIENCE = 1.0
+# Seconds for which a service that is told to stop goes on answering, so that clients with an open
+# connection learn of it.
+DRAIN = 1.0
 # Bytes of a request's headers.
 HEADERS = 1 << 14
 # Bytes that are read from a connection at once. An event loop by itself reads a quarter of a
 # megabyte, which in HTTP chunks of one byte each keeps it busy for more than a second.
 READ = 1 << 14
+_CLOSE = (b"connection", b"close")
 
 
 class Wait(Enum):
-    """The event that a connection waits for."""
+    """The event that a connection waits for. Where there is no room for a new connection, one that
+    waits for its client gives way, in this order; only `ANSWER` keeps its place."""
 
+    LINGER = auto()  # the client's end of a body that is no longer read: the request is answered
+    END = auto()  # the client taking what was written, before the connection closes
     HEADERS = auto()  # the first request, or the rest of a request's headers
     NEXT = auto()  # the next request, of which nothing has come
+    READER = auto()  # the client taking more of the answer
+    BODY = auto()  # the rest of a request's body
     ANSWER = auto()  # the service's answer
-    LINGER = auto()  # the client's end of a body that is no longer read
-    END = auto()  # the client taking what was written, before the connection closes
+
+
+# Those of which the client does not wait for an answer that is still to be written.
+_ANSWERED = (Wait.LINGER, Wait.END, Wait.READER)
 
 
 @dataclass
@@ -48,41 +68,54 @@ class Connections:
     """The open connections of a service.
 
     Args:
-        most: how many may be open.
+        most: how many may be open; `EXTRA` more may ask for a page of `HEALTH`.
         silence: seconds that a client may be silent within a request.
         ended: called with the reason whenever the service closes a connection that its client kept
             open.
+        stopping: whether the service ends: every answer says that its connection is closed.
     """
 
     most: int
     silence: float
     ended: Callable[[str], None]
+    stopping: bool = False
     open: set[LimitedProtocol] = field(default_factory=set)
-    refused: set[LimitedProtocol] = field(default_factory=set)
+    extra: dict[LimitedProtocol, None] = field(default_factory=dict)
     # Those that wait for their client, longest first.
     waiting: dict[Wait, dict[LimitedProtocol, None]] = field(
-        default_factory=lambda: {Wait.HEADERS: {}, Wait.NEXT: {}}
+        default_factory=lambda: {event: {} for event in Wait if event is not Wait.ANSWER}
     )
 
     def add(self, new: LimitedProtocol) -> bool:
         """Admit a connection, in place of a waiting one where there is no room.
 
-        The one that has waited for its client longest is closed, first of those that never sent a
-        request.
-
         Returns: False where every connection is busy, and the new one is not admitted.
         """
+        if new in self.open:
+            return True
         if len(self.open) >= self.most:
-            silent = [first for waiting in self.waiting.values() for first in list(waiting)[:1]]
-            if not silent:
+            first = next((one for waiting in self.waiting.values() for one in waiting), None)
+            if first is None:
                 return False
-            silent[0].end("full")
+            self.remove(first)
+            first.give_way()
+        self.extra.pop(new, None)
         self.open.add(new)
+        self.wait(new, new.waits)
         return True
+
+    def add_extra(self, new: LimitedProtocol) -> None:
+        """Let a connection ask that was not admitted."""
+        if len(self.extra) >= EXTRA:
+            oldest = next(iter(self.extra))
+            self.remove(oldest)
+            self.ended("refused")
+            oldest.transport.abort()
+        self.extra[new] = None
 
     def remove(self, closed: LimitedProtocol) -> None:
         self.open.discard(closed)
-        self.refused.discard(closed)
+        self.extra.pop(closed, None)
         self.wait(closed, None)
 
     def wait(self, connection: LimitedProtocol, event: Wait | None) -> None:
@@ -97,30 +130,53 @@ class LimitedProtocol(H11Protocol):
     """uvicorn's protocol, which closes a connection that waits too long. One a connection."""
 
     rules: ClassVar[Connections]
-    _waits: Wait | None = None
+    waits: Wait | None = None
     _timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.rules.add(self):
-            self._settle()
+        self._application, self.app = self.app, self._answer
+        if not self.rules.add(self):
+            self.rules.add_extra(self)
+        self._settle()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request that may be answered, and say where the connection is then closed."""
+
+        async def last(message: Any) -> None:
+            if self.rules.stopping and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], _CLOSE]}
+            await send(message)
+
+        error = None
+        names = [name for name, _ in scope["headers"]]
+        if b"content-length" in names and b"transfer-encoding" in names:
+            # RFC 9112, 6.1: a proxy may have believed the other one.
+            both = "The request has both Content-Length and Transfer-Encoding; send one of them."
+            error, why = RefusedError(400, "http", both), "invalid"
+        elif not self.rules.add(self) and scope["path"] not in HEALTH:
+            busy = "Too many connections are open already; try again."
+            error, why = RefusedError(503, "busy", busy), "refused"
+        if error is None:
+            await self._application(scope, receive, last)
             return
-        self.rules.ended("refused")
-        if len(self.rules.refused) >= REFUSED:
-            transport.abort()
-            return
-        self.rules.refused.add(self)
-        busy = RefusedError(503, "busy", "Too many connections are open already; try again.")
-        self._send(error_response(busy))
-        # Closing at once could lose the answer, where a request is on its way.
-        transport.write_eof()
-        self._wait(Wait.LINGER)
+        self.rules.ended(why)
+        # Closing while a part of the request is on its way could lose the answer.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while (await receive()).get("more_body"):
+                    pass
+        refusal = error_response(error)
+        headers = {**refusal.headers, "connection": "close"}
+        await Response(refusal.body, refusal.status, headers, JSON)(scope, receive, send)
 
     def data_received(self, data: bytes) -> None:
-        if self in self.rules.refused or self._waits is Wait.END:
+        if self.waits is Wait.END:
             return
         super().data_received(data)
+        if self.waits is Wait.BODY:
+            self.rules.wait(self, Wait.BODY)  # it has waited for its client no longer
         self._settle()
 
     def on_response_complete(self) -> None:
@@ -148,12 +204,24 @@ class LimitedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._settle()
         self._watch_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reader_timer is not None and self._waits is not Wait.END:
+        self._settle()
+        if self._reader_timer is not None and self.waits is not Wait.END:
             self._reader_timer.cancel()
+
+    def give_way(self) -> None:
+        """Close the connection for a new one."""
+        if self.waits in _ANSWERED:
+            self.rules.ended("full")
+            self.transport.abort()
+            return
+        unanswered = self.waits is Wait.BODY and self.conn.our_state is h11.SEND_RESPONSE
+        busy = RefusedError(503, "busy", "Others are waiting; send the whole request at once.")
+        self.end("full", busy if unanswered else None)
 
     def end(self, why: str, error: RefusedError | None = None) -> None:
         """Close the connection, whatever its client does.
@@ -173,33 +241,32 @@ class LimitedProtocol(H11Protocol):
         client, ours = self.conn.their_state, self.conn.our_state
         if self.transport.is_closing():
             now = Wait.END
+        elif self.flow.write_paused:
+            now = Wait.READER
         elif client is h11.IDLE:
             begun = self.cycle is None or bool(self.conn.trailing_data[0])
             now = Wait.HEADERS if begun else Wait.NEXT
         elif client is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE):
             now = Wait.LINGER
         else:
-            now = Wait.ANSWER
-        if now is not self._waits:
+            now = Wait.BODY if client is h11.SEND_BODY else Wait.ANSWER
+        if now is not self.waits:
             self._wait(now)
 
     def _wait(self, event: Wait) -> None:
-        self._waits = event
+        self.waits = event
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.rules.wait(self, event)
         if event is Wait.END:
-            self.rules.remove(self)
             self._watch_reader(self.transport.get_write_buffer_size())
             return
-        self.rules.wait(self, event)
         if event in (Wait.HEADERS, Wait.LINGER):
             self._timer = self.loop.call_later(self.rules.silence, self._expired)
 
     def _expired(self) -> None:
-        if self in self.rules.refused:
-            self.transport.close()
-        elif self._waits is Wait.LINGER:
+        if self.waits is Wait.LINGER:
             self.end("unread_body")
         elif self.conn.trailing_data[0]:
             late = f"The headers were not complete after {self.rules.silence:g} seconds."
@@ -278,6 +345,24 @@ class ReadInPieces(asyncio.BufferedProtocol):
         self._reads.resume_writing()
 
 
+class StoppingServer(uvicorn.Server):
+    """A server that, told to stop, first answers the requests that have been sent.
+
+    uvicorn closes idle connections at once, also those with a request on its way.
+    """
+
+    connections: Connections
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.connections.stopping = True
+        end = time.monotonic() + DRAIN
+        # At least once: connections may have been made that are not accepted yet.
+        await asyncio.sleep(0.1)
+        while self.connections.open and not self.force_exit and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await super().shutdown(sockets)
+
+
 def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections) -> uvicorn.Server:
     """Return a uvicorn server of an application that keeps to the limits on connections."""
 
@@ -287,7 +372,7 @@ def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections
     def protocol(**options: Any) -> asyncio.BaseProtocol:
         return ReadInPieces(Protocol(**options))
 
-    return uvicorn.Server(
+    server = StoppingServer(
         uvicorn.Config(
             app,
             host=settings.host,
@@ -304,3 +389,5 @@ def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections
             timeout_graceful_shutdown=max(1, int(settings.timeout)),
         )
     )
+    server.connections = connections
+    return server

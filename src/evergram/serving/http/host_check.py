@@ -51,7 +51,7 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         try:
-            self._check(Headers(raw=scope["headers"]), scope["method"])
+            self._check(Headers(raw=scope["headers"]), scope["method"], scope["http_version"])
         except RefusedError as error:
             refusal = error_response(error)
             self._refused(refusal)
@@ -60,10 +60,11 @@ class HostCheck:
             return
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers, method: str) -> None:
+    def _check(self, headers: Headers, method: str, http: str) -> None:
         """Refuse a foreign host, and a foreign page. Raises: RefusedError."""
         host, port = _parted(headers.get("host", ""))
-        if not self._is_ours(host):
+        # HTTP/1.0 names no host, and no browser speaks it.
+        if not self._is_ours(host) and (http != "1.0" or "host" in headers):
             name = host or "none that can be read"
             raise RefusedError(
                 421,
