@@ -5,20 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, publish, read_as
+from tests.support.publishing import publish_next
 from tests.support.running_service import Running, read_from_dictionaries, running, server
+from tests.support.store_kinds import STORES
 
+from evergram.compatibility.transforms import AffineTransform
 from evergram.errors import ServiceError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.change_watch import ChangeWatch
@@ -219,6 +227,120 @@ def test_a_store_that_does_not_answer_is_not_ready(
     assert "/srv" not in served.get("/readyz").text
     monkeypatch.undo()
     until(lambda: served.get("/readyz").status_code == 200)
+
+
+ROWS, DIM = 60, 8
+VECTORS = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0))
+
+
+def multiple(version: int) -> Artefact:
+    """A version of `version + 1` times the same vectors, exact as any version before."""
+    back = None
+    if version:
+        back = AffineTransform.from_matrix(
+            torch.eye(DIM) * version / (version + 1), torch.zeros(DIM)
+        )
+    vectors = {"object": (pa.array(range(ROWS)), VECTORS * (version + 1.0))}
+    return Artefact(DIM, vectors, back, {"metrics": {"model": {}}, "version": version}, {})
+
+
+KINDS = ["own", *(kind for kind in STORES if kind != "dictionary")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_under_way_reads_on_from_what_a_change_replaces(
+    tmp_path: Path, kind: str
+) -> None:
+    lineage = Lineage.create(tmp_path / "line", "line")
+    publish_next(lineage, multiple(0))
+    lineage.label("stable", 0)
+    store = None if kind == "own" else STORES[kind](tmp_path, "int64")
+    if store is not None:
+        fill(lineage, store, "object")
+    service = Service.open(lineage.path, None if store is None else {"object": store.address})
+    for step in ("publish", "promote", "put back", "promote"):
+        with service.entered() as state:
+            lineage = Lineage.open(lineage.path)
+            if step == "publish":
+                publish_next(lineage, multiple(1), promote=False)
+            else:
+                lineage.promote(0 if step == "put back" else 1)
+            assert service.refresh()
+            for version in range(state.lineage.newest + 1):
+                expected = (VECTORS * (version + 1.0)).numpy()
+                embedded = state.reader.embed([7], version)
+                assert_allclose(embedded.vectors[0], expected[7], atol=1e-4)
+                (hits,) = state.reader.search(expected[7], 1, version, metric="l2")
+                assert hits.ids.to_pylist() == [7]
+    service.close()
+    if store is not None:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "own" else pytest.mark.long) for k in KINDS]
+)
+def test_no_request_fails_while_versions_come_and_go(tmp_path: Path, kind: str) -> None:
+    """Versions are published aside, promoted, put back and filled, in every kind of store, while
+    requests for each of them are answered over HTTP; every vector and every hit is right."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    publish_next(lineage, multiple(0))
+    store = None if kind == "own" else STORES[kind](tmp_path, "int64")
+    if store is not None:
+        fill(lineage, store, "object")
+    stores = None if store is None else {"object": store.address}
+    stop, wrong, answers = threading.Event(), list[str](), Counter[int]()
+
+    def ask(url: str, path: str) -> None:
+        key = 0
+        with httpx.Client(base_url=url, timeout=60) as http:
+            while not stop.is_set():
+                key = (key + 1) % ROWS
+                asked = {"input": [key]} if path == "embeddings" else {"id": key, "metric": "l2"}
+                for version in ("newest", "stable", 0):
+                    answer = http.post(f"/v1/{path}", json={**asked, "version": version})
+                    if answer.status_code != 200:
+                        wrong.append(answer.text)
+                        continue
+                    number, (row, *_) = answer.json()["evergram"]["version"], answer.json()["data"]
+                    answers[number] += 1
+                    if path == "search" and row["hits"][0]["id"] != key:
+                        wrong.append(f"{row} for {key}")
+                    if path == "embeddings":
+                        expected = (VECTORS[key] * (number + 1.0)).tolist()
+                        if row["embedding"] != pytest.approx(expected, abs=1e-4):
+                            wrong.append(f"{key} at {number}, from {answer.headers}")
+
+    def load(url: str, *, refill: bool) -> None:
+        if refill and store is not None:
+            fill(Lineage.open(lineage.path), store, "object")
+        lineage_now, before = Lineage.open(lineage.path), answers.copy()
+
+        def taken() -> bool:
+            new = answers - before
+            there = httpx.get(f"{url}/readyz").json()["version"] == lineage_now.production
+            return bool(wrong) or (there and new[lineage_now.newest] > 5 and new[0] > 5)
+
+        until(taken)
+
+    lineage.label("stable", 0)
+    service = Service.open(lineage.path, stores)
+    with server(create_app(service, ServiceSettings(poll=0.02))) as url:
+        threads = [threading.Thread(target=ask, args=(url, p)) for p in ("embeddings", "search")]
+        for thread in threads:
+            thread.start()
+        for version in (1, 2):
+            publish_next(Lineage.open(lineage.path), multiple(version), promote=False)
+            load(url, refill=False)
+            for production in (version, version - 1, version):
+                Lineage.open(lineage.path).promote(production)
+                load(url, refill=True)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if store is not None:
+        store.close()
+    assert not wrong, (len(wrong), sum(answers.values()), wrong[0])
 
 
 def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:

@@ -103,8 +103,15 @@ class OpenRecord:
             self._identity = _identity(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
-        """Return whether the file at the path is still this one."""
-        return self._identity == _identity(os.stat(self._path))  # noqa: PTH116 - asked at every call
+        """Return whether the file at the path is still this one, or was the last one there.
+
+        Who has a store open goes on reading it when another process removes it.
+        """
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - asked at every call
+        except FileNotFoundError:
+            return True
+        return self._identity == _identity(status)
 
     def __del__(self) -> None:
         # Not earlier: a thread may be comparing inodes.
