@@ -59,8 +59,8 @@ def test_candidates_of_equal_score_are_in_the_order_of_their_rows(
     assert [score for score, _ in found] == sorted(-score for score in scores)[:k]
 
 
-@pytest.mark.parametrize("budget", [None, 64, 4000, 20_000])
-@pytest.mark.parametrize("k", [0, 1, 2, 10, 64, 299, 300, 400])
+@pytest.mark.parametrize("budget", [None, 4000])
+@pytest.mark.parametrize("k", [0, 1, 10, 299, 400])
 @pytest.mark.parametrize("kind", ["signs", "zeros", "some zeros", "few numbers"])
 def test_where_scores_tie_for_the_last_place_the_lowest_rows_are_taken(
     kind: str, k: int, budget: int | None
