@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -23,6 +26,7 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.serving import listen_processes
+from evergram.serving.server_processes import ServerProcesses
 from evergram.serving.settings import ServiceSettings
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.parquet import write_embeddings
@@ -208,6 +212,46 @@ def test_a_folder_of_qdrant_is_of_one_process(tmp_path: Path, address: str) -> N
     stores = {"object": address.format(tmp_path)}
     with pytest.raises(ServiceError, match="--processes asks for 2: serve with --processes 1"):
         listen_processes(tmp_path, 2, stores=stores)
+
+
+def test_a_service_answers_when_all_have_started_and_replaces_who_was_killed_before(
+    tmp_path: Path,
+) -> None:
+    lineage_of(tmp_path / "shop", versions=1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made: list[ServerProcesses] = []
+    failed: list[Exception] = []
+
+    def start() -> None:
+        try:
+            made.append(listen_processes(tmp_path / "shop", 2, port=port))
+        except Exception as error:
+            failed.append(error)
+
+    def child(number: int) -> Any:
+        named = [p for p in multiprocessing.active_children() if p.name.endswith(f"-{number}")]
+        return named[0] if named else None
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    soon(lambda: child(1) is not None or bool(failed))
+    # The first could answer by now, and does not yet.
+    with socket.create_connection(("127.0.0.1", port)) as asking:
+        asking.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        killed = [child(0).pid, child(1).pid]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        asking.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            asking.recv(1)
+        starting.join(PATIENCE)
+        assert not failed
+        with made[0] as service:
+            assert {child(0).pid, child(1).pid}.isdisjoint(killed)
+            asking.settimeout(PATIENCE)
+            assert asking.recv(12) == b"HTTP/1.1 200"
+            assert service.as_json()["processes"] == 2
 
 
 def test_why_a_replacement_cannot_serve_is_logged(

@@ -43,6 +43,8 @@ log: logging.Logger = logging.getLogger("evergram.serving")
 PAUSE = 1.0
 # Seconds beyond the timeout of requests after which a process that should end is killed.
 GRACE = 10.0
+# Processes that may be killed before all have started, and are started again.
+KILLED = 10
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class _Running:
     pipe: Connection
     facts: dict[str, Any] | None = None
 
+    def go(self) -> None:
+        """Let it answer requests."""
+        with suppress(OSError):  # one that has ended is replaced
+            self.pipe.send(None)
+
 
 class ServerProcesses:
     """Several processes that serve one lineage at one address; `run` keeps them alive.
@@ -81,14 +88,20 @@ class ServerProcesses:
         self._stopping = threading.Event()
         self._spawn = get_context("spawn")
         self._running: list[_Running] = []
+        self._killed = 0
         try:
             # The first fills the stores, which the others then find filled.
             for number in range(count):
                 self._running.append(self._start(number))
                 if not number:
-                    self._await(self._running[0])
-            for running in self._running[1:]:
-                self._await(running)
+                    self._await(0)
+            waits = range(1, count)
+            while waits:
+                for number in waits:
+                    self._await(number)
+                waits = [n for n, r in enumerate(self._running) if not r.process.is_alive()]
+            for running in self._running:
+                running.go()
         except BaseException:
             self.close()
             raise
@@ -170,19 +183,35 @@ class ServerProcesses:
         theirs.close()
         return _Running(process, ours)
 
-    def _await(self, running: _Running) -> None:
-        """Wait until a process listens. Raises: ServiceError: it cannot, or has ended."""
-        try:
-            facts = running.pipe.recv()
-        except EOFError:
+    def _await(self, number: int) -> None:
+        """Wait until a process could answer; one that was killed is started again.
+
+        Raises: ServiceError: it cannot answer, or has ended by itself.
+        """
+        while True:
+            running = self._running[number]
+            facts: dict[str, Any] | None = None
+            with suppress(EOFError, ConnectionError):
+                facts = running.pipe.recv()
+            if facts is not None and "error" in facts:
+                raise ServiceError(facts["error"])
+            if facts is not None:
+                running.facts = facts
+                return
             running.process.join()
-            raise ServiceError(
-                f"A process of the service ended with code {running.process.exitcode} before it "
-                "could answer; its log is above."
-            ) from None
-        if "error" in facts:
-            raise ServiceError(facts["error"])
-        running.facts = facts
+            code, self._killed = running.process.exitcode, self._killed + 1
+            if code is None or code >= 0 or self._killed > KILLED:
+                raise ServiceError(
+                    f"A process of the service ended with code {code} before it could answer; its "
+                    "log is above."
+                )
+            log.error(
+                "Process %d of the service (pid %s) ended with code %s before it could answer; "
+                "another is started.",
+                *(number, running.process.pid, code),
+            )
+            running.pipe.close()
+            self._running[number] = self._start(number)
 
     def _replace_ended(self) -> None:
         for number, running in enumerate(self._running):
@@ -198,9 +227,9 @@ class ServerProcesses:
             running.pipe.close()
             if not self._stopping.wait(PAUSE):
                 # The others answer meanwhile, so nobody waits until it listens.
-                self._running[number] = replace(
-                    self._start(number, again=True), facts=running.facts
-                )
+                new = replace(self._start(number, again=True), facts=running.facts)
+                self._running[number] = new
+                new.go()
 
     def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -277,6 +306,9 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
             pipe.send({"error": str(error)})
         sys.exit(1)
     pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
+    # Clients wait until all processes could answer.
+    with suppress(EOFError, OSError):
+        pipe.recv()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     server.run()
 
