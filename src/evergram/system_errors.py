@@ -22,6 +22,8 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EINVAL: "name a file or a folder of this machine's disk",
+    errno.ENOSYS: "name a place on another, such as a disk of this machine",
+    errno.ENOLCK: "name a place on another, such as a disk of this machine",
     errno.EBUSY: "wait until no other program uses it, or name another place",
 }
 
@@ -36,7 +38,7 @@ def reason_and_remedy(error: OSError, meanwhile: str = "") -> str:
     number = error.errno or next(
         (n for n in _REMEDIES if os.strerror(n).lower() in str(error).lower()), 0
     )
-    reason = os.strerror(number) if number in _REMEDIES else error.strerror or str(error)
+    reason = error.strerror or (os.strerror(number) if number else str(error))
     remedy = _REMEDIES.get(number, "see that this file can be read and written, and try again")
     if meanwhile:
         return f"{reason.rstrip('.')}; {meanwhile}. {remedy[0].upper()}{remedy[1:]}"

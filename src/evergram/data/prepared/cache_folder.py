@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
-
 from evergram.atomic_files import new_folder, remove_tree
 from evergram.errors import DataError
+from evergram.file_lock import file_lock
 
 LOCK = ".lock"
 Read = TypeVar("Read")
@@ -67,7 +66,7 @@ def _writing(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder around `folder`. Raises: DataError: as of `derived_folder`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / LOCK):
+        with file_lock(folder.parent / LOCK):
             yield
     except OSError as error:
         why = error.strerror or str(error).rstrip(".")

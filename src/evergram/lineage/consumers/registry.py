@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import write_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
+from evergram.file_lock import file_lock
 from evergram.lineage.consumers.probe_files import (
     checked_probe_files,
     keep_probe,
@@ -227,7 +228,7 @@ class ConsumerRegistry:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 check_parts(self.folder)
                 check_tree(self.folder, self.folder / "probes")
-                lock = FileLock(self.folder / ".lock", PATIENCE, mode=file_mode(self.folder))
+                lock = file_lock(self.folder / ".lock", PATIENCE, mode=file_mode(self.folder))
                 stack.enter_context(lock)
             except Timeout:
                 raise LineageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
+from evergram.file_lock import FileLock, file_lock
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.lock import describe_process, this_process
+from evergram.system_errors import reason_and_remedy
 
 LOCK, OWNER = "training.lock", "training.json"
 
@@ -38,9 +41,12 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
             f"Another process is training the next version of {lineage}: {_owner(work)}. Only one "
             "can be published after the present version; wait until it is, or stop one of them."
         ) from None
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK):
+            raise LineageError(
+                f"{lineage} cannot be trained: {reason_and_remedy(error)}."
+            ) from error
         # A lineage that cannot be written cannot be published to either, so no claim is needed.
-        pass
     owner = work / OWNER
     try:
         if lock.is_locked and lock.lock_counter == 1:
@@ -103,7 +109,7 @@ def clear_work(work: Path, keep: str) -> None:
 
 def _lock(work: Path) -> FileLock:
     # One object for each path in a process, so that a nested claim does not wait for itself.
-    return FileLock(work / LOCK, is_singleton=True, thread_local=False)
+    return file_lock(work / LOCK, is_singleton=True, thread_local=False)
 
 
 def _is_empty(work: Path) -> bool:

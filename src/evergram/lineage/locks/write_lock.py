@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors import SafetensorError
 
 from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
+from evergram.file_lock import file_lock
 from evergram.lineage.disk.lineage_record import LineageRecord, read_record
 from evergram.lineage.disk.path_check import check_parts
 from evergram.lineage.disk.permissions import file_mode
@@ -34,7 +35,7 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         check_parts(path)
         with (
-            FileLock(path / ".lock", timeout=0, mode=file_mode(path)),
+            file_lock(path / ".lock", timeout=0, mode=file_mode(path)),
             nullcontext() if remote is None else remote.transaction(),
         ):
             yield

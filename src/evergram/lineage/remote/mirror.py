@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import make_folder, mirror_content, replacing_path
 from evergram.errors import IntegrityError, LineageError
+from evergram.file_lock import file_lock
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.remote.addresses import mirror_of
 from evergram.lineage.remote.storage import RemoteStorage
@@ -61,7 +62,7 @@ class Remote:
             self._mirror_embeddings(remove=False)
         with (
             suppress(Timeout),
-            FileLock(self.folder / ".lock", timeout=0),
+            file_lock(self.folder / ".lock", timeout=0),
             self.storage.driver_errors("read"),
         ):
             # If the lock is held, a publication of this machine is writing these very files.

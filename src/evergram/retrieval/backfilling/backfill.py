@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import make_folder, remove_folder
 from evergram.errors import EvergramError, IntegrityError, LineageError
+from evergram.file_lock import file_lock
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
@@ -293,7 +294,7 @@ class Backfill:
     def _locked(self) -> Iterator[None]:
         make_folder(self.folder.parent, self._mode)
         try:
-            with FileLock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=0):
+            with file_lock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=0):
                 yield
         except Timeout:
             raise LineageError(

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import write_bytes
 from evergram.errors import DataError, EvergramError, FormatError, StoreError
+from evergram.file_lock import file_lock
 from evergram.stores.store import ID_TYPES, Space
 from evergram.system_errors import reason_and_remedy
 
@@ -62,7 +63,7 @@ def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
     Raises: StoreError: another process holds it for too long, or the disk cannot be written.
     """
     try:
-        with FileLock(folder / f"{name}.lock", timeout=WAIT):
+        with file_lock(folder / f"{name}.lock", timeout=WAIT):
             yield
     except Timeout:
         raise StoreError(

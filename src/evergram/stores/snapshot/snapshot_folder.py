@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import sync
 from evergram.errors import EvergramError, IntegrityError, StoreError
+from evergram.file_lock import file_lock
 from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
 from evergram.stores.snapshot.generation import Generation
 from evergram.stores.snapshot.segment import Segment
@@ -45,7 +46,7 @@ class SnapshotFolder:
         self._loading = False
         self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
         # Processes are kept apart by the file, threads of this one by the other lock.
-        self._file_lock = FileLock(path / ".lock", thread_local=False)
+        self._file_lock = file_lock(path / ".lock", thread_local=False)
 
     def create(self, id_type: str) -> None:
         """Make an empty store unless there is one. Raises: StoreError: it cannot be written."""

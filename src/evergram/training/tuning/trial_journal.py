@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import make_folder, write_text
 from evergram.errors import RecipeError, TrainingError
+from evergram.file_lock import file_lock
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.tuning.proposals import Trial
 from evergram.training.tuning.search_space import SearchSpace
@@ -27,7 +28,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Raises: RecipeError: another process searches there. TrainingError: it cannot be written.
     """
-    lock, made = FileLock(folder / LOCK, timeout=0), not folder.exists()
+    lock, made = file_lock(folder / LOCK, timeout=0), not folder.exists()
     try:
         make_folder(folder)
         lock.acquire()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evergram.atomic_files import (
     commit,
@@ -18,6 +18,7 @@ from evergram.atomic_files import (
 )
 from evergram.data.prepared.prepared_record import NAME
 from evergram.errors import DataError
+from evergram.file_lock import file_lock
 from evergram.system_errors import reason_and_remedy
 
 
@@ -30,8 +31,8 @@ def writing(out: Path) -> Iterator[None]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         path = out.with_name(f".{out.name}.lock")
-        path.open("ab").close()  # FileLock waits where no file can be made
-        lock = FileLock(path, timeout=0)
+        path.open("ab").close()  # the lock waits where no file can be made
+        lock = file_lock(path, timeout=0)
         lock.acquire()
     except Timeout:
         raise DataError(f"Another process is preparing {out}; wait for it and try again.") from None
