@@ -80,8 +80,8 @@ def test_a_step_reads_nothing_back(small: Recipe, settings: list[str]) -> None:
         (["gramian.kind=sogram", "gramian.rate=0.05"], {"_local_scalar_dense": 2}),
         # Its own, and that of the projection.
         (["gramian.kind=storm", "gramian.rate=0.05"], {"_local_scalar_dense": 4}),
-        # Distinct ids of a batch of each side.
-        (["gramian.kind=sagram", "training.precondition=0.0"], {"_unique2": 2}),
+        # Distinct ids of each side: of the batch apart, and of the pairs.
+        (["gramian.kind=sagram", "training.precondition=0.0"], {"_unique2": 4}),
     ],
 )
 def test_what_waits_waits_so_often(
