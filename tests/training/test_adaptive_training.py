@@ -67,4 +67,6 @@ def test_adaptive_sampling_trains_every_encoder_the_same_for_the_same_seed(
         recipe.model_dump(), ["gramian.sampler=linear", "gramian.pool_size=null"][:1]
     )
     other = fit_encoder(linear, split, 0, RunContext(CPU))
-    assert not torch.equal(one.query, other.query)
+    # The cache of tables of ids is exact: what is drawn apart has nothing to correct.
+    exact = encoder == "factorization" and gramian == "kind=sagram"
+    assert torch.equal(one.query, other.query) == exact
