@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from evergram import texts as texts
     from evergram import training as training
     from evergram import vector_files as vector_files
+    from evergram.compatibility.aligner.aligner import Aligner
     from evergram.data.corpus import Corpus
     from evergram.data.prepared.writing.prepare import prepare
     from evergram.data.prepared.writing.settings import PrepareSettings
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
+    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.view import View
@@ -57,11 +59,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aligner",
     "Artefact",
     "Client",
     "Corpus",
     "EncoderModules",
     "EvergramError",
+    "GramianPenalty",
     "Lineage",
     "PrepareSettings",
     "PretrainedEncoder",
@@ -83,11 +87,13 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "compatibility.aligner.aligner": "Aligner",
         "data.corpus": "Corpus",
         "data.prepared.writing.prepare": "prepare",
         "data.prepared.writing.settings": "PrepareSettings",
         "encoders.encoder_modules": "EncoderModules",
         "errors": "EvergramError",
+        "gramian.gramian_penalty.gramian_penalty": "GramianPenalty",
         "lineage.artefact": "Artefact",
         "lineage.lineage": "Lineage",
         "lineage.view": "View",
@@ -105,4 +111,11 @@ export_lazily(
     },
     folders="compatibility data encoders evaluation gramian lineage releasing retrieval serving "
     "stores tasks texts training vector_files",
+    guesses={
+        "fit": "evergram.train",
+        "Model": "evergram.train(recipe, …), or a loss of your own with evergram.GramianPenalty",
+        "Dataset": "evergram.Corpus",
+        "load": "evergram.load_corpus, evergram.load_encoder or evergram.Lineage.open",
+        "open": "evergram.Lineage.open or evergram.Reader.open",
+    },
 )

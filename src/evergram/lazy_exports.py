@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
+
+from evergram.did_you_mean import instead
 
 
 class LazyPackage(ModuleType):
@@ -29,10 +31,25 @@ class LazyPackage(ModuleType):
             return import_module(f"{self.__name__}.{name}")
         homes: Mapping[str, str] = vars(self).get("_lazy_homes", {})
         if name not in homes:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {self.__name__!r} has no attribute {name!r}{self._instead(name)}",
+                name=name,
+                obj=self,
+            )
         value = getattr(import_module(homes[name]), name)
         setattr(self, name, value)
         return value
+
+    def _instead(self, name: str) -> str:
+        """Return the end of a sentence: where the name is, or which one was probably meant."""
+        if name.startswith("_"):
+            return ""
+        homes, folders = vars(self).get("_lazy_homes", {}), vars(self).get("_lazy_folders", ())
+        for folder in folders:
+            package = import_module(f"{self.__name__}.{folder}")
+            if name in vars(package).get("_lazy_homes", {}):
+                return f"; use {package.__name__}.{name}"
+        return instead(name, vars(self).get("_lazy_guesses", {}), [*folders, *homes])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and name in vars(self).get("_lazy_homes", {}):
@@ -43,7 +60,12 @@ class LazyPackage(ModuleType):
         return sorted([*vars(self)["_lazy_homes"], *vars(self)["_lazy_folders"]])
 
 
-def export_lazily(package: str, files: Mapping[str, str], folders: str = "") -> None:
+def export_lazily(
+    package: str,
+    files: Mapping[str, str],
+    folders: str = "",
+    guesses: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Let a package export names of its files without importing these files.
 
     The package also lists the names in `__all__`, and imports them under `if TYPE_CHECKING` so that
@@ -58,8 +80,10 @@ def export_lazily(package: str, files: Mapping[str, str], folders: str = "") -> 
         files: by a file's dotted name below the package, the names that the package exports from
             it, separated by spaces.
         folders: names of packages inside the package, which are imported at their first use too.
+        guesses: by the pattern of a name that other libraries have, what to use in place of it.
     """
     module = sys.modules[package]
     homes = {name: f"{package}.{file}" for file, names in files.items() for name in names.split()}
     vars(module).update(_lazy_homes=homes, _lazy_folders=tuple(folders.split()))
+    vars(module)["_lazy_guesses"] = guesses
     module.__class__ = LazyPackage

@@ -181,8 +181,11 @@ def test_no_rows_that_take_part_have_no_loss() -> None:
         ({"past": []}, "past is \\[\\]; give the dim of version 0"),
         ({"past": [4, 5]}, "past is \\[4, 5\\]"),
         ({"past": 0}, "past is 0"),
-        ({"kind": "mlp"}, "'mlp' is none of linear, truncate"),
-        ({"kind": LinearTransform(3, 3)}, r"The transform is \[3, 3\]; from 3 dims to 2 it must"),
+        ({"transform": "mlp"}, "'mlp' is none of linear, truncate"),
+        (
+            {"transform": LinearTransform(3, 3)},
+            r"The transform is \[3, 3\]; from 3 dims to 2 it must",
+        ),
         ({"weight": -1.0}, "weight is -1.0; it is at least 0"),
         ({"unit": "dims"}, "unit is 'dims'"),
         ({"steps": "all"}, "steps is 'all'"),

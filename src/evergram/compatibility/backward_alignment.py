@@ -31,8 +31,8 @@ class BackwardAlignment(nn.Module):
         new_dim: D_k.
         past: D_0, where there is one past version; else the transforms [B_1, …, B_{k-1}] between
             past versions, oldest first, or a `Chain` of them. They are not trained.
-        kind: of B_k, a name of `transforms.TRANSFORMS`; or a transform to begin with, which is
-            trained in place. Those built here are drawn from torch's generator.
+        transform: the kind of B_k, a name of `transforms.TRANSFORMS`; or a transform to begin with,
+            which is trained in place. Those built here are drawn from torch's generator.
         weight: λ.
         unit: "norm": λ is on mean ‖δ‖²; "paper": in the unit of the authors' code, whose sum of
             three means over rows and dims makes it 3 λ / D_j for the error at version j.
@@ -61,7 +61,7 @@ class BackwardAlignment(nn.Module):
         self,
         new_dim: int,
         past: Past,
-        kind: str | Transform = "linear",
+        transform: str | Transform = "linear",
         *,
         weight: float = 1.0,
         unit: LambdaUnit = "norm",
@@ -78,16 +78,16 @@ class BackwardAlignment(nn.Module):
             raise ShapeError(f"steps is {steps!r}; it is 'multi' or 'single'.")
         self._past = _chain_of(past)
         old_dim = self._past.dim(self._past.newest)
-        if isinstance(kind, Transform):
-            if (kind.old_dim, kind.new_dim) != (old_dim, new_dim):
+        if isinstance(transform, Transform):
+            if (transform.old_dim, transform.new_dim) != (old_dim, new_dim):
                 raise ShapeError(
-                    f"The transform is [{kind.old_dim}, {kind.new_dim}]; from {new_dim} dims to "
-                    f"{old_dim} it must be [{old_dim}, {new_dim}]."
+                    f"The transform is [{transform.old_dim}, {transform.new_dim}]; from {new_dim} "
+                    f"dims to {old_dim} it must be [{old_dim}, {new_dim}]."
                 )
-            self.transform: Transform = kind.requires_grad_(True).train()
+            self.transform: Transform = transform.requires_grad_(True).train()
         else:
             self.transform = build_transform(
-                kind, old_dim, new_dim, generator=torch.default_generator
+                transform, old_dim, new_dim, generator=torch.default_generator
             )
         self.loss: AlignmentLoss = AlignmentLoss(self._past, steps, unit)
         self._counted: tuple[Literal["multi", "single"], LambdaUnit] = steps, unit

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,14 @@ from evergram.data.columnar.frames import interactions_of, table_of
 from evergram.data.columnar.interactions import checked_interactions
 from evergram.data.columnar.pair_blocks import PairBlock, PairRule
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.did_you_mean import Guided
 from evergram.errors import DataError
 
 __all__ = ["Corpus", "Feature", "Side", "Vocabulary", "plain", "take_ragged", "to_tensor"]
 
 
 @dataclass(frozen=True, repr=False)
-class Corpus:
+class Corpus(Guided):
     """Interactions between two sides of entities, with times, values and weights.
 
     >>> import pyarrow as pa
@@ -45,6 +46,15 @@ class Corpus:
         shared_ids: True if both sides have one vocabulary, as pages that link to pages.
         origin: the [data] of the recipe that it was loaded by; "" if it was made in Python.
     """
+
+    guesses: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("from_parquet", "from_csv", "from_file*", "from_path", "read*", "load*", "open"),
+            "evergram.load_corpus(recipe) for files, or Corpus.of(frame) once they are read",
+        ),
+        "from_*": "Corpus.of(data): a frame of pandas or Polars, an Arrow table, a mapping of "
+        "columns, a list or a SciPy sparse matrix",
+    }
 
     queries: Side
     candidates: Side

@@ -108,7 +108,7 @@ def test_a_known_map_of_each_kind_is_recovered() -> None:
         assert report.r2 is not None
         assert report.r2 > 1 - 1e-4, aligner
         assert report.better_than_chance is True
-        allowed = 0.05 if aligner.settings.kind == "orthogonal" else 1e-6
+        allowed = 0.05 if aligner.settings.transform == "orthogonal" else 1e-6
         np.testing.assert_allclose(aligner.transform(new), target, rtol=0, atol=allowed)
 
 
@@ -210,15 +210,17 @@ def test_merging_what_does_not_fit_is_refused() -> None:
     aligner = Aligner().fit(new, old)
     with pytest.raises(DataError, match="with itself"):
         aligner.merge(aligner)
-    with pytest.raises(DataError, match=r"Aligner\(kind='linear', ridge=0.5\) cannot be merged"):
+    with pytest.raises(
+        DataError, match=r"Aligner\(transform='linear', ridge=0.5\) cannot be merged"
+    ):
         aligner.merge(Aligner(ridge=0.5).fit(new, old))
     with pytest.raises(ShapeError, match="dims 3 and 4"):
         aligner.merge(Aligner().fit(new[:, :4], old))
 
 
 def test_a_repr_shows_the_settings_alone() -> None:
-    assert repr(Aligner()) == "Aligner(kind='linear')"
-    shown = "Aligner(kind='low_rank', ridge=0.5, rank=3)"
+    assert repr(Aligner()) == "Aligner(transform='linear')"
+    shown = "Aligner(transform='low_rank', ridge=0.5, rank=3)"
     assert repr(Aligner("low_rank", 0.5, rank=3)) == shown
 
 

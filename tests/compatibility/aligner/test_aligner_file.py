@@ -136,7 +136,7 @@ SPOILT: list[tuple[str, Spoil]] = [
     ("surprise is unknown", changed(lambda r: r.update(surprise=1))),
     ("settings.surprise is unknown", changed(lambda r: r["settings"].update(surprise=1))),
     ("map.report.surprise is unknown", changed(lambda r: r["map"]["report"].update(surprise=1))),
-    ("'deep' has no closed form", changed(lambda r: r["settings"].update(kind="deep"))),
+    ("'deep' has no closed form", changed(lambda r: r["settings"].update(transform="deep"))),
     ("'residual_mlp'", changed(lambda r: r["map"].update(kind="residual_mlp"))),
     ("zeros is missing", changed(lambda r: r.pop("zeros"))),
     ("do not fit together", changed(lambda r: r.update(dims=[4, 5]))),

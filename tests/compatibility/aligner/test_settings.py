@@ -19,16 +19,16 @@ def test_settings_that_are_not_allowed_are_refused_in_a_sentence() -> None:
         with pytest.raises(DataError, match=rf"'{kind}' has no closed form \(it is trained"):
             Aligner(kind)
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("one of linear, affine, orthogonal, low_rank", {"kind": "procrustes"}),
+        ("one of linear, affine, orthogonal, low_rank", {"transform": "procrustes"}),
         ("ridge is -1", {"ridge": -1}),
         ("ridge is nan", {"ridge": math.nan}),
         ("ridge is 'none'", {"ridge": "none"}),
-        ("has no ridge", {"kind": "orthogonal", "ridge": 0.1}),
+        ("has no ridge", {"transform": "orthogonal", "ridge": 0.1}),
         ("held_out is 1", {"held_out": 1}),
-        ("rank is of the kind low_rank", {"rank": 4}),
-        ("rank is 0", {"kind": "low_rank", "rank": 0}),
-        ("rank is 2.5", {"kind": "low_rank", "rank": 2.5}),
-        ("scaled is of the kind orthogonal", {"scaled": True}),
+        ("rank is of low_rank", {"rank": 4}),
+        ("rank is 0", {"transform": "low_rank", "rank": 0}),
+        ("rank is 2.5", {"transform": "low_rank", "rank": 2.5}),
+        ("scaled is of orthogonal", {"scaled": True}),
     ]
     for message, arguments in cases:
         with pytest.raises(DataError, match=message):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from evergram.compatibility.aligner.aligner_file import AlignerState, read_aligner, write_aligner
 from evergram.compatibility.aligner.arrays import BLOCK, VectorReader, map_vectors, open_vectors
@@ -17,6 +18,7 @@ from evergram.compatibility.aligner.settings import AlignerSettings
 from evergram.compatibility.aligner.solution import Solution, solve
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
+from evergram.did_you_mean import Guided
 from evergram.errors import DataError, EvergramError, ShapeError
 
 # A NumPy array, a torch tensor or an Arrow array of lists; in and out alike.
@@ -24,7 +26,7 @@ Vectors = TypeVar("Vectors")
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class Aligner:
+class Aligner(Guided):
     """The map that takes new vectors to the old space, fitted to pairs of both.
 
     Rows are paired by position: row i of both arrays is the same object. A hash of its new vector
@@ -33,12 +35,12 @@ class Aligner:
     to rounding, for any order of the rows and any division into blocks and machines.
 
     Args:
-        kind: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
+        transform: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
         ridge: ρ, added to the diagonal of E[z zᵀ]; "auto" chooses it on the second group.
         rank: of low_rank alone; by default 32, or the smaller dim if that is less.
         scaled: True lets an orthogonal map, and it alone, stretch by one factor.
         held_out: share of the rows in the third group, which is never fitted to.
-    Raises: DataError: a value is not allowed, or the kind does not use it.
+    Raises: DataError: a value is not allowed, or the transform does not use it.
     Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_form_solvers`.
 
     >>> import numpy as np
@@ -54,23 +56,32 @@ class Aligner:
     (True, 1.0)
     """
 
+    guesses: ClassVar[Mapping[str, str]] = {
+        "score": "report(), whose r2 and relative_error are of rows that were held out",
+        "predict": "transform(new)",
+        "fit_transform": "fit(new, old).transform(new)",
+        "inverse_transform": "an Aligner that is fitted the other way round: fit(old, new)",
+    }
+
     def __init__(
         self,
-        kind: str = "linear",
+        transform: str = "linear",
         ridge: float | Literal["auto"] = "auto",
         *,
         rank: int | None = None,
         scaled: bool = False,
         held_out: float = 0.1,
     ) -> None:
-        self.settings: AlignerSettings = AlignerSettings(kind, ridge, rank, scaled, held_out)
+        self.settings: AlignerSettings = AlignerSettings(transform, ridge, rank, scaled, held_out)
         self._dims: tuple[int, int] | None = None
         self._moments: GroupedMoments | None = None
         self._solution: Solution | None = None
 
     def __repr__(self) -> str:
         pairs = ((f.name, getattr(self.settings, f.name), f.default) for f in fields(self.settings))
-        changed = [f"{name}={v!r}" for name, v, default in pairs if v != default or name == "kind"]
+        changed = [
+            f"{name}={v!r}" for name, v, default in pairs if v != default or name == "transform"
+        ]
         return f"Aligner({', '.join(changed)})"
 
     def fit(self, new: Any, old: Any) -> Aligner:
@@ -246,7 +257,7 @@ class Aligner:
                 log.warning(
                     "The map is fitted to %d rows, and a %s map from %d to %d dims needs %d: add "
                     "rows, or take a kind that needs fewer.",
-                    *(report.fitted_rows, report.kind, report.new_dim, report.old_dim),
+                    *(report.fitted_rows, report.transform, report.new_dim, report.old_dim),
                     report.rows_needed,
                 )
         return self._solution

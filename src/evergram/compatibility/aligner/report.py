@@ -17,7 +17,7 @@ class AlignerReport:
     """The result of `Aligner.report`; a figure is None if `reason` says why it was not measured.
 
     Args:
-        kind: of the map.
+        transform: the kind of the map.
         old_dim, new_dim: D_old and D_new.
         rows: the number of all rows; the map is fitted to `fitted_rows` of them and measured on
             the other `held_out_rows`.
@@ -35,7 +35,7 @@ class AlignerReport:
     # Further keys come from a later Evergram: refuse them rather than ignore them.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    kind: str
+    transform: str
     old_dim: int
     new_dim: int
     rows: int
@@ -51,11 +51,13 @@ class AlignerReport:
     reason: str | None
 
 
-def measure(moments: GroupedMoments, fitted: ClosedForm, kind: str, rank: int) -> AlignerReport:
+def measure(
+    moments: GroupedMoments, fitted: ClosedForm, transform: str, rank: int
+) -> AlignerReport:
     """Measure a map on the held-out rows.
 
     Args:
-        kind: of the settings; the transform of a scaled orthogonal map is linear.
+        transform: of the settings; that of a scaled orthogonal map is built as linear.
         rank: of low_rank.
     """
     held, objects = moments.held, moments.held_objects
@@ -79,13 +81,13 @@ def measure(moments: GroupedMoments, fitted: ClosedForm, kind: str, rank: int) -
             error, r2 = math.sqrt(squared / held.power), 1 - squared / spread
             share, deviations, better = chance.ratio, chance.deviations, chance.is_beaten
     return AlignerReport(
-        kind=kind,
+        transform=transform,
         old_dim=old_dim,
         new_dim=new_dim,
         rows=moments.rows,
         fitted_rows=moments.rows - held.count,
         held_out_rows=held.count,
-        rows_needed=pairs_needed(kind, old_dim, new_dim, rank),
+        rows_needed=pairs_needed(transform, old_dim, new_dim, rank),
         ridge=fitted.ridge,
         relative_error=error,
         r2=r2,

@@ -1,4 +1,4 @@
-"""Settings of an aligner: the kind of map, its ridge, and the share of rows that measure it."""
+"""Settings of an aligner: the transform, its ridge, and the share of rows that measure it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ class AlignerSettings:
     """The arguments of `Aligner`, checked.
 
     Args:
-        kind: of map, one of `closed_form_fit.KINDS`.
+        transform: one of `closed_form_fit.KINDS`.
         ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
         rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
         scaled: True lets an orthogonal map, and it alone, stretch by one factor.
         held_out: share of the rows that measure the map and are never fitted to.
-    Raises: DataError: a value is not allowed, or the kind does not use it.
+    Raises: DataError: a value is not allowed, or the transform does not use it.
     """
 
     # Further keys come from a later Evergram: refuse them rather than ignore them.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    kind: str = "linear"
+    transform: str = "linear"
     ridge: float | Literal["auto"] = "auto"
     rank: int | None = None
     scaled: bool = False
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.transform not in KINDS:
             kinds = ", ".join(KINDS)
-            trained = " (it is trained instead, by BackwardAlignment)" * (self.kind in TRANSFORMS)
+            is_trained = self.transform in TRANSFORMS
+            trained = " (it is trained instead, by BackwardAlignment)" if is_trained else ""
             raise DataError(
-                f"The kind {self.kind!r} has no closed form{trained}; an aligner's kind is one of "
-                f"{kinds}."
+                f"The transform {self.transform!r} has no closed form{trained}; an aligner's is "
+                f"one of {kinds}."
             )
         if self.ridge != "auto":
             if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
@@ -54,17 +55,17 @@ class AlignerSettings:
         if not _is_number(self.held_out) or not 0 <= self.held_out < 1:
             raise DataError(f"held_out is {self.held_out!r}; it must be at least 0 and below 1.")
         if self.rank is not None:
-            if self.kind != "low_rank":
-                raise DataError(f"rank is of the kind low_rank, not of {self.kind}; leave it out.")
+            if self.transform != "low_rank":
+                raise DataError(f"rank is of low_rank, not of {self.transform}; leave it out.")
             if not _is_number(self.rank) or self.rank != int(self.rank) or self.rank < 1:
                 raise DataError(f"rank is {self.rank!r}; it must be a whole number ≥ 1.")
-        if self.scaled and self.kind != "orthogonal":
-            raise DataError(f"scaled is of the kind orthogonal, not of {self.kind}; leave it out.")
+        if self.scaled and self.transform != "orthogonal":
+            raise DataError(f"scaled is of orthogonal, not of {self.transform}; leave it out.")
 
     @property
     def has_ridge(self) -> bool:
         """True if the kind is solved with a ridge; an orthogonal map cannot shrink."""
-        return self.kind != "orthogonal"
+        return self.transform != "orthogonal"
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
         """Return the rank of a map of low rank between these dims.

@@ -48,11 +48,11 @@ def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
             "more rows, or a number as ridge."
         )
     fitted = fit_closed_form(
-        settings.kind,
+        settings.transform,
         moments.seen if choosing else moments.fitted,
         moments.chosen if choosing else None,
         rank=rank,
         scaled=settings.scaled,
         rho=0.0 if settings.ridge == "auto" else float(settings.ridge),
     )
-    return Solution(fitted, measure(moments, fitted, settings.kind, rank))
+    return Solution(fitted, measure(moments, fitted, settings.transform, rank))

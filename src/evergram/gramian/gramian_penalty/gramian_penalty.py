@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,6 +119,7 @@ class GramianPenalty(nn.Module):
         rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
         beta: β of "sagram": "1/n", as SAG, or "1", as SAGA: unbiased until it is projected onto the
             positive semi-definite matrices.
+        weight: λ, by which the value is multiplied; at 1 your loop may do so itself.
     Shape: query [B, D], candidate [B′, D], query_ids [B], candidate_ids [B′]; returns a scalar.
     Raises:
         ValueError: a setting out of its range.
@@ -140,13 +142,19 @@ class GramianPenalty(nn.Module):
         candidate_counts: Tensor | None = None,
         rate: float | str = "auto",
         beta: str = "1/n",
+        weight: float = 1.0,
     ) -> None:
         super().__init__()
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight is {weight!r}; λ must be a number ≥ 0.")
+        self.weight: float = float(weight)
         if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or int(dim) < 1:
             raise ValueError(f"dim is {dim!r}; it must be the embeddings' dim, a whole number ≥ 1.")
         dim = index(dim)
         self.dim = dim
         self.settings: str = f"{dim}, estimator={estimator!r}, rate={rate!r}"
+        if weight != 1:
+            self.settings += f", weight={self.weight:g}"
         query_factors, candidate_factors = prior_factors(prior)
         measures = (
             EntityMeasure(query_measure, query_counts, "query"),
@@ -208,7 +216,7 @@ class GramianPenalty(nn.Module):
             value = self._value(wide, rows)
             if learns and not self._has_cache:
                 self._take(query, candidate, rows)
-        return value
+        return self.weight * value
 
     def before_step(
         self,

@@ -1,0 +1,103 @@
+"""A name from another library works, or is answered with the right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import evergram
+from evergram import Aligner, Corpus, GramianPenalty
+from evergram.compatibility import BackwardAlignment
+from evergram.training.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("owner", "guess", "right"),
+    [
+        (evergram, "Chain", "evergram.compatibility.Chain"),
+        (evergram, "SOGram", "evergram.gramian.SOGram"),
+        (evergram, "open_store", "evergram.stores.open_store"),
+        (evergram, "fit", "evergram.train"),
+        (evergram, "load", "evergram.load_corpus"),
+        (evergram, "Lineag", "'Lineage'"),
+        (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
+        (Corpus, "from_pandas", "Corpus.of"),
+        (Corpus, "from_polars", "Corpus.of"),
+        (Corpus, "from_scipy", "Corpus.of"),
+        (Corpus, "from_parquet", "evergram.load_corpus"),
+        (Corpus, "read_csv", "evergram.load_corpus"),
+        (Corpus.of([(1, 2)]), "from_dict", "Corpus.of"),
+        (Aligner, "score", "report()"),
+        (Aligner(), "score", "report()"),
+        (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
+        (Aligner(), "reprot", "'report'"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_right_one(
+    owner: object, guess: str, right: str
+) -> None:
+    with pytest.raises(AttributeError) as error:
+        getattr(owner, guess)
+    assert right in str(error.value)
+
+
+def test_the_names_that_are_answered_exist() -> None:
+    answers = [*vars(evergram)["_lazy_guesses"].values(), *Corpus.guesses.values()]
+    words = [word.strip(",;:") for answer in answers for word in answer.split()]
+    names = {word.split("(")[0] for word in words if word.startswith(("evergram.", "Corpus."))}
+    assert len(names) > 5
+    for name in names:
+        value: Any = evergram
+        for part in name.removeprefix("evergram.").split("."):
+            value = getattr(value, part)
+        assert callable(value), name
+
+
+def test_dunder_names_stay_missing() -> None:
+    assert not hasattr(Corpus, "__array__")
+    assert not hasattr(Aligner(), "__arrow_c_stream__")
+    assert not hasattr(evergram, "__wrapped__")
+
+
+def test_a_property_that_fails_says_why() -> None:
+    class Faulty(Aligner):
+        @property
+        def broken(self) -> int:
+            raise AttributeError("the reason")
+
+    with pytest.raises(AttributeError, match="the reason"):
+        _ = Faulty().broken
+
+
+def test_transform_is_the_word_everywhere() -> None:
+    draw = np.random.default_rng(0)
+    new = draw.normal(size=(300, 3))
+    aligner = Aligner(transform="affine").fit(new, new)
+    assert aligner.report().transform == aligner.as_transform().kind == "affine"
+    assert BackwardAlignment(3, 2, transform="affine").transform.kind == "affine"
+    recipe = Recipe.of({"data": {"kind": "synthetic"}, "upgrade": {"transform": "affine"}})
+    assert recipe.upgrade.transform == "affine"
+
+
+@pytest.mark.parametrize("estimator", ["sogram", "sampled"])
+def test_the_penaltys_weight_multiplies_value_and_gradient(estimator: str) -> None:
+    outcomes = []
+    for weight in (1.0, 2.5):
+        penalty = GramianPenalty(4, estimator, weight=weight)
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            query, candidate = torch.randn(2, 8, 4, generator=draw).requires_grad_().unbind()
+            value = penalty(query, candidate)
+            (gradient,) = torch.autograd.grad(value, query)
+        outcomes.append((value, gradient))
+    torch.testing.assert_close(outcomes[1][0], 2.5 * outcomes[0][0])
+    torch.testing.assert_close(outcomes[1][1], 2.5 * outcomes[0][1])
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        GramianPenalty(4, weight=weight)
