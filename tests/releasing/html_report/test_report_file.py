@@ -132,8 +132,9 @@ def test_an_upgrade_says_what_past_versions_keep(recipe: Recipe, tmp_path: Path)
     second = Page(path.read_text())
     (row,) = second.tables["recall@20 kept"][1:]
     past, chain = (reading["ranking"][name]["recall@20"] for name in ("past", "chain"))
-    assert row[:5] == [
+    assert row[:6] == [
         "version 0",
+        f"{reading['drift']['held_out']['relative']:.1%}",
         str(reading["queries"]),
         f"{past:.4f}",
         f"{chain:.4f}",
