@@ -66,5 +66,5 @@ def test_the_command_says_so(
     table = tmp_path / "clicks.csv"
     table.write_text("query,candidate\n1,2\n2,3\n")
     monkeypatch.setattr(fcntl, "flock", without_locks)
-    refusal = Command(capfd).refused("prepare", table, "--out", tmp_path / "out")
+    refusal = Command(capfd).refused("prepare", table, tmp_path / "out")
     assert "this file system has no locks" in refusal

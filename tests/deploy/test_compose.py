@@ -47,13 +47,21 @@ def test_nothing_listens_to_other_machines_and_images_have_versions() -> None:
         assert image == "evergram" or re.search(r":v?\d+\.\d+\.\d+", image), name
 
 
-def test_the_service_is_no_root_and_writes_nothing() -> None:
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_has_no_rights_and_limits(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"] <= 512
+    assert not service["user"].removeprefix("${EVERGRAM_USER:-").startswith(("0", "root"))
+    # Compose writes a secret from the environment into the container.
+    assert service.get("read_only", False) is ("secrets" not in service)
+
+
+def test_the_service_writes_nothing_into_the_lineage() -> None:
     for name in ("evergram", "fill"):
-        service = SERVICES[name]
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert not service["user"].removeprefix("${EVERGRAM_USER:-").startswith("0")
-        [mount] = service["volumes"]
+        [mount] = SERVICES[name]["volumes"]
         assert mount.endswith(":/lineage:ro")
 
 

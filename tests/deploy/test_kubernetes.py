@@ -12,6 +12,7 @@ from tests.support.command import parsed
 from tests.support.running_service import running
 
 from evergram.errors import ServiceError
+from evergram.serving.http.connections import DRAIN
 from evergram.serving.settings import ADMIN_TOKEN, ServiceSettings, admin_token
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -53,7 +54,10 @@ def test_a_wrong_manifest_is_refused() -> None:
         validate(wrong, VERSIONS[-1])
 
 
-@pytest.mark.parametrize("name", ["deployment", "loader"])
+PODS = [name for name, manifest in MANIFESTS.items() if manifest["kind"] in ("Deployment", "Pod")]
+
+
+@pytest.mark.parametrize("name", PODS)
 def test_a_pod_has_no_rights_and_asks_for_what_it_needs(name: str) -> None:
     own, whole = container(name)["securityContext"], pod(name)["securityContext"]
     assert whole["runAsNonRoot"] is True
@@ -83,7 +87,10 @@ def test_the_service_is_started_as_its_command_line_allows() -> None:
     assert port["containerPort"] == options["port"]
     [mount] = [m for m in served["volumeMounts"] if m["name"] == "lineage"]
     assert mount["mountPath"] == options["lineage"]
-    assert pod("deployment")["terminationGracePeriodSeconds"] > ServiceSettings().timeout
+    program, seconds = served["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    takes = int(seconds) + DRAIN + ServiceSettings().timeout
+    assert pod("deployment")["terminationGracePeriodSeconds"] > takes
 
 
 def test_probes_ask_for_paths_that_answer_without_a_token(tmp_path: Path) -> None:
@@ -99,6 +106,19 @@ def test_probes_ask_for_paths_that_answer_without_a_token(tmp_path: Path) -> Non
         for path in paths.values():
             asked = service.http.get(path["path"], headers={"Host": "10.1.2.3:8080"})
             assert asked.status_code == 200
+
+
+def test_pods_are_reached_at_the_port_of_the_service_alone_and_reach_nobody() -> None:
+    policy = MANIFESTS["network"]["spec"]
+    [chosen] = policy["podSelector"]["matchExpressions"]
+    names = {MANIFESTS[name]["metadata"]["labels"][chosen["key"]] for name in PODS}
+    assert (chosen["operator"], set(chosen["values"])) == ("In", names)
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+    [allowed] = policy["ingress"]
+    assert [port["port"] for port in allowed["ports"]] == [
+        port["name"] for port in container("deployment")["ports"]
+    ]
 
 
 def test_names_agree() -> None:
