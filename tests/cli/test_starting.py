@@ -36,6 +36,33 @@ def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
     assert trained["dim"] == 16
 
 
+def test_the_first_training_says_how_long_all_of_it_takes(evergram: Command, clicks: Path) -> None:
+    assert "Training takes about" in evergram("init", "clicks.csv").out
+    trained = evergram("train", "recipe.toml", "--lineage", "l", "--json")
+    assert "This takes about" in trained.err
+    assert "Pilot 8 of at most 8" in trained.err
+    assert "left in all" in trained.err
+    assert trained.json["training"]["optimizer"] == "als"
+    assert len(trained.json["training"]["pilots"]) == 8
+    upgraded = evergram("upgrade", "recipe.toml", "--lineage", "l", "--minutes", 0, "--json")
+    assert upgraded.json["training"]["ended"] == "minutes"
+    assert upgraded.json["training"]["alone"]["ended"] == "minutes"
+    assert upgraded.json["training"]["optimizer"] == "adaptive"
+
+
+def test_a_training_is_limited_by_minutes_and_made_thorough(
+    evergram: Command, clicks: Path
+) -> None:
+    evergram("init", "clicks.csv")
+    limited = evergram.json("train", "recipe.toml", "--lineage", "l", "--minutes", 0)
+    assert (limited["training"]["ended"], limited["training"]["epochs"]) == ("minutes", 1)
+    assert len(limited["training"]["pilots"]) == 1
+    few = ("--set", "training.epochs=3", "--set", "training.patience=2")
+    thorough = evergram.json("train", "recipe.toml", "--lineage", "t", "--thorough", *few)
+    assert len(thorough["training"]["pilots"]) > 8
+    assert thorough["training"]["optimizer"] == "adaptive"
+
+
 def test_json_has_what_was_counted_and_chosen(evergram: Command, clicks: Path) -> None:
     facts = evergram.json("init", "clicks.csv", "--out", "a.toml", "--column", "query=user_id")
     assert facts["recipe"] == "a.toml"

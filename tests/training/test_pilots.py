@@ -14,17 +14,23 @@ from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
     MOST_PILOTS,
+    PILOTS,
     Pilots,
     _with_more_selection,
+    expected_time,
     run_pilots,
 )
 from evergram.training.recipe import Recipe
 
 CONTEXT = RunContext(torch.device("cpu"))
+
+
+def thorough(**sections: dict[str, Any]) -> Recipe:
+    return recipe_of(**{**sections, "training": {"thorough": True, **sections.get("training", {})}})
 
 
 def recipe_of(**sections: dict[str, Any]) -> Recipe:
@@ -47,7 +53,7 @@ def _settings(pilot: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_the_best_by_the_selection_pairs_is_chosen() -> None:
-    recipe = recipe_of()
+    recipe = thorough()
     split = split_of(recipe)
     pilots = run_pilots(recipe, split, 0, CONTEXT)
     assert 8 <= len(pilots.tried) <= MOST_PILOTS
@@ -119,7 +125,7 @@ def test_what_is_decided_already_needs_no_pilot(sections: dict[str, dict[str, An
 def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of()
+    recipe = thorough()
     split = split_of(recipe)
     whole = run_pilots(recipe, split, 0, CONTEXT)
     ran: list[str] = []
@@ -148,17 +154,17 @@ def test_large_data_goes_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_only_what_is_left_open_is_tried() -> None:
-    recipe = recipe_of(task={"l2": 0.1})
+    recipe = thorough(task={"l2": 0.1})
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert {p["l2"] for p in pilots.tried} == {0.1}
     assert len({p["table_rate"] for p in pilots.tried}) > 1
     assert len({p["penalty"] for p in pilots.tried}) > 1
     assert pilots.recipe.task.l2 == 0.1
     assert {p["l2_measure"] for p in pilots.tried} == {"examples"}
-    measured = recipe_of(task={"l2_measure": "penalty"})
+    measured = thorough(task={"l2_measure": "penalty"})
     tried = run_pilots(measured, split_of(measured), 0, CONTEXT).tried
     assert {p["l2_measure"] for p in tried} == {"penalty"}
-    fixed = recipe_of(training={"table_rate": 0.05})
+    fixed = thorough(training={"table_rate": 0.05})
     tried = run_pilots(fixed, split_of(fixed), 0, CONTEXT).tried
     assert {p["table_rate"] for p in tried} == {0.05}
 
@@ -166,7 +172,7 @@ def test_only_what_is_left_open_is_tried() -> None:
 def test_settings_that_diverge_are_not_chosen_and_end_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe = recipe_of()
+    recipe = thorough()
     first: list[Recipe] = []
 
     def diverges(candidate: Recipe, *rest: Any) -> Any:
@@ -200,3 +206,64 @@ def test_sweeps_have_no_rate_to_try() -> None:
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert len({_settings(pilot) for pilot in pilots.tried}) == len(pilots.tried) >= 8
     assert {pilot["table_rate"] for pilot in pilots.tried} == {0.0}
+
+
+def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains() -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    pilots = run_pilots(recipe, split, 0, CONTEXT)
+    assert len(pilots.tried) == PILOTS
+    assert {pilot["table_rate"] for pilot in pilots.tried} == {0.0}
+    best = max(pilots.tried, key=lambda pilot: float(pilot["recall@20"]))
+    chosen = pilots.recipe.task
+    assert isinstance(chosen.penalty, list)
+    values = {_settings(pilot)[:3]: float(pilot["recall@20"]) for pilot in pilots.tried}
+    value = values[chosen.penalty[0], chosen.l2, chosen.l2_measure]
+    assert value >= float(best["recall@20"]) / LEAST_GAIN
+    assert pilots.recipe.training.optimizer == "als"
+    assert pilots.recipe.training.epochs == recipe.training.epochs
+    assert fit_encoder(pilots.recipe, split, 0, CONTEXT).optimizer == "als"
+    # A version that is aligned to the one before takes steps.
+    assert run_pilots(recipe, split, 1, CONTEXT).recipe.training.optimizer == "auto"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"training": {"optimizer": "adaptive"}},
+        {"training": {"table_rate": 0.05}},
+        {"training": {"batch_size": 64}},
+        {"gramian": {"kind": "storm"}},
+    ],
+)
+def test_a_recipe_that_says_how_to_step_is_trained_so(sections: dict[str, dict[str, Any]]) -> None:
+    recipe = recipe_of(**sections)
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert len(pilots.tried) == PILOTS
+    assert pilots.recipe.training == recipe.training
+
+
+def test_what_the_solver_cannot_minimise_is_tried_by_whole_trainings() -> None:
+    recipe = recipe_of(task={"loss": "logistic"})
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert len(pilots.tried) == PILOTS
+    assert len({pilot["table_rate"] for pilot in pilots.tried}) > 1
+    assert pilots.recipe.training.optimizer == "auto"
+
+
+def test_a_limit_of_time_ends_the_pilots_but_for_the_first() -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    pilots = run_pilots(recipe, split, 0, replace(CONTEXT, ends=ends_after(0)))
+    assert len(pilots.tried) == 1
+    ended = fit_encoder(pilots.recipe, split, 0, replace(CONTEXT, ends=ends_after(0)))
+    assert (ended.ended, len(ended.history)) == ("minutes", 1)
+
+
+def test_the_expected_time_grows_with_the_pilots_and_is_corrected_by_them() -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    default, long = (expected_time(each, split) for each in (recipe, thorough()))
+    assert 0 < default.pilots < long.pilots
+    assert expected_time(recipe_of(training={"patience": 0}), split).pilots == 0
+    assert default.left(0.5, default.pilots) == pytest.approx(default.pilots + 2 * default.training)

@@ -20,6 +20,7 @@ from evergram.cli.options import (
     LineageFolder,
     LineageOption,
     MaxDegradation,
+    Minutes,
     NoPromote,
     RecipeFile,
     Report,
@@ -27,6 +28,7 @@ from evergram.cli.options import (
     Seed,
     Set,
     StrictProbes,
+    Thorough,
     load_recipe,
     new_progress,
     refuse_shared_fit,
@@ -55,6 +57,8 @@ def train(
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
+    thorough: Thorough = False,
+    minutes: Minutes = None,
     tensorboard: Board = None,
     checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = 2,
@@ -68,7 +72,7 @@ def train(
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
-    chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
+    chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"), thorough=thorough)
     if not is_first_process():
         return release.take_part_in_training(chosen, device=device)
     refuse_unwritable(report)  # before a lineage is made
@@ -80,6 +84,7 @@ def train(
         board=tensorboard,
         checkpoints=checkpoints,
         report=report,
+        minutes=minutes,
     )
     return print_version(lineage, dict(artefact.metrics), as_json, report)
 
@@ -94,6 +99,8 @@ def upgrade(
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
+    thorough: Thorough = False,
+    minutes: Minutes = None,
     tensorboard: Board = None,
     max_degradation: MaxDegradation = None,
     strict_probes: StrictProbes = False,
@@ -112,7 +119,8 @@ def upgrade(
 
     checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
     refuse_shared_fit(kept=kept)
-    chosen, opened = load_recipe(recipe, seed, set_, unread=("compare",)), Lineage.open(lineage)
+    chosen = load_recipe(recipe, seed, set_, unread=("compare",), thorough=thorough)
+    opened = Lineage.open(lineage)
     if not is_first_process():
         return release.take_part_in_upgrade(
             chosen, opened, device=device, allow_small_overlap=allow_small_overlap
@@ -127,6 +135,7 @@ def upgrade(
         board=tensorboard,
         checkpoints=checkpoints,
         report=report,
+        minutes=minutes,
     )
     return print_version(lineage, dict(published.metrics), as_json, report)
 

@@ -135,6 +135,16 @@ Resume = Annotated[
         autocompletion=choices("auto", "never"),
     ),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0, metavar="N", help="End training after so many minutes, and publish its best epoch."
+    ),
+]
+Thorough = Annotated[
+    bool,
+    typer.Option("--thorough", help="Search longer for λ, l2 and the rate of small data."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 ShardCount = Annotated[
     int | None,
@@ -159,6 +169,7 @@ def load_recipe(
     *,
     unread: Collection[str] = (),
     comparing: bool = False,
+    thorough: bool = False,
 ) -> Recipe:
     """Return the recipe of a command.
 
@@ -167,10 +178,12 @@ def load_recipe(
         unread: tables or keys that the command ignores; overrides of them are refused, unless the
             recipe is not valid without them.
         comparing: as for `Recipe.of`.
+        thorough: whether `--thorough` was given.
     """
     from evergram.training.recipe import Recipe
 
-    read = [each for each in overrides or () if not _is_unread(each, unread)]
+    overrides = [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
+    read = [each for each in overrides if not _is_unread(each, unread)]
     try:
         recipe = Recipe.load(path, with_seed(read, seed), comparing=comparing)
     except RecipeError:

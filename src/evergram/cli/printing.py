@@ -139,9 +139,12 @@ def _training_sentence(training: dict[str, Any]) -> str:
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
     if pilots := training.get("pilots"):
+        how = f"training.table_rate = {training['table_rate']:.4g}"
+        if training.get("optimizer") == "als":
+            how = 'training.optimizer = "als"'
         weights += (
-            f', task.l2_measure = "{training["l2_measure"]}" and training.table_rate = '
-            f"{training['table_rate']:.4g}, as {len(pilots)} pilots chose"
+            f', task.l2_measure = "{training["l2_measure"]}" and {how}, '
+            f"as {len(pilots)} pilots chose"
         )
     if popularity := training.get("popularity"):
         power = f"{popularity['exponent']:.4g}"
@@ -159,6 +162,7 @@ _ENDED = {
     "patience": "ended by training.patience after {} epochs",
     "epochs": "all {} epochs ran",
     "budget": "ended by training.budget after {} epochs",
+    "minutes": "ended by --minutes after {} epochs",
 }
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 # Which of the two a consumer meets: docs/upgrading.md, "What is known of every past version".

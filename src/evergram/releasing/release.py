@@ -52,6 +52,7 @@ def train_and_publish(
     board: Path | None = None,
     checkpoints: CheckpointSettings = AUTOMATIC,
     report: Path | None = None,
+    minutes: float | None = None,
 ) -> Artefact:
     """Train version 0 and publish it in a new lineage.
 
@@ -63,6 +64,7 @@ def train_and_publish(
         board: folder for TensorBoard's files.
         checkpoints: when they are written, how many are kept, whether they are read.
         report: an HTML file to write of the version.
+        minutes: after which training ends, see `train`.
     Returns: the published version.
     Raises: DataError: the report cannot be written. LineageError: the lineage cannot. Others as
         `train` and `Lineage.publish`.
@@ -80,6 +82,7 @@ def train_and_publish(
             folder=folder,
             checkpoints=checkpoints,
             board=board,
+            minutes=minutes,
         )
     if corpus is None or report is None:
         publish(lineage, artefact)
@@ -115,6 +118,7 @@ def upgrade_and_publish(
     board: Path | None = None,
     checkpoints: CheckpointSettings = AUTOMATIC,
     report: Path | None = None,
+    minutes: float | None = None,
 ) -> Published:
     """Train the next version with its backward transform, and publish it if the limits allow.
 
@@ -126,6 +130,7 @@ def upgrade_and_publish(
         board: folder for TensorBoard's files.
         checkpoints: when they are written, how many are kept, whether they are read.
         report: an HTML file to write of the version, if it is published.
+        minutes: after which training ends, see `upgrade`.
     Raises: DegradationError: a limit is passed, or cannot be measured. DataError: TensorBoard's
         files or checkpoints are asked for where no model is trained, or the report cannot be
         written. Others as `upgrade` and `publish`.
@@ -169,6 +174,7 @@ def upgrade_and_publish(
             folder=lineage.work_dir,
             checkpoints=checkpoints,
             board=board,
+            minutes=minutes,
             allow_small_overlap=small,
         )
     facts = None

@@ -89,6 +89,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
         "penalty": list(trained.penalty),
         "l2": trained.l2,
         "l2_measure": trained.l2_measure,
+        "optimizer": trained.optimizer,
         "batch_size": trained.batch_size,
         "table_rate": trained.table_rate,
         **({} if trained.temperature is None else {"temperature": trained.temperature}),

@@ -48,9 +48,10 @@ from evergram.training.corpora import (
     split_for,
 )
 from evergram.training.distributed.process_group import join_processes
-from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.expected_time import in_words
+from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
 from evergram.training.new_queries.query_objective import query_form
-from evergram.training.pilots import run_pilots
+from evergram.training.pilots import expected_time, run_pilots, wants_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
 from evergram.training.selecting_metric import with_selecting_metric
@@ -68,6 +69,7 @@ def train(
     checkpoints: CheckpointSettings = AUTOMATIC,
     callbacks: Sequence[Callback] = (),
     board: str | Path | None = None,
+    minutes: float | None = None,
 ) -> Artefact:
     """Return version 0, ready for `Lineage.publish`.
 
@@ -92,6 +94,8 @@ def train(
         checkpoints: when they are written, how many are kept, whether they are read.
         callbacks: watch the training.
         board: a folder for TensorBoard's files.
+        minutes: after which training ends with its epoch; the best one so far is kept. None has no
+            limit.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
     refuse_both(encoder, trained)
@@ -108,6 +112,7 @@ def train(
         "version 0",
         collectives=join_processes(pick_device(device, recipe.training.tables)),
         checkpoints=checkpoints,
+        ends=ends_after(minutes),
     )
     recipe, said = with_selecting_metric(recipe, split, context.progress)
     model = trained_encoder(trained, final.training, recipe.model)
@@ -141,6 +146,9 @@ def _fit_first(
     normalize = recipe.model.normalize
     own = [own_encoder(modules, s.training, normalize=normalize) for s in (split, final)]
     refit = None if final is split else Refit(final, Companions(own=own[1]))
+    if recipe.model.kind == "factorization" and not wants_pilots(recipe, split):
+        expected = expected_time(recipe, split)
+        context.progress.say(f"This takes {in_words(expected.total)}.")
     pilots = run_pilots(recipe, split, 0, context)
     fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
     fitted.pilots = pilots.tried
@@ -184,6 +192,7 @@ def upgrade(
     allow_small_overlap: bool = False,
     consumers: Sequence[KnownConsumer] = (),
     keep_unknown: bool = False,
+    minutes: float | None = None,
 ) -> Artefact:
     """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
 
@@ -204,7 +213,7 @@ def upgrade(
     1
 
     Args:
-        corpus, device, progress, folder, checkpoints, callbacks, board: as of `train`.
+        corpus, device, progress, folder, checkpoints, callbacks, board, minutes: as of `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
         past_encoders: by past version, the modules of your own that it was trained with; without
@@ -236,7 +245,9 @@ def upgrade(
         keep_unknown=keep_unknown,
     )
     chosen, shown = pick_device(device, recipe.training.tables), Progress.of_choice(progress)
-    context = RunContext(chosen, shown, _path(folder), callbacks, checkpoints=checkpoints)
+    context = RunContext(
+        chosen, shown, _path(folder), callbacks, checkpoints=checkpoints, ends=ends_after(minutes)
+    )
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
 

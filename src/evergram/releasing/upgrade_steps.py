@@ -78,7 +78,9 @@ def fit_upgrade(
     companions, refit = _companions(plan)
     if trains:
         watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
-        watched = replace(context, callbacks=watching)
+        again = settings.alone and (companions.joint is not None or settings.start != "fresh")
+        ends = context.share_of_time(0.5) if again else context.ends
+        watched = replace(context, callbacks=watching, ends=ends)
         trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
         trained.pilots = pilots.tried
         if plan.keeps_popularity:

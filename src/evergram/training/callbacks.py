@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,17 @@ class Budget(Callback):
 
     def stop(self, run: Trainer) -> str:
         return "budget" if run.seconds >= self.seconds else ""
+
+
+class Deadline(Callback):
+    """Ends a run after the epoch in which a moment of `time.monotonic()` has passed; the first
+    epoch always ends."""
+
+    def __init__(self, ends: float) -> None:
+        self.ends = ends
+
+    def stop(self, run: Trainer) -> str:
+        return "minutes" if run.epoch and time.monotonic() >= self.ends else ""
 
 
 class FiniteLoss(Callback):

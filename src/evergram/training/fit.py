@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from evergram.evaluation.large_catalogues.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Task
 from evergram.training.build import Companions, prepare
-from evergram.training.callbacks import Budget, Callback, FiniteLoss
+from evergram.training.callbacks import Budget, Callback, Deadline, FiniteLoss
 from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
@@ -60,6 +61,7 @@ class RunContext:
         title: the run's name in the folder, in progress and in warnings.
         warns: whether warnings are logged; the result has them in any case.
         test_queries: so many, of all, are ranked for the result's metrics; None follows the recipe.
+        ends: by `time.monotonic()`, when the run should be over; None has no limit.
         collectives: of the processes that share batches and evaluations; the first does all else.
     """
 
@@ -72,6 +74,17 @@ class RunContext:
     collectives: Collectives = ALONE
     checkpoints: CheckpointSettings = AUTOMATIC
     test_queries: int | None = None
+    ends: float | None = None
+
+    def share_of_time(self, share: float) -> float | None:
+        """Return when a share of the time until `ends` will be over; None without a limit."""
+        now = time.monotonic()
+        return None if self.ends is None else now + share * (self.ends - now)
+
+
+def ends_after(minutes: float | None) -> float | None:
+    """Return when so many minutes from now will be over, see `RunContext.ends`."""
+    return None if minutes is None else time.monotonic() + 60 * minutes
 
 
 @dataclass(frozen=True)
@@ -104,12 +117,12 @@ class Trained:
         watched: one entry every `training.watch_minutes`.
         reached: seconds of training until `training.reach`; None if it was not reached.
         state_bytes: of the Gramian estimators.
-        ended: the limit that ended training: "patience", "epochs" or "budget".
+        ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
         popularity: γ of the candidates' factor, and why; None without one.
-        penalty, l2, l2_measure, batch_size, table_rate: λ of each measure, the weight of squared
-            norms and their measure, the pairs of a step and the learning rate of tables, as they
-            were used.
+        penalty, l2, l2_measure, optimizer, batch_size, table_rate: λ of each measure, the weight of
+            squared norms and their measure, the optimiser, the pairs of a step and the learning
+            rate of tables, as they were used.
         temperature: that was learned; None if none was.
         pilots: the trainings that chose l2 and the rate, see `training.pilots`.
         warnings: sentences for a person to read.
@@ -131,6 +144,7 @@ class Trained:
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
     l2_measure: str = "examples"
+    optimizer: str = "auto"
     batch_size: int = 0
     table_rate: float = 0.0
     temperature: float | None = None
@@ -165,6 +179,8 @@ def fit_encoder(
     select_after = recipe.upgrade.select_after if companions.joint is not None else 0
     stopping = EarlyStopping(settings.metric, settings.patience, select_after)
     watch = MapWatch.of(settings, split, recipe.seed)
+    if refit is not None:  # it takes about as long again
+        job = replace(job, context=replace(context, ends=context.share_of_time(0.5)))
     run = job.search(stopping, [*context.callbacks, *([] if watch is None else [watch])])
     an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
@@ -204,6 +220,7 @@ def fit_encoder(
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
         l2_measure=job.settings.strengths.l2_measure,
+        optimizer=job.settings.training.optimizer,
         batch_size=run.sampler.batch_size,
         table_rate=job.settings.table_rate,
         temperature=learned_temperature(run.step.objective.task),
@@ -259,6 +276,7 @@ class _Job:
             EstimatorChecks(),
             FiniteLoss(self.settings.rates),
             *([] if settings.budget is None else [Budget(settings.budget)]),
+            *([] if context.ends is None else [Deadline(context.ends)]),
             stopping,
             ProgressReport(context.progress, context.title, steps, settings.metric),
             *callbacks,

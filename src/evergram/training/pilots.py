@@ -7,27 +7,43 @@ has 1.3 times its Recall@20. Small data is where that happens, and where it is c
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from evergram.collectives import ALONE, Collectives
 from evergram.data.row_pairs import RowPairs, among
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.build import Companions
 from evergram.training.checkpoints.pilot_journal import PilotJournal
 from evergram.training.checkpoints.run_identity import RunIdentity
+from evergram.training.expected_time import (
+    EPOCHS,
+    SWEEPS,
+    ExpectedTime,
+    epoch_seconds,
+    in_words,
+)
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import rate_of, strengths_of
+from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.solvers.sweep_limits import why_unsweepable
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
-# Trainings at most, and how many of them are spread around the formula's numbers.
-MOST_PILOTS = 24
-SPREAD = 16
+# Settings that are tried, and sweeps of the solver for each: the order of settings hardly changes
+# afterwards.
+PILOTS, PILOT_SWEEPS = 8, 5
+# With `training.thorough`: trainings at most, and how many of them are spread around the formula's
+# numbers.
+MOST_PILOTS, SPREAD = 24, 16
+# Share of the time until a run's limit that pilots may take.
+MOST_TIME = 0.3
 # Share of the training pairs that judge pilots beside the selection pairs.
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
@@ -48,8 +64,12 @@ class Pilots:
 
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
-    """Return the recipe with the best l2, λ and table rate of some trainings, by selection pairs
-    and a tenth of the training pairs.
+    """Return the recipe with the best l2 and λ of some short trainings, by selection pairs and a
+    tenth of the training pairs.
+
+    A pilot is a few sweeps of the solver where it can minimise the objective, and version 0 is then
+    trained by it, too, unless the recipe says otherwise. Else, and with `training.thorough`, a
+    pilot is a whole training by the recipe's steps, and the tables' rate is chosen as well.
 
     No test pair is looked at. The recipe comes back as it is where it leaves neither l2 nor λ to
     "auto", where the data is large, where training has a budget or too few epochs to end by its
@@ -59,8 +79,9 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         split: the one that selects an epoch.
         context: where progress is shown, and the folder in which what they measured is kept.
     """
-    if not _wants_pilots(recipe, split):
+    if not wants_pilots(recipe, split):
         return Pilots(recipe)
+    search = _Search.of(recipe, split, version, context.collectives)
     strengths = strengths_of(recipe, split.training)
     judged = _with_more_selection(split)
     pilots = Pilots(recipe)
@@ -70,16 +91,22 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         text = recipe.model_dump_json()
         identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
     journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
+    expected = expected_time(recipe, split, version, context.collectives)
     context.progress.say(
-        f"At most {MOST_PILOTS} short trainings (pilots) choose task.penalty, task.l2 and the rate "
-        "first; numbers for both in the recipe leave the pilots out."
+        f"This takes {in_words(expected.total)} in all: {search.most} short trainings (pilots) "
+        "choose task.penalty and task.l2 first; numbers for both in the recipe leave them out."
     )
+    begun, ends = time.monotonic(), context.share_of_time(MOST_TIME)
 
     def train(settings: _Settings) -> float:
-        title = f"{context.title} pilot {len(pilots.tried) + 1} of at most {MOST_PILOTS}"
-        quiet = replace(context, folder=None, callbacks=(), title=title, warns=False)
+        title = f"{context.title} pilot {len(pilots.tried) + 1} of at most {search.most}"
+        progress = context.progress.without_epochs()
+        quiet = replace(
+            context,
+            folder=None, callbacks=(), title=title, warns=False, progress=progress, ends=None,
+        )  # fmt: skip
         try:
-            history = fit_encoder(settings.within(recipe), judged, version, quiet).history
+            history = fit_encoder(settings.within(search.recipe), judged, version, quiet).history
         except TrainingError:
             if not pilots.tried:
                 raise
@@ -87,6 +114,8 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         return max(record[recipe.training.metric] for record in history)
 
     def measure(settings: _Settings) -> float:
+        if pilots.tried and ends is not None and time.monotonic() > ends:
+            return -math.inf  # the best so far stays
         value = journal.value(asdict(settings), lambda: train(settings))
         if value > -math.inf:
             pilots.tried.append(
@@ -98,12 +127,75 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
                     recipe.training.metric: value,
                 }
             )
+            done = len(pilots.tried) / search.most
+            left = expected.left(done, time.monotonic() - begun)
+            context.progress.say(
+                f"Pilot {len(pilots.tried)} of at most {search.most}: {recipe.training.metric} "
+                f"{value:.4f}, {in_words(left)} left in all."
+            )
         return value
 
-    start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate_of(recipe))
-    best = _climb(_starts(start, recipe), measure, _moves(recipe))
+    rate = rate_of(search.recipe)
+    start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
+    starts = _starts(start, search.recipe)[: search.most]
+    best = _climb(starts, measure, _moves(search.recipe) if search.climbs else [])
     pilots.recipe = best.within(recipe)
+    if search.solves:
+        training = pilots.recipe.training.model_copy(update={"optimizer": "als"})
+        pilots.recipe = pilots.recipe.model_copy(update={"training": training})
     return pilots
+
+
+def expected_time(
+    recipe: Recipe, split: Split, version: int = 0, together: Collectives = ALONE
+) -> ExpectedTime:
+    """Return how long a factorization's training takes, pilots included, roughly."""
+    search = _Search.of(recipe, split, version, together)
+    epoch, evaluation = epoch_seconds(recipe, split, version)
+    piloted = wants_pilots(recipe, split)
+    sweeps = recipe.training.sweeps or (piloted and search.solves)
+    epochs = min(recipe.training.epochs, SWEEPS if sweeps else EPOCHS)
+    each = PILOT_SWEEPS * epoch + evaluation
+    if not search.recipe.training.sweeps or search.climbs:
+        each = epochs * (epoch + evaluation)
+    evaluations = epochs / recipe.training.evaluate_every
+    return ExpectedTime(search.most * each * piloted, epochs * epoch + evaluations * evaluation)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """How pilots search.
+
+    Args:
+        recipe: that they are trained by, but for the settings that are tried.
+        most: how many there are at most.
+        climbs: whether they go on from the best of the settings that are spread.
+        solves: whether the training that follows is by the solver, too.
+    """
+
+    recipe: Recipe
+    most: int = PILOTS
+    climbs: bool = False
+    solves: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, split: Split, version: int, together: Collectives) -> Self:
+        if recipe.training.thorough:
+            return cls(recipe, MOST_PILOTS, climbs=True)
+        update = {
+            "optimizer": "als",
+            "epochs": PILOT_SWEEPS,
+            "evaluate_every": PILOT_SWEEPS,
+            "patience": 0,
+        }
+        training = recipe.training.model_copy(update=update)
+        swept = recipe.model_copy(update={"training": training})
+        settings = FitSettings.of(swept, split.training, version)
+        if why_unsweepable(settings, Companions(), together):
+            return cls(recipe)
+        # Upgrades may learn a transform beside the model, which the solver cannot.
+        by_default = recipe.gramian == type(recipe.gramian)()
+        return cls(swept, solves=version == 0 and recipe.training.may_sweep and by_default)
 
 
 @dataclass(frozen=True)
@@ -121,7 +213,8 @@ class _Settings:
         penalty = [self.penalty] if recipe.task.penalty == "auto" else recipe.task.penalty
         strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
-        training = recipe.training.model_copy(update={"table_rate": self.rate})
+        rate = {"table_rate": self.rate} if self.rate else {}  # sweeps have none
+        training = recipe.training.model_copy(update=rate)
         return recipe.model_copy(update={"task": task, "training": training})
 
 
@@ -229,7 +322,8 @@ def _with_more_selection(split: Split) -> Split:
     return replace(split, training=training, selection=selection, test=RowPairs.none(), final=None)
 
 
-def _wants_pilots(recipe: Recipe, split: Split) -> bool:
+def wants_pilots(recipe: Recipe, split: Split) -> bool:
+    """Return whether short trainings choose settings first, see `run_pilots`."""
     task, training = recipe.task, recipe.training
     return (
         "auto" in (task.l2, task.penalty)

@@ -43,16 +43,16 @@ def test_more_data_gets_fewer_epochs_and_more_than_patience() -> None:
 @pytest.mark.parametrize("path", ["a.csv", 'o"dd\\\n\x7fname.csv', "/ab/ü.csv"])
 def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str) -> None:
     data = {"kind": "table", "path": path, "columns": {"query": 'a "b"'}}
-    settings = Settings("shop", data, {"kind": "random", "share": 0.1}, 32, 1024, 100)
+    settings = Settings("shop", data, {"kind": "random", "share": 0.1}, 32, 100)
     text = recipe_text(settings, SURVEY)
     read = tomllib.loads(text)
     assert read["data"] == data
-    assert (read["model"]["dim"], read["training"]["batch_size"]) == (32, 1024)
+    assert read["model"]["dim"] == 32
     assert "# minimum_value = 5 " in text
     assert ("relative to this file" in text) == (not path.startswith("/"))
 
 
 def test_many_unknown_ids_are_warned_of() -> None:
-    settings = Settings("s", {"kind": "table", "path": "a"}, {"kind": "random"}, 8, 256, 100)
+    settings = Settings("s", {"kind": "table", "path": "a"}, {"kind": "random"}, 8, 100)
     assert "two_tower" not in recipe_text(settings, SURVEY)
     assert "two_tower" in recipe_text(settings, replace(SURVEY, unknown_queries=40))

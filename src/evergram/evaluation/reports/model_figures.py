@@ -15,6 +15,7 @@ _ENDED = {
     "patience": "the metric no longer improved (training.patience)",
     "epochs": "all epochs ran (training.epochs)",
     "budget": "its time was over (training.budget)",
+    "minutes": "its time was over (--minutes)",
 }
 
 

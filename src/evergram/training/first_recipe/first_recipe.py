@@ -16,11 +16,12 @@ from evergram.data.split import Split
 from evergram.errors import DataError
 from evergram.lineage.disk.names import is_name
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.expected_time import in_words
 from evergram.training.first_recipe.recipe_text import Settings, dim_of, epochs_of, recipe_text
 from evergram.training.first_recipe.sources import Source, source_at
 from evergram.training.first_recipe.survey import Survey
+from evergram.training.pilots import expected_time
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import batch_size_of
 
 # The share of the latest interactions that is held out of this many, and of fewer.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
@@ -38,6 +39,7 @@ class FirstRecipe:
         recipe: the same, checked.
         source: the kind of the data, and its columns.
         survey: what is in it.
+        seconds: that `train` will take, roughly.
         split_again: why pairs are held out at random although there are times; None otherwise.
     """
 
@@ -45,6 +47,7 @@ class FirstRecipe:
     recipe: Recipe
     source: Source
     survey: Survey
+    seconds: float
     split_again: str | None = None
 
     def sentences(self) -> Iterator[str]:
@@ -63,6 +66,7 @@ class FirstRecipe:
             unread = ", ".join(name or "a column without a name" for name in source.unread)
             yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
         yield from self.survey.sentences()
+        yield f"Training takes {in_words(self.seconds)} on an ordinary computer."
         if self.split_again:
             yield self.split_again
 
@@ -76,8 +80,8 @@ class FirstRecipe:
             **self.survey.as_json(),
             "split": recipe.split.kind,
             "dim": recipe.model.dim_of(0),
-            "batch_size": recipe.training.batch_size,
             "epochs": recipe.training.epochs,
+            "seconds": round(self.seconds, 1),
         }
 
 
@@ -120,11 +124,11 @@ def first_recipe(
     corpus = load_corpus(recipe_of({}))
     held, split, split_again = _split(recipe_of, corpus)
     survey = Survey.of(corpus, split)
-    batch_size = batch_size_of(recipe_of({"split": held}), split.training)
-    settings = Settings(name, data, held, dim_of(survey), batch_size, epochs_of(survey))
+    settings = Settings(name, data, held, dim_of(survey), epochs_of(survey))
     text = recipe_text(settings, survey)
     recipe = Recipe.of(tomllib.loads(text), folder=folder or Path())
-    return FirstRecipe(text, recipe, source, survey, split_again)
+    seconds = expected_time(recipe, split).total
+    return FirstRecipe(text, recipe, source, survey, seconds, split_again)
 
 
 def _split(recipe_of: Any, corpus: Corpus) -> tuple[dict[str, Any], Split, str | None]:

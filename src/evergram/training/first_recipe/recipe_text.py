@@ -26,7 +26,6 @@ class Settings:
     data: Mapping[str, Any]
     split: Mapping[str, Any]
     dim: int
-    batch_size: int
     epochs: int
 
 
@@ -83,7 +82,6 @@ def _lines(settings: Settings, survey: Survey) -> Iterator[str]:
     yield 'l2 = "auto"  # the weight of squared norms, likewise'
     yield ""
     yield "[training]"
-    yield f"batch_size = {settings.batch_size}  # pairs in a step"
     yield f"epochs = {settings.epochs}  # at most"
     yield "patience = 10  # ends after so many evaluations that were no better"
 

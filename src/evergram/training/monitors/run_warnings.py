@@ -39,10 +39,13 @@ def warned(
     keeps_last = ended == "epochs" and settings.evaluate_every >= settings.epochs > 1
     if stopping.best_is_last and not keeps_last:
         more = "budget" if ended == "budget" else "epochs"
+        raised = f"training.{more} ({getattr(settings, more):g})"
+        if ended == "minutes":
+            raised = "--minutes"
         sentences.append(
             f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "
             f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may "
-            f"be better; raise training.{more} ({getattr(settings, more):g})."
+            f"be better; raise {raised}."
         )
     objectives = [record["objective"] for record in stopping.history]
     if objectives and objectives[-1] > RISEN * objectives[0] > 0:

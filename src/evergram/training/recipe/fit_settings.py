@@ -41,12 +41,15 @@ class FitSettings:
 
         Raises: DataError: the corpus lacks a column that "auto" is computed from.
         """
+        training = recipe.training
+        if training.optimizer == "auto":
+            training = training.model_copy(update={"optimizer": "adaptive"})
         return cls(
             model=recipe.model,
             task=recipe.task,
             prior=recipe.prior,
             gramian=recipe.gramian,
-            training=recipe.training,
+            training=training,
             strengths=strengths_of(recipe, corpus),
             batch_size=batch_size_of(recipe, corpus),
             table_rate=rate_of(recipe),

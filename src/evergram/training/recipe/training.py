@@ -13,10 +13,11 @@ from evergram.training.recipe.table import Metric, RecipeTable
 class TrainingRecipe(RecipeTable):
     """The loop.
 
+    `optimizer` "auto" is "als" where pilots chose a first version's λ or l2 by it, else "adaptive".
     `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
-    many entities share; `layer_rate` is Adam's on the rest. With `optimizer` "sgd" they are the
-    rates of plain SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too. "als"
-    has no rates: it solves for the rows of tables, side by side.
+    many entities share; `layer_rate` is Adam's on the rest. With "sgd" they are the rates of plain
+    SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too. "als" has no rates: it
+    solves for the rows of tables, side by side.
     """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
@@ -30,7 +31,9 @@ class TrainingRecipe(RecipeTable):
     batch_size: Positive | Literal["auto"] = "auto"
     # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
     short_batch: bool = False
-    optimizer: Literal["adaptive", "adam", "sgd", "als"] = "adaptive"
+    optimizer: Literal["auto", "adaptive", "adam", "sgd", "als"] = "auto"
+    # Whether pilots search longer: more settings, each trained to its end by the recipe's steps.
+    thorough: bool = False
     # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
     table_rate: Rate | Literal["auto"] = "auto"
     feature_rate: Rate = 0.005
@@ -69,3 +72,12 @@ class TrainingRecipe(RecipeTable):
     def sweeps(self) -> bool:
         """Whether an epoch is one sweep over all rows, in place of steps over batches of pairs."""
         return self.optimizer == "als"
+
+    @property
+    def may_sweep(self) -> bool:
+        """Whether nothing here says that training takes steps."""
+        fields = type(self).model_fields
+        of_steps = ("batch_size", "short_batch", "table_rate", "decay", "precondition")
+        return self.optimizer in ("auto", "als") and all(
+            getattr(self, name) == fields[name].default for name in of_steps
+        )

@@ -16,14 +16,14 @@ def refuse_unsweepable(
     settings: FitSettings, companions: Companions, collectives: Collectives
 ) -> None:
     """Refuse a training that alternating least squares cannot do. Raises: RecipeError."""
-    reason = _reason(settings, companions, collectives)
+    reason = why_unsweepable(settings, companions, collectives)
     if reason:
         raise RecipeError(
             f"training.optimizer = 'als' {reason}, or set training.optimizer = 'adaptive'."
         )
 
 
-def _reason(settings: FitSettings, companions: Companions, collectives: Collectives) -> str:
+def why_unsweepable(settings: FitSettings, companions: Companions, collectives: Collectives) -> str:
     """Return what forbids it and the remedy, as the middle of a sentence; empty if nothing
     does."""
     model, task = settings.model, settings.task
