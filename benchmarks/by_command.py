@@ -111,13 +111,15 @@ def tiny_demo() -> Demo:
 
 def demo_table(measured: Demo) -> str:
     lines = [
-        "| version | dim | Recall@20 | popularity | consumer AUC, chain | consumer AUC, raw |",
-        "|---|---|---|---|---|---|",
+        "| version | dim | Recall@20 | trained alone | popularity | consumer AUC, chain "
+        "| consumer AUC, raw |",
+        "|" + "---|" * 7,
     ]
     for v in measured.report["versions"]:
         metrics, consumer = v["metrics"], v["consumer"]
+        alone = f"{metrics['alone']['recall@20']:.4f}" if "alone" in metrics else "–"
         lines.append(
-            f"| {v['version']} | {v['dim']} | {metrics['model']['recall@20']:.4f} | "
+            f"| {v['version']} | {v['dim']} | {metrics['model']['recall@20']:.4f} | {alone} | "
             f"{metrics['popularity']['recall@20']:.4f} | {consumer['auc_chain']:.4f} | "
             f"{consumer['auc_raw']:.4f} |"
         )

@@ -1,24 +1,23 @@
-"""The defaults beside settings that were searched for, on data that they were not chosen on.
+"""The defaults next to `--thorough` and to popularity.
 
-The defaults of λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`), and
-are confirmed on others; the pilots of small data were revised after a look at `REVISED_ON`, and
-are confirmed on the sets of `benchmarks.unseen`. Each recipe names only its data and its split. The
-rival is the best of a random search over λ, l2 and its measure and the tables' rate, by the
-selection pairs; test pairs are used once, by both, for every seed. `defaults` is of small data,
-which has pilots; `defaults-large` takes hours.
+Each recipe names only its data and its split. Test pairs are used once, by both, for every seed.
 
     OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
 
-Results are kept in build/defaults, so that an interrupted run resumes.
+Results are kept in build/defaults, so that an interrupted run resumes. `python -m
+benchmarks.defaults --data movielens-latest-small --seeds 1` measures a part; with --write what is
+kept comes into the document.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
-import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -35,18 +34,15 @@ from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.pilots import run_pilots
 from evergram.training.recipe import Recipe
 
-CHOSEN_ON = ("movielens-25m-head", "gowalla", "amazon-beauty")
-CONFIRMED_ON = tuple(unseen.READERS)
-# The pilots were revised after a look at these: they show, and confirm nothing.
-REVISED_ON = ("movielens-latest-small", "wikispeedia", "amazon-musical-instruments")
-# Too large for pilots: the formula decides.
-LARGE = ("yelp2018", *CHOSEN_ON)
-# More splits where there are few test queries, fewer where a search takes an hour.
-SEEDS = {"lastfm": 6, "citeulike-t": 2, "amazon-musical-instruments": 10}
+# Public sets that need a download come first; see `benchmarks.unseen`.
+DATA = (
+    *unseen.READERS,
+    "movielens-latest-small",
+    "wikispeedia",
+    "amazon-musical-instruments",
+    "amazon-beauty",
+)
 LEAST_SEEDS = 3
-# Settings that are searched, beside the defaults; fewer where a training takes minutes.
-TRIALS = {"gowalla": 12, "yelp2018": 12}
-MOST_TRIALS = 24
 METRIC = "recall@20"
 # Queries at most whose selection pairs choose an epoch: to rank for thirty thousand after every
 # epoch takes longer than the epoch.
@@ -60,22 +56,15 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The defaults and the best settings of the search, on one data set.
+    """The defaults and `--thorough` on one data set.
 
     Args:
-        default, tuned: the metric on the test pairs, by seed.
-        strengths: λ and l2 that "auto" became.
-        settings: the best settings of the search, as overrides.
+        default, thorough: a record of each seed; `thorough` may have fewer, or none.
     """
 
     data: str
-    interactions: int
-    default: list[float]
-    tuned: list[float]
-    popularity: float
-    strengths: tuple[float, float]
-    settings: list[str]
-    best_is_last: bool
+    default: list[dict[str, Any]]
+    thorough: list[dict[str, Any]]
 
 
 def recipe_of(name: str) -> dict[str, Any]:
@@ -98,26 +87,27 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
 
 
-def measure(names: Sequence[str] = (*CONFIRMED_ON, *REVISED_ON)) -> list[Comparison]:
+def measure(
+    names: Sequence[str] = DATA,
+    seeds: tuple[int, int] = (LEAST_SEEDS, LEAST_SEEDS),
+    *,
+    trains: bool = True,
+) -> list[Comparison]:
+    """Return a comparison of each data set.
+
+    Args:
+        seeds: how many of the defaults, and of `--thorough`.
+        trains: False takes only what is kept.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         return [
-            compare(
-                name,
-                recipe_of(name),
-                TRIALS.get(name, MOST_TRIALS),
-                range(SEEDS.get(name, LEAST_SEEDS)),
-                KEPT / f"{name}.jsonl",
-            )
+            compare(name, Runs(recipe_of(name), KEPT / f"{name}.jsonl", trains=trains), seeds)
             for name in names
         ]
     finally:
         torch.set_num_threads(threads)
-
-
-def measure_large() -> list[Comparison]:
-    return measure(LARGE)
 
 
 def tiny() -> list[Comparison]:
@@ -130,50 +120,20 @@ def tiny() -> list[Comparison]:
             },
             "split": {"kind": "given", "share": 0.2},
             "model": {"dim": 4},
-            "training": {"epochs": 2},
+            "training": {"epochs": 3, "patience": 2},
         }
-        return [compare("tiny", values, 2, range(2), folder / "kept.jsonl")]
+        return [compare("tiny", Runs(values, folder / "kept.jsonl"), (2, 1))]
 
 
-def compare(
-    name: str, values: dict[str, Any], trials: int, seeds: Sequence[int], kept: Path
-) -> Comparison:
-    """Search by the selection pairs with the first seed, then train and test with all."""
-    runs = Runs(values, kept)
-    best: list[str] = []
-    highest = -1.0
-    for settings in space(name, trials):
-        value = runs.select(settings, seeds[0])
-        if value > highest:
-            highest, best = value, settings
-    default = [runs.test([], seed) for seed in seeds]
-    tuned = [runs.test(best, seed) for seed in seeds]
-    return Comparison(
-        name,
-        default[0]["interactions"],
-        [run[METRIC] for run in default],
-        [run[METRIC] for run in tuned],
-        default[0]["popularity"],
-        (default[0]["penalty"], default[0]["l2"]),
-        best,
-        any(run["best_is_last"] for run in default),
-    )
-
-
-def space(name: str, trials: int) -> Iterator[list[str]]:
-    """Return the settings drawn for a data set, always the same ones."""
-    draw = random.Random(name)
-
-    def between(low: float, high: float) -> float:
-        return math.exp(draw.uniform(math.log(low), math.log(high)))
-
-    for _ in range(trials):
-        yield [
-            f"task.penalty={between(2, 200):.3g}",
-            f"task.l2={between(0.003, 0.3):.3g}",
-            f"task.l2_measure={draw.choice(['penalty', 'examples'])}",
-            f"training.table_rate={draw.choice([0.05, 0.1, 0.2])}",
-        ]
+def compare(name: str, runs: Runs, seeds: tuple[int, int]) -> Comparison:
+    measured: list[list[dict[str, Any]]] = [[], []]
+    for records, count, settings in zip(
+        measured, seeds, ([], ["training.thorough=true"]), strict=True
+    ):
+        for seed in range(count):
+            with suppress(NotKeptError):
+                records.append(runs.test(settings, seed))
+    return Comparison(name, *measured)
 
 
 class NotKeptError(Exception):
@@ -223,7 +183,7 @@ class Runs:
         return recipe, self.splits[seed]
 
     def _once(self, what: str, recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
-        about = recipe.model_dump_json(exclude={"upgrade", "compare"})
+        about = _about(recipe)
         for path in filter(None, (recipe.data.path, recipe.data.test)):
             about = about.replace(f'"{path}"', f'"{Path(path).name}"')  # where it is says nothing
         digest = hashlib.sha256(about.encode())
@@ -241,8 +201,21 @@ class Runs:
         return self.done[key]
 
 
+def _about(recipe: Recipe) -> str:
+    """Return what a training depends on, as JSON; what changes nothing in it is left out, so that
+    results stay kept."""
+    training, strengths = recipe.training, (recipe.task.penalty, recipe.task.l2)
+    if training.optimizer == "auto" and "auto" not in strengths:
+        training = training.model_copy(update={"optimizer": "adaptive"})
+    idle: dict[str, Any] = {"upgrade": True, "compare": True}
+    if not training.thorough:
+        idle["training"] = {"thorough"}
+    return recipe.model_copy(update={"training": training}).model_dump_json(exclude=idle)
+
+
 def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
     context = RunContext(torch.device("cpu"))
+    begun = time.process_time()
     pilots = run_pilots(recipe, split, 0, context)
     fitted = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
     tested = {
@@ -264,6 +237,8 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
         "best_is_last": any("is the last" in warning for warning in fitted.warnings),
         "interactions": len((split if refit is None else refit.split).training),
         "seconds": round(fitted.seconds, 1),
+        "cpu": round(time.process_time() - begun, 1),
+        "pilots": len(pilots.tried),
     }
 
 
@@ -277,36 +252,39 @@ def _some(pairs: RowPairs, queries: int) -> RowPairs:
 
 def table(comparisons: Sequence[Comparison]) -> str:
     lines = [
-        "| data | pairs trained on | defaults' λ, l2 | searched λ, l2, measure, rate "
-        "| Recall@20, defaults | searched | defaults / searched | popularity |",
+        "| data | pairs trained on | Recall@20, defaults | CPU seconds | `--thorough` "
+        "| CPU seconds | defaults / thorough | popularity |",
         "|" + "---|" * 8,
     ]
     for one in comparisons:
-        chosen = " (chosen on it)" if one.data in CHOSEN_ON else ""
-        chosen = " (looked at)" if one.data in REVISED_ON else chosen
-        words = ", ".join(setting.split("=")[1] for setting in one.settings)
-        ratios = [a / b for a, b in zip(one.default, one.tuned, strict=True)]
+        if not one.default:
+            continue
+        popularity = mean(run["popularity"] for run in one.default)
+        both = list(zip(one.default, one.thorough, strict=False))
+        ratios = [a[METRIC] / b[METRIC] for a, b in both]
         cells = [
-            f"{one.data}{chosen}",
-            f"{one.interactions:,}",
-            ", ".join(f"{value:.3g}" for value in one.strengths),
-            words,
-            interval(one.default, 4),
-            interval(one.tuned, 4),
-            interval(ratios, 3),
-            f"{one.popularity:.4f}",
+            one.data,
+            f"{one.default[0]['interactions']:,}",
+            *_recall_and_time(one.default),
+            *_recall_and_time(one.thorough),
+            interval(ratios, 3) if ratios else "–",
+            f"{popularity:.4f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in comparisons)
+    shown = [one for one in comparisons if one.default]
+    seeds = ", ".join(f"{len(one.default)} and {len(one.thorough)} ({one.data})" for one in shown)
     lines += [
         "",
-        "± is half of the 95 % interval of the mean over seeds, each with a split of its own: "
-        f"{seeds}.",
+        "± is half of the 95 % interval of the mean over seeds, each with a split of its own; of "
+        f"the defaults and of `--thorough`: {seeds}. – was not measured.",
     ]
-    late = [one.data for one in comparisons if one.best_is_last]
-    if late:
-        lines.append(f"The best epoch of the defaults was the last of all on: {', '.join(late)}.")
     return "\n".join(lines)
+
+
+def _recall_and_time(runs: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    if not runs:
+        return "–", "–"
+    return interval([run[METRIC] for run in runs], 4), f"{mean(run['cpu'] for run in runs):.0f}"
 
 
 def interval(values: Sequence[float], digits: int) -> str:
@@ -315,3 +293,25 @@ def interval(values: Sequence[float], digits: int) -> str:
         return f"{values[0]:.{digits}f}"
     half = STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
     return f"{mean(values):.{digits}f} ± {half:.{digits}f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
+    parser.add_argument("--seeds", type=int, default=LEAST_SEEDS)
+    parser.add_argument("--thorough-seeds", type=int, default=LEAST_SEEDS)
+    parser.add_argument("--kept", action="store_true", help="train nothing")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
+    chosen = parser.parse_args()
+    names = [name for name in chosen.data if (gowalla.DATA / name).exists()]
+    seeds = chosen.seeds, chosen.thorough_seeds
+    text = table(measure(names, seeds, trains=not chosen.kept))
+    print(text)
+    if chosen.write:
+        from benchmarks.__main__ import put
+
+        put("defaults", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -177,9 +177,6 @@ SECTIONS = {
     ),
     "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
-    "defaults-large": Section(
-        defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
-    ),
     "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
     "quality-movielens": _quality("movielens", "random"),

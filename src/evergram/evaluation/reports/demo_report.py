@@ -43,6 +43,9 @@ def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
 with a light transform back to the one before; only the newest embeddings are stored. Through the
 chain of transforms the classifier keeps working; given the new embeddings as they are, it does
 not.</p>
+<p>Each version is tested on the interactions that came after its data, so the tests differ:
+compare a version's {metric} with that of the same model trained alone, without a transform, on the
+same data.</p>
 <figure role="img" aria-label="Three plots by version; the table below holds their numbers">{svg}
 </figure>
 {_table(versions, metric)}
