@@ -15,4 +15,4 @@ OPTIMIZERS = get_args(TrainingRecipe.model_fields["optimizer"].annotation)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_what_has_no_optimiser_of_tables_sweeps(optimizer: str) -> None:
     recipe = TrainingRecipe.model_validate({"optimizer": optimizer})
-    assert recipe.sweeps == (optimizer not in TABLE_OPTIMIZERS)
+    assert recipe.sweeps == (optimizer not in {*TABLE_OPTIMIZERS, "auto"})
