@@ -28,6 +28,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.releasing import probes
 from evergram.releasing.probes import (
     ProbeReading,
     _refuse_few,
@@ -202,6 +203,26 @@ def test_a_regressor_has_a_most_rather_than_a_least(tmp_path: Path, lineage: Lin
     reading = with_probes(next_version(broken=True), lineage)[1][0]
     assert reading.broken
     assert "at most 0.2 is needed" in reading.sentence
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound"), [("auc", "min"), ("accuracy", "min"), ("rmse", "max")]
+)
+def test_a_value_exactly_at_its_limit_is_within_it(
+    tmp_path: Path, lineage: Lineage, monkeypatch: pytest.MonkeyPatch, metric: str, bound: str
+) -> None:
+    value = 0.75
+    monkeypatch.setattr(probes, "_measure", lambda *_: (value, ROWS, 0))
+    model, data = linear(tmp_path / "m.safetensors", w=OLD), evaluation(tmp_path / "d", LABEL)
+    better = -np.inf if bound == "min" else np.inf
+    for limit, broken in (
+        (value, False),
+        (float(np.nextafter(value, better)), False),
+        (float(np.nextafter(value, -better)), True),
+    ):
+        add(lineage, model, data, metric=metric, **{bound: limit})
+        assert [reading.broken for reading in run_probes(lineage)] == [broken]
+        ConsumerRegistry.open(lineage.path).remove("ads")
 
 
 @pytest.mark.long

@@ -43,6 +43,23 @@ def test_frequencies_are_learned_from_the_stream() -> None:
     torch.testing.assert_close(learned, chances, rtol=0.25, atol=0)
 
 
+@pytest.mark.parametrize("rate", [0.5, 0.1, 0.05])
+def test_the_first_gaps_are_averaged_and_the_later_ones_forgotten(rate: float) -> None:
+    """Algorithm 2 with a rate of 1/n at first: the gap is the mean of the first 1/rate gaps."""
+    frequency = StreamedFrequency(1, rate=rate)
+    gaps = torch.randint(1, 30, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = 0.0
+    for number, gap in enumerate(gaps, start=1):
+        for _ in range(gap - 1):
+            frequency.observe(torch.tensor([], dtype=torch.long))
+        frequency.observe(torch.tensor([0]))
+        expected += max(1 / number, rate) * (gap - expected)
+        if number <= round(1 / rate):
+            assert expected == pytest.approx(sum(gaps[:number]) / number)
+        learned = float(frequency.log_chance(torch.tensor([0])))
+        assert learned == pytest.approx(-math.log(expected), rel=1e-4)
+
+
 def test_a_candidate_in_every_batch_is_certain_and_an_unseen_one_counts_as_such() -> None:
     frequency = StreamedFrequency(2)
     for _ in range(5):
