@@ -20,6 +20,7 @@ from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
 from evergram.releasing.migration.migration_vectors import MigrationVectors
+from evergram.releasing.migration.unjudged import LEAST_QUERIES
 from evergram.releasing.migration.verdict import Situation, decide
 from evergram.releasing.migration.ways import WaySettings, measure_ways
 
@@ -103,8 +104,10 @@ def _trial(
     low, high = ((end - gain.mean) * wider for end in (gain.low, gain.high))
     return Trial(
         corpus,
-        decide(of_seen, Situation()).way,
-        decide(of_seen, Situation(worth=WORTH)).way,
+        *(
+            decide(of_seen, situation).way if len(seen) >= LEAST_QUERIES else None
+            for situation in (Situation(), Situation(worth=WORTH))
+        ),
         {name: float(ndcg[name][unseen].double().mean()) for name in CHOICES},
         encoded,
         low <= there - gain.mean <= high,

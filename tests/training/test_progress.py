@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from evergram.log_lines import LogFormat, set_log_format
+from evergram.training import progress
 from evergram.training.progress import Progress
 
 
@@ -29,6 +30,17 @@ def test_a_task_of_known_length_does_not_say_at_most(capsys: pytest.CaptureFixtu
     with Progress().task("refit", 10) as task:
         task.describe("epoch 1")
     assert "at most" not in capsys.readouterr().err
+
+
+def test_a_pipe_gets_a_line_every_so_often_of_a_task_without_descriptions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Progress().task("texts", 10) as task:
+        task.advance(1, 1)
+        assert not capsys.readouterr().err
+        monkeypatch.setattr(progress, "EVERY", 0.0)
+        task.advance(1, 1)
+    assert re.fullmatch(r"texts: [\d,]+ examples/s, \d+ s left\n", capsys.readouterr().err)
 
 
 def test_a_sentence_is_a_line_with_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 from evergram.log_lines import LogFormat, log_format, write_line
 
-# Seconds between two JSON lines of a task that describes nothing itself.
+# Seconds between two lines of a task that describes nothing itself, where there is no terminal.
 EVERY = 10.0
 
 
@@ -41,7 +41,7 @@ class Handle:
         if self._bar is not None and self._id is not None and since >= 0.2:
             self._shown = monotonic()
             self._bar.update(self._id, completed=self._done, speed=self._speed())
-        elif since >= EVERY and log_format() is LogFormat.json:
+        elif since >= EVERY:
             self._write()
 
     def describe(self, note: str, **figures: Any) -> None:

@@ -72,6 +72,37 @@ def test_a_killed_run_goes_on_with_its_parts(
     assert_allclose(vectors, word_vectors(ROWS, 0, 10), rtol=1e-5)
 
 
+def test_a_run_that_was_killed_within_a_part_goes_on_from_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All texts are one part, of which some batches were saved."""
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    encoder: Any = open_text_encoder(ADDRESSES[0])
+    encoder.batch = 11
+    whole, calls = encoder._function, []
+
+    def dying(texts: list[str]) -> Any:
+        calls.append(texts)
+        if sum(ROWS[30] in call for call in calls):
+            raise KeyboardInterrupt
+        return whole(texts)
+
+    monkeypatch.setattr(encoder, "_function", dying)
+    out = tmp_path / "v.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        encode_file(TEXTS, encoder, out)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="other settings"):
+        encode_file(Texts(TEXTS.ids, ROWS[::-1]), open_text_encoder(ADDRESSES[0]), out)
+    CALLS.clear()
+    encode_file(TEXTS, open_text_encoder(ADDRESSES[0]), out)
+    again = [text for call in CALLS for text in call]
+    assert (ROWS[0] in again, ROWS[29] in again, ROWS[49] in again) == (False, False, True)
+    [(ids, vectors)] = open_embeddings(out).blocks()
+    assert ids.to_pylist() == list(range(50))
+    assert_allclose(vectors, word_vectors(ROWS, 0, 10), rtol=1e-5)
+
+
 def test_parts_of_other_texts_or_of_another_encoder_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.support.text_encoders import ADDRESSES, HERE, encoded
 
 from evergram.errors import DataError
-from evergram.releasing.migration.migration_vectors import MigrationVectors, Similarity
+from evergram.releasing.migration.migration_vectors import MigrationVectors
 from evergram.vector_files.base import EmbeddingFile
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
@@ -35,7 +35,7 @@ def files(folder: Path, new: list[str]) -> tuple[Pair, Pair]:
 
 
 def test_rows_of_all_four_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    vectors = MigrationVectors.of(*files(tmp_path, ["d3", "d1", "d2"]), "dot")
+    vectors = MigrationVectors.of(*files(tmp_path, ["d3", "d1", "d2"]))
     for ids, sides in (
         (vectors.texts, (vectors.old, vectors.new)),
         (vectors.queries, (vectors.old_queries, vectors.new_queries)),
@@ -60,28 +60,22 @@ def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Pat
         MigrationVectors.of((old, new), (other, new))
 
 
-def test_cosine_makes_lengths_equal(tmp_path: Path) -> None:
-    vectors = MigrationVectors.of(*files(tmp_path, ["d1", "d2", "d3"]))
-    torch.testing.assert_close(vectors.new.norm(dim=1), torch.ones(3))
-
-
 @pytest.mark.parametrize("side", ["old", "new"])
-def test_it_is_known_whether_lengths_were_divided_by(tmp_path: Path, side: str) -> None:
+def test_it_is_known_whether_lengths_differ(tmp_path: Path, side: str) -> None:
     lengths = {"old": [1.0, 1.0, 1.0], "new": [2.0, 2.0, 2.0]}
 
-    def of(similarity: Similarity) -> bool:
+    def differ() -> bool:
         files = []
         for name, values in lengths.items():
             rows = torch.diag(torch.tensor(values))
             write_vectors(tmp_path / f"{name}.npy", [(pa.array(["a", "b", "c"]), rows)])
             files.append(open_embeddings(tmp_path / f"{name}.npy"))
         pair = files[0], files[1]
-        return MigrationVectors.of(pair, pair, similarity).lengths_ignored
+        return MigrationVectors.of(pair, pair).lengths_differ
 
-    assert not of("cosine")  # of one length each
+    assert not differ()  # of one length each
     lengths[side][0] *= 1.5
-    assert of("cosine")
-    assert not of("dot")
+    assert differ()
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
-"""The verdict: each way is chosen where the intervals show it, and none where they do not."""
+"""The verdict: each way is chosen where the bounds show it, and a worse one never before it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import beta
 from torch import Tensor
 
 from evergram.releasing.migration.verdict import Situation, decide
 
-QUERIES = 200
+QUERIES = 600
 
 
 def scores(**means: float) -> dict[str, Tensor]:
@@ -39,7 +41,7 @@ def scores(**means: float) -> dict[str, Tensor]:
         ({"sidecar": 0.5}, {"old_readers": True}, "sidecar"),
         ({"sidecar": 0.5}, {}, "reindex"),
         ({"sidecar": 0.45}, {"old_readers": True}, "reindex"),
-        ({"reindex": 0.502, "bridge": 0.499}, {"tolerance": 0.1}, "reindex"),
+        ({"reindex": 0.52, "bridge": 0.495}, {"tolerance": 0.1}, "reindex"),
     ],
 )
 def test_the_way_is_the_cheapest_that_is_shown_to_do(
@@ -50,18 +52,11 @@ def test_the_way_is_the_cheapest_that_is_shown_to_do(
     assert verdict.reasons
 
 
-def test_few_queries_decide_nothing() -> None:
-    few = {name: values[:19] for name, values in scores().items()}
-    verdict = decide(few, Situation())
-    assert verdict.way is None
-    assert "Only 19 queries have a judged text" in verdict.reasons[0]
-
-
 def test_what_is_likely_but_not_shown_is_not_taken() -> None:
-    ndcg = scores(reindex=0.52)
+    ndcg = scores(reindex=0.505)
     noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    ndcg["reindex"] = ndcg["reindex"] + noise - noise.mean()
-    assert float((ndcg["reindex"] - ndcg["stay"]).mean()) > 0.01
+    ndcg["reindex"] = ndcg["reindex"] + 0.15 * (noise - noise.mean())
+    assert float((ndcg["reindex"] - ndcg["stay"]).mean()) > 0.002
     assert decide(ndcg, Situation()).way == "stay"
 
 
@@ -72,11 +67,11 @@ def test_means_decide_where_it_is_said_what_a_gain_is_worth(worth: float, way: s
     """Reindexing brings 0.02 in the mean, with an interval that holds 0."""
     ndcg = scores(reindex=0.52)
     noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    ndcg["reindex"] = ndcg["reindex"] + noise - noise.mean()
+    ndcg["reindex"] = ndcg["reindex"] + 0.15 * (noise - noise.mean())
     verdict = decide(ndcg, Situation(worth=worth))
     assert verdict.way == way, verdict.reasons
     if way == "stay":
-        assert f"not expected to be better by more than {worth:g}" in verdict.reasons[0]
+        assert f"more than {worth:.4f} is needed: no" in verdict.reasons[-1]
 
 
 def test_a_cheaper_way_is_expected_to_lose_little_and_to_bring_what_is_wanted() -> None:
@@ -93,15 +88,10 @@ def test_models_that_rank_alike_are_worth_no_change() -> None:
     assert decide(ndcg, Situation(worth=0.0)).way == "stay"
 
 
-def test_few_queries_decide_nothing_whatever_a_gain_is_worth() -> None:
-    few = {name: values[:19] for name, values in scores().items()}
-    assert decide(few, Situation(worth=0.01)).way is None
-
-
 def test_old_readers_are_to_be_shown_their_loss_also_where_means_decide() -> None:
     ndcg = scores(sidecar=0.5)
     noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    ndcg["sidecar"] = ndcg["sidecar"] + noise - noise.mean()
+    ndcg["sidecar"] = ndcg["sidecar"] + 0.15 * (noise - noise.mean())
     assert decide(ndcg, Situation(old_readers=True, worth=0.01)).way == "reindex"
 
 
@@ -129,14 +119,8 @@ def test_a_way_that_loses_on_next_to_no_query_is_not_shown_to_lose_little(
 ) -> None:
     """Losses of so few queries may be too rare to have been drawn."""
     ndcg = rare(queries, losing, loss=0.001)
-    verdict = decide(ndcg, Situation())
-    assert verdict.way == "reindex"
-    said = f"Only {losing} of {queries} queries lose, too few to show how much is lost."
-    assert said in verdict.reasons
-    assert verdict.reasons[verdict.reasons.index(said) - 1].endswith("not shown to lose no more.")
-    expected = decide(ndcg, Situation(worth=0.01))
-    assert expected.way == "cascade"
-    assert said not in expected.reasons
+    assert decide(ndcg, Situation()).accepted == ["reindex"]
+    assert decide(ndcg, Situation(worth=0.01)).way == "cascade"
 
 
 def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
@@ -144,26 +128,57 @@ def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
         situation = Situation(tolerance=0.005, old_readers=True, worth=worth)
         ndcg = rare(100, 1, loss=0.001) | {"cascade": torch.zeros(100, dtype=torch.float64)}
         verdict = decide(ndcg, situation)
-        assert verdict.way == "reindex"
-        said = "Only 1 of 100 queries lose, too few to show how much is lost."
-        assert verdict.reasons[-2] == said
-        assert verdict.reasons[-1] == "Keep the old index for them, or judge more queries."
+        assert verdict.accepted == ["reindex"]
+        assert "judge more queries" in verdict.reasons[-1]
 
 
 def test_many_queries_show_that_none_of_them_loses() -> None:
-    """Beside the upper bounds of Clopper and Pearson, as scipy has them: no sooner than theirs of
-    95 %, and no later than theirs of 97.5 %."""
+    """Beside the upper bounds of Clopper and Pearson, as scipy has them."""
     ways = set()
-    for queries in (200, 300, 400, 600, 900, 1200, 2000):
+    for queries in (300, 900):
         ndcg = rare(queries, 0)
         allowed = 0.01 * float(ndcg["reindex"].mean())
         way = decide(ndcg, Situation()).way
-        if beta.ppf(0.95, 1, queries) > allowed:
-            assert way == "reindex", queries
-        if beta.ppf(0.975, 1, queries) <= allowed:
-            assert way == "cascade", queries
+        assert way == ("reindex" if beta.ppf(0.95, 1, queries) > allowed else "cascade"), queries
         ways.add(way)
     assert ways == {"cascade", "reindex"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(-0.1, 0.1), st.floats(0, 0.3)),
+        min_size=20,
+        max_size=80,
+    ),
+    st.sampled_from([0.01, 0.1, 0.3]),
+    st.sampled_from([None, 0.01]),
+    st.booleans(),
+)
+def test_a_way_that_is_no_worse_on_any_query_is_never_refused_where_a_worse_one_passes(
+    queries: list[tuple[float, float, float, float]],
+    tolerance: float,
+    worth: float | None,
+    ends: bool,
+) -> None:
+    stay, reindex, change, rise = torch.tensor(queries, dtype=torch.float64).T
+    reindex = torch.maximum(reindex, 0.5 * stay + 0.5)
+    situation = Situation(tolerance, old_model_ends=ends, old_readers=True, worth=worth)
+    ndcg = dict.fromkeys(("stay", "bridge", "sidecar"), stay) | {"reindex": reindex}
+    worse = (reindex + change).clamp(0, 1)
+    passed = decide({**ndcg, "cascade": worse, "bridge_cascade": worse}, situation).accepted
+    better = (worse + rise).clamp(0, 1)
+    now = decide({**ndcg, "cascade": better, "bridge_cascade": better}, situation).accepted
+    assert set(passed) <= set(now)
+
+
+def test_losses_on_more_queries_never_pass_where_those_on_fewer_do_not() -> None:
+    """One of 400 loses and the mean is above 0; then twenty more lose, and some win."""
+    one = rare(400, 1, 0.2, winning=2)
+    many = rare(400, 20, 0.02, winning=20)
+    many["cascade"] = torch.minimum(many["cascade"], one["cascade"])
+    passes = [decide(ndcg, Situation()).way == "cascade" for ndcg in (one, many)]
+    assert passes != [False, True]
 
 
 @pytest.mark.parametrize(("loss", "way"), [(0.001, "cascade"), (0.5, "reindex")])
@@ -181,12 +196,6 @@ def test_a_model_that_is_far_better_is_not_refused_because_few_queries_lose() ->
     assert decide({**worse, "stay": stay, "reindex": stay + gain}, Situation()).way == "reindex"
 
 
-def test_five_queries_that_lose_leave_it_to_the_interval() -> None:
-    assert decide(rare(50, 5, 0.001), Situation()).way == "cascade"
-    assert decide(rare(50, 4, 0.001), Situation()).way == "reindex"
-    assert decide(rare(50, 5, 0.4), Situation()).way == "reindex"
-
-
 def test_small_wins_of_many_do_not_hide_that_losses_may_be_rare() -> None:
     assert decide(rare(100, 0, 0.01, winning=20), Situation()).way == "reindex"
 
@@ -198,7 +207,7 @@ def test_a_way_that_wins_more_than_rare_losses_could_cost_is_shown() -> None:
 
 
 def test_nothing_is_shown_to_lose_nothing() -> None:
-    assert decide(rare(5000, 0), Situation(tolerance=0.0)).way == "reindex"
+    assert decide(rare(800, 0), Situation(tolerance=0.0)).way == "reindex"
 
 
 def test_a_model_that_fails_on_a_few_queries_is_not_shown_to_be_better() -> None:

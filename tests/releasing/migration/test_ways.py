@@ -8,8 +8,7 @@ from tests.support.two_models import TEXTS, by_two_models
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.releasing.migration.migration_vectors import Similarity
-from evergram.releasing.migration.ways import WaySettings, measure_ways
+from evergram.releasing.migration.ways import Similarity, WaySettings, measure_ways
 
 
 def sorted_all(queries: Tensor, texts: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def plan_migration(
 ) -> None:
     """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
 
-    Exit code 1 if nothing decides: without judgements, or with too few of them.
+    Exit code 1 if there is no verdict: without judgements, or if the files cannot be judged.
     """
     from evergram.evaluation.judged.beir_files import read_judgements
     from evergram.releasing.migration import migration_plan
@@ -99,7 +99,7 @@ def plan_migration(
     columns = columns_of(files, id_column, vector_column)
     id_name, vector_name = columns["id_column"], columns["vector_column"]
     opened = [open_embeddings(file, id_column=id_name, vector_column=vector_name) for file in files]
-    vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]), similarity.value)
+    vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]))
     situation = Situation(tolerance, old_model_ends, old_readers, worth)
     report = migration_plan.plan_migration(vectors, grades, settings, situation)
     if as_json:
@@ -131,14 +131,18 @@ def _print_plan(report: dict[str, Any]) -> None:
         )
     kind = "judged queries" if report["judged"] else "queries, none judged"
     table(f"{report['texts']:,} texts, {report['queries']:,} {kind}", header, lines)
-    if report["absent"]:
-        paragraph(f"{report['absent']} judged texts are not among the texts, and count as missed.")
+    if report["repeated"]:
+        paragraph(f"{report['repeated']} queries repeat another, and count once with it.")
+    if report["incomplete"]:
+        paragraph(
+            f"{report['incomplete']} judged queries are left out: {report['absent']} of their "
+            "relevant texts are not among the texts."
+        )
     side = report["ways"]["sidecar"]
     paragraph(
         f"The sidecar has {side['sidecar_bytes']:.0f} bytes beside each new vector "
         f"({side['share_of_old_bytes']:.1%} of an old one), and leaves a relative error of "
-        f"{side['measured_error']:.3f} of these texts, to which it was fitted"
-        f"{'' if report['settings']['similarity'] == 'dot' else ', as vectors of length 1'}."
+        f"{side['measured_error']:.3f} of these texts, to which it was fitted."
     )
     zeros = [f"{count} of {name}" for name, count in report["zeros"].items() if count]
     if zeros:

@@ -39,10 +39,16 @@ class JudgedQueries:
         return len(self.places)
 
     @property
-    def with_text(self) -> int:
-        """How many queries have a relevant text in the catalogue; of others nothing is known but
-        that every ranking misses."""
-        return sum(len(place) > 0 for place in self.places)
+    def complete(self) -> JudgedQueries:
+        """The queries whose relevant texts are all in the catalogue; of the others, every ranking
+        misses what is absent."""
+        kept = [
+            q
+            for q, (gains, ideal) in enumerate(zip(self.gains, self.ideals, strict=True))
+            if int((gains > 0).sum()) == len(ideal)
+        ]
+        lists = ([part[q] for q in kept] for part in (self.places, self.gains, self.ideals))
+        return JudgedQueries(self.rows[kept], *lists, 0)
 
     @classmethod
     def of(

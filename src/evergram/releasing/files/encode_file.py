@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import ARROW, PARQUET, Block, open_embeddings
+from evergram.vector_files.parquet import write_embeddings
 from evergram.vector_files.prefetch import ahead
 from evergram.vector_files.provenance import TEXT_ENCODER
 from evergram.vector_files.shard_record import ShardRecord
@@ -33,6 +35,8 @@ QUIET = Progress(quiet=True)
 WRITTEN = (*PARQUET, *ARROW, ".npy")
 # Texts of a part, which a run that was killed does not encode again.
 PART = 4096
+# Seconds between two times that the part at work is saved, as far as it has come.
+EVERY = 15.0
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -94,10 +98,11 @@ def encode_file(
 ) -> TextEncoderRecord:
     """Write the vectors of texts, float32, in their order, with the record of their encoder.
 
-    Parts are written to `OUT.parts` first, and a run that was killed goes on with those that are
-    there; the file then appears whole. A part is written only if the encoder was the recorded one
-    in each batch, which takes a canary along where no weights are at hand, and in all canaries
-    after it. So a model that is replaced meanwhile is an error, and parts stay those of one model.
+    Parts are written to `OUT.parts` first, the one at work every `EVERY` seconds as far as it has
+    come, and a run that was killed goes on from there; the file then appears whole. A part is
+    written only if the encoder was the recorded one in each batch, which takes a canary along where
+    no weights are at hand, and in all canaries after it. So a model that is replaced meanwhile is
+    an error, and parts stay those of one model.
 
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
@@ -138,13 +143,15 @@ def encode_file(
     with progress.task(f"{encoder.address} of {absent} texts", absent) as bar:
 
         def blocks(start: int, stop: int) -> Iterator[Block]:
-            for part in (shards.rows(number, own) for number in shards.numbers):
+            for number in shards.numbers:
+                part = shards.rows(number, own)
                 if start <= part.start and part.stop <= stop:
                     # One for each part: its canaries begin anew, so that a part's batches are the
                     # same whichever part a run begins with.
                     checked = RecordedEncoder(encoder, record)
+                    unfinished = _unfinished(shards, number)
                     try:
-                        vectors = _vectors(texts, checked, known, part, bar.advance)
+                        vectors = _vectors(texts, checked, known, part, bar.advance, unfinished)
                         checked.check()
                     except MismatchError as error:
                         raise _changed(record, error, shards) from error
@@ -190,19 +197,35 @@ def _settings(texts: Texts, record: TextEncoderRecord, known: KnownVectors) -> d
     return settings
 
 
+def _unfinished(shards: Shards, number: int) -> Path:
+    """Return the file of a part that is not finished, which belongs to the folder like the part."""
+    return shards.path(number).with_name(f".{shards.path(number).name}")
+
+
 def _vectors(
     texts: Texts,
-    encoder: TextEncoder,
+    encoder: RecordedEncoder,
     known: KnownVectors,
     part: range,
     advance: Callable[[int, int], None],
+    unfinished: Path,
 ) -> Vectors:
-    """Return the vectors of a part of the texts: known ones as they are, the rest encoded."""
+    """Return the vectors of a part of the texts: known ones as they are, the rest encoded.
+
+    Args:
+        unfinished: where they are saved as far as they have come, and gone on with.
+    """
     rows = known.rows[part.start : part.stop]
     vectors = np.empty((len(part), known.vectors.shape[1]), np.float32)
     vectors[rows >= 0] = known.vectors[rows[rows >= 0]]
     absent = np.flatnonzero(rows < 0)
-    for first in range(0, len(absent), encoder.batch):
+    ids = texts.ids.take(pa.array(part.start + absent))
+    saved = _saved(unfinished, ids, vectors.shape[1])
+    vectors[absent[: len(saved)]] = saved
+    if len(saved):
+        advance(len(saved), len(saved))
+    last = monotonic()
+    for first in range(len(saved), len(absent), encoder.batch):
         some = absent[first : first + encoder.batch]
         encoded = encoder.encode([texts.texts[part.start + row] for row in some], texts.role)
         if encoded.shape[1] != vectors.shape[1]:
@@ -212,7 +235,28 @@ def _vectors(
             )
         vectors[some] = encoded
         advance(len(some), len(some))
+        end = first + len(some)
+        if end < len(absent) and monotonic() - last >= EVERY:
+            encoder.check()
+            block = ids.slice(0, end), torch.from_numpy(vectors[absent[:end]])
+            provenance = {TEXT_ENCODER: encoder.record.model_dump_json()}
+            write_embeddings(unfinished, [block], provenance)
+            last = monotonic()
     return vectors
+
+
+def _saved(unfinished: Path, ids: pa.Array, dim: int) -> Vectors:
+    """Return the vectors that an earlier run saved of a part, [n, D] of its first n ids."""
+    none: Vectors = np.empty((0, dim), np.float32)
+    if not unfinished.is_file():
+        return none
+    # A damaged file is written again.
+    with suppress(DataError):
+        file = open_embeddings(unfinished)
+        blocks = [part.float().numpy() for _, part in file.blocks()]
+        if file.dim == dim and file.ids().equals(ids.slice(0, file.rows)):
+            return np.concatenate(blocks)
+    return none
 
 
 def _rows(shards: Shards) -> Iterator[Block]:
@@ -225,8 +269,8 @@ def _refuse_other_parts(record: TextEncoderRecord, shards: Shards, *, overwrite:
 
     Raises: DataError: the model was another, and `overwrite` is False.
     """
-    for number in shards.numbers:
-        path = shards.path(number)
+    paths = [shards.path(number) for number in shards.numbers]
+    for path in [*paths, *(_unfinished(shards, number) for number in shards.numbers)]:
         why = None
         # A damaged part is written again.
         with suppress(DataError):

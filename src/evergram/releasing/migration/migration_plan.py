@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergram.compatibility.degenerate import MOST_ZEROS, LengthCount
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import bootstrap, paired_bootstrap
 from evergram.releasing.migration.migration_vectors import MigrationVectors
+from evergram.releasing.migration.unjudged import (
+    LEAST_QUERIES,
+    distinct_queries,
+    reasons_not_to_judge,
+)
 from evergram.releasing.migration.verdict import Situation, Verdict, decide
 from evergram.releasing.migration.ways import Way, WaySettings, measure_ways
 
@@ -31,90 +35,92 @@ def plan_migration(
 
     Without judgements there is no verdict: which of two rankings is better cannot be seen from the
     rankings. What is then measured is the share of the first ten hits that each way has in common
-    with reindexing, and the costs.
+    with reindexing, and the costs. Figures are of the queries that are judged and whose relevant
+    texts are all here, each different query counted once.
 
-    Returns: JSON: `texts`, `queries` (of which `judged`), `absent` judged pairs, `lengths_ignored`
-        (searches must be by cosine to have these figures), `zeros` (how many vectors of each file
-        that was measured are zeros), `ways` by name (`encoded`,
-        `bytes_a_text`, `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`,
-        `recall@100` and `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an
-        interval `mean`, `low`, `high`), `verdict` and `reasons`.
+    Returns: JSON: `texts`, `queries` (different ones that were measured), `judged`, `repeated`
+        (queries with the vectors of another), `incomplete` (judged queries that were left out, as
+        relevant texts of theirs are not among the texts), `absent` (how many such pairs),
+        `lengths_ignored` (searches must be by cosine to have these figures), `zeros` (how many
+        vectors of each file that was measured are zeros), `unjudged` (why there
+        can be no verdict; see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
+        `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
+        `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
+        `low`, `high`), `verdict`, `accepted` (all ways that meet its rule) and `reasons`.
     Raises: DataError: no query is judged; or as of `measure_ways`.
     """
-    judged = None
+    judged, whole, incomplete, absent = None, 0, 0, 0
     if judgements is not None:
         judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
-        vectors = _of_queries(vectors, judged.rows)
-    zeros = {
-        "old texts": _zeros(vectors.old),
-        "new texts": _zeros(vectors.new),
-        "old queries": _zeros(vectors.old_queries),
-        "new queries": _zeros(vectors.new_queries),
-    }
+        complete, absent = judged.complete, judged.absent
+        whole, incomplete = len(complete), len(judged) - len(complete)
+        # Figures of incomplete queries are shown if there are no others, without a verdict.
+        judged = complete if whole else judged
+        vectors = vectors.of_queries(judged.rows)
+    of_query = distinct_queries(vectors)
+
+    def each(values: Tensor) -> Tensor:
+        """Return the mean of the values of all queries that are the same one."""
+        counts = torch.bincount(of_query).double()
+        return torch.zeros_like(counts).index_add_(0, of_query, values.double()) / counts
+
     ways = measure_ways(vectors, settings)
     best = ways["reindex"].ranked
-    report = {name: _costs(way, best, settings.seed) for name, way in ways.items()}
-    verdict = Verdict(None, ["There are no judgements, so that no way is known to be better."])
+    report = {
+        name: _costs(way, each(_agreement(way.ranked, best)), settings.seed)
+        for name, way in ways.items()
+    }
+    queries = len(torch.unique(of_query))
+    unjudged = reasons_not_to_judge(vectors, queries)
+    if judged is None:
+        unjudged.insert(0, "There are no judgements, so that no way is known to be better.")
+    elif min(whole, queries) < LEAST_QUERIES:
+        unjudged.insert(
+            0,
+            f"Only {min(whole, queries)} different queries are judged by texts that are all here, "
+            f"and {LEAST_QUERIES} are needed: {len(of_query) - queries} repeat another, and of "
+            f"{incomplete} some relevant texts are not among the texts.",
+        )
+    verdict = Verdict(None, [], unjudged)
     if judged is not None:
-        metrics = {name: judged_metrics(way.ranked, judged) for name, way in ways.items()}
+        metrics = {
+            name: {k: each(v) for k, v in judged_metrics(way.ranked, judged).items()}
+            for name, way in ways.items()
+        }
         ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
         for name, values in metrics.items():
             report[name] |= {k: asdict(bootstrap(v, settings.seed)) for k, v in values.items()}
             for other in ("stay", "reindex"):
                 difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
                 report[name][f"beside_{other}"] = asdict(difference)
-        verdict = decide(ndcg, situation, settings.seed, judged.with_text)
-        if unmeasured := _unmeasured(zeros, len(vectors.texts), len(vectors.queries)):
-            verdict = Verdict(None, [unmeasured])
+        if not unjudged:
+            verdict = decide(ndcg, situation, settings.seed)
+    cosine = settings.similarity == "cosine"
     return {
         "texts": len(vectors.texts),
-        "queries": len(vectors.queries),
+        "queries": queries,
         "judged": judged is not None,
-        "absent": 0 if judged is None else judged.absent,
+        "repeated": len(of_query) - queries,
+        "incomplete": incomplete,
+        "absent": absent,
         "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
-        "lengths_ignored": vectors.lengths_ignored,
-        "zeros": zeros,
+        "lengths_ignored": cosine and vectors.lengths_differ,
+        "zeros": vectors.zeros,
         "settings": {**asdict(settings), **asdict(situation)},
+        "unjudged": unjudged,
         "ways": report,
         "verdict": verdict.way,
+        "accepted": verdict.accepted,
         "reasons": verdict.reasons,
     }
 
 
-def _of_queries(vectors: MigrationVectors, rows: Tensor) -> MigrationVectors:
-    return replace(
-        vectors,
-        queries=[vectors.queries[row] for row in rows.tolist()],
-        old_queries=vectors.old_queries[rows],
-        new_queries=vectors.new_queries[rows],
-    )
-
-
-def _unmeasured(zeros: Mapping[str, int], texts: int, queries: int) -> str | None:
-    """Return a sentence if so many vectors are zeros that a model was not measured by them."""
-    for name, count in zeros.items():
-        rows = texts if name.endswith("texts") else queries
-        if count > MOST_ZEROS * rows:
-            return (
-                f"{count} of the {rows} vectors of {name} are zeros, as failed calls of an encoder "
-                "leave them: its model is not measured. Encode them again, or leave them out."
-            )
-    return None
-
-
-def _zeros(vectors: Tensor) -> int:
-    lengths = LengthCount()
-    lengths.add(vectors)
-    return lengths.zeros
-
-
-def _costs(way: Way, best: Tensor, seed: int) -> dict[str, Any]:
-    agreement = bootstrap(_agreement(way.ranked, best), seed)
+def _costs(way: Way, agreement: Tensor, seed: int) -> dict[str, Any]:
     return {
         "encoded": way.encoded,
         "bytes_a_text": way.bytes_a_text,
         "milliseconds": way.milliseconds,
-        f"agreement@{AGREEMENT_DEPTH}": asdict(agreement),
+        f"agreement@{AGREEMENT_DEPTH}": asdict(bootstrap(agreement, seed)),
         **way.facts,
     }
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from evergram.compatibility.degenerate import SHORTEST
 from evergram.errors import DataError
 from evergram.releasing.files.first_version import text_encoder_of
 from evergram.vector_files.base import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
-Similarity = Literal["cosine", "dot"]
 # Lengths that differ by a larger share move hits, if they are not divided by.
 SAME_LENGTH = 0.01
 
@@ -26,10 +25,8 @@ class MigrationVectors:
         texts, queries: their ids, as text, in the order of the rows; `of` has them from the last to
             the first, whatever order files have, so that hits of equal score are as trec_eval ranks
             them.
-        old, new: of the texts, float32 [N, D_old] and [N, D_new].
+        old, new: of the texts, float32 [N, D_old] and [N, D_new], of their own lengths.
         old_queries, new_queries: [Q, D_old] and [Q, D_new].
-        lengths_ignored: whether a model's texts have vectors of different lengths, and were divided
-            by them: a search by inner product then has other hits.
     """
 
     texts: list[str]
@@ -38,20 +35,50 @@ class MigrationVectors:
     new: Tensor
     old_queries: Tensor
     new_queries: Tensor
-    lengths_ignored: bool = False
+
+    @property
+    def files(self) -> dict[str, Tensor]:
+        """The vectors of each of the four files, by what they are of."""
+        return {
+            "old texts": self.old,
+            "new texts": self.new,
+            "old queries": self.old_queries,
+            "new queries": self.new_queries,
+        }
+
+    @property
+    def zeros(self) -> dict[str, int]:
+        """How many vectors of each file are zeros."""
+        return {
+            name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
+            for name, rows in self.files.items()
+        }
+
+    @property
+    def lengths_differ(self) -> bool:
+        """Whether texts have vectors of different lengths by one model: searches by inner product
+        and by cosine then have different hits."""
+        return _differ_in_length(self.old) or _differ_in_length(self.new)
+
+    def of_queries(self, rows: Tensor) -> MigrationVectors:
+        """Return the same texts with some of the queries."""
+        return replace(
+            self,
+            queries=[self.queries[row] for row in rows.tolist()],
+            old_queries=self.old_queries[rows],
+            new_queries=self.new_queries[rows],
+        )
 
     @classmethod
     def of(
         cls,
         texts: tuple[EmbeddingFile, EmbeddingFile],
         queries: tuple[EmbeddingFile, EmbeddingFile],
-        similarity: Similarity = "cosine",
     ) -> MigrationVectors:
         """Read four files into memory.
 
         Args:
             texts, queries: the old file and the new one.
-            similarity: "cosine" divides each vector by its length; "dot" leaves it as it is.
         Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
             part of the texts is easier than to search all, so that a comparison needs the same ones
             on both sides. Or a query has another number of dims than the texts of its model, or
@@ -69,10 +96,7 @@ class MigrationVectors:
                     f"{of.shape[1]}; give queries and texts of one model."
                 )
             _check_encoders(of_file, file)
-        if similarity == "dot":
-            return cls(text_ids, query_ids, old, new, old_queries, new_queries)
-        parts = unit(old), unit(new), unit(old_queries), unit(new_queries)
-        return cls(text_ids, query_ids, *parts, _differ_in_length(old) or _differ_in_length(new))
+        return cls(text_ids, query_ids, old, new, old_queries, new_queries)
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The rule that chooses a way to a new embedding model by measured intervals."""
+"""The rule that chooses a way to a new embedding model by measured differences."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from evergram.evaluation.judged.betting_test import betting_test
-from evergram.evaluation.judged.paired_bootstrap import (
-    LEVEL,
-    BootstrapInterval,
-    paired_bootstrap,
-)
+from evergram.evaluation.judged.mean_bound import mean_bound
+from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
 
-# With fewer judged queries no interval is trusted.
-LEAST_QUERIES = 20
-# Where fewer queries lose, an interval may be narrow because no loss was drawn.
-LEAST_LOSING = 5
-# Ways that leave the old index in place, by the texts that they need encoded.
-CHEAPER = ("bridge", "cascade", "bridge_cascade")
+# Ways from the cheapest to the one that encodes all texts.
+CHANGES = ("bridge", "cascade", "bridge_cascade", "reindex")
 # Ways that encode queries by the old model.
 BY_OLD_MODEL = ("stay", "cascade")
 
@@ -29,11 +21,13 @@ class Verdict:
     """Which way to take.
 
     Args:
-        way: its name; None if the measurements do not decide.
+        way: its name; None if the inputs cannot be judged.
+        accepted: all ways that meet the rule, the cheapest first.
         reasons: sentences that say why.
     """
 
     way: str | None
+    accepted: list[str]
     reasons: list[str]
 
 
@@ -45,9 +39,9 @@ class Situation:
         tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
         old_model_ends: the old model will encode no queries any more.
         old_readers: somebody will go on to read old vectors.
-        worth: the nDCG@10 for which a change pays. If it is said, means decide: a way must be
-            expected to bring more than this, and to lose no more than `tolerance`. None asks that
-            intervals show both.
+        worth: the nDCG@10 for which a change pays. If it is given, means decide: a way must be
+            expected to gain more than this, and to lose no more than `tolerance`. None asks for
+            bounds that show both.
     """
 
     tolerance: float = 0.01
@@ -55,106 +49,59 @@ class Situation:
     old_readers: bool = False
     worth: float | None = None
 
-    def pays(self, gain: BootstrapInterval) -> bool:
-        """Return whether what a way brings is enough."""
-        return gain.low > 0 if self.worth is None else gain.mean > self.worth
 
-    def keeps(self, change: BootstrapInterval, most_lost: float) -> bool:
-        """Return whether what a cheaper way changes is at most a loss of so much."""
-        return (change.low if self.worth is None else change.mean) >= -most_lost
+def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
+    """Return the verdict: the cheapest way that is accepted, else *stay*.
 
-    @property
-    def evidence(self) -> str:
-        return "shown" if self.worth is None else "expected"
+    There is one rule: a difference in nDCG@10 is at least its `mean_bound` (with
+    `situation.worth`, its mean). *bridge*, *cascade*, *bridge_cascade* and *reindex* are accepted
+    if they gain more than 0 (or `worth`) over staying and lose at most `tolerance` of reindexing.
+    If the old model ends, staying is not possible, and only the loss counts. If *reindex* is
+    chosen and old vectors are still read, it is *sidecar*, provided that old readers lose at most
+    `tolerance` of what they have now; that is to be shown by the bound in any case.
 
-
-def decide(
-    ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0, with_text: int | None = None
-) -> Verdict:
-    """Return the verdict.
-
-    1. *stay*, unless reindexing is shown to be better: the 95 % interval of the paired difference
-       in nDCG@10 lies above 0. (If the old model ends, staying is not possible.)
-    2. The first of *bridge*, *cascade* and *bridge_cascade* that is shown to lose at most
-       `tolerance` of reindexing, and to be better than staying.
-    3. Otherwise *reindex*; if old vectors are still read, *sidecar*, provided that its readers are
-       shown to lose at most `tolerance` of what they have now.
-
-    Each step needs evidence to spend more than the one before, or to lose anything. With
-    `situation.worth`, "shown" in 1 and 2 is "expected": means decide, and staying is beaten by more
-    than `worth`. What old readers lose is to be shown in any case.
-
-    A loss is shown to be small by its interval if at least `LEAST_LOSING` queries lose. Where fewer
-    do, those that lose could be too rare to have been drawn, and each could lose all of its nDCG,
-    which is at most 1. Then `betting_test`, which holds for any number of queries, must show it,
-    too, at `LEVEL`. If no query differs, 690 show a loss of at most 0.005. That a way is better is
-    shown likewise, with nothing allowed.
+    The bound never falls where a query's value rises, so a way that is no worse on any query is
+    accepted wherever a worse one is. A way that does not meet the rule is accepted in at most 5 %
+    of samples, each way by itself.
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
-        with_text: how many of them have a relevant text among the texts; None is all.
     """
-    queries = len(ndcg["reindex"]) if with_text is None else with_text
-    if queries < LEAST_QUERIES:
-        return Verdict(
-            None,
-            [
-                f"Only {queries} queries have a judged text among the texts, and {LEAST_QUERIES} "
-                "are needed."
-            ],
+    accepted, reasons = [], []
+
+    def differs(way: str, other: str, needed: float, *, more: bool, means: bool) -> bool:
+        """Note the difference of two ways, and return whether it is as large as needed."""
+        interval = paired_bootstrap(ndcg[way], ndcg[other], seed)
+        least = interval.mean if means else mean_bound(ndcg[way] - ndcg[other], seed)
+        enough = least > needed if more else least >= needed
+        shown = "expected" if means else "shown"
+        reasons.append(
+            f"{way} beside {other}: {interval} in nDCG@10, {shown} to be at least {least:.4f}; "
+            f"{'more than' if more else 'at least'} {needed:.4f} is needed: "
+            f"{'yes' if enough else 'no'}."
         )
-    gain = paired_bootstrap(ndcg["reindex"], ndcg["stay"], seed)
-    shown = f"reindexing differs from staying by {gain}"
-    better = "better" if situation.worth is None else f"better by more than {situation.worth:g}"
-    better = f"{situation.evidence} to be {better}"
-    rare = None if situation.worth is not None else _too_few_lose(ndcg["reindex"], ndcg["stay"])
-    if not situation.old_model_ends and (rare or not situation.pays(gain)):
-        listed = [f"The new model is not {better}: {shown}."]
-        return Verdict("stay", [*listed, *([rare] if rare else [])])
-    reasons = [f"In nDCG@10, {shown}."]
-    most_lost = situation.tolerance * float(ndcg["reindex"].mean())
-    for way in CHEAPER:
+        return enough
+
+    means = situation.worth is not None
+    for way in CHANGES:
         if situation.old_model_ends and way in BY_OLD_MODEL:
             continue
-        loss = paired_bootstrap(ndcg[way], ndcg["reindex"], seed)
-        few = None
-        if situation.worth is None:
-            few = _too_few_lose(ndcg[way], ndcg["reindex"], most_lost)
-        kept = few is None and situation.keeps(loss, most_lost)
-        reasons.append(
-            f"{way} differs from reindexing by {loss}, and {-most_lost:.4f} is allowed: it is "
-            f"{'' if kept else 'not '}{situation.evidence} to lose no more."
-        )
-        reasons += [few] if few else []
-        if not kept:
-            continue
-        beside = paired_bootstrap(ndcg[way], ndcg["stay"], seed)
-        rare = None if situation.worth is not None else _too_few_lose(ndcg[way], ndcg["stay"])
-        if situation.old_model_ends or (rare is None and situation.pays(beside)):
-            return Verdict(way, reasons)
-        reasons.append(f"{way} is not {better} than staying: {beside}.")
-        reasons += [rare] if rare else []
-    if not situation.old_readers:
-        return Verdict("reindex", reasons)
-    loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
-    allowed = situation.tolerance * float(ndcg["stay"].mean())
-    few = _too_few_lose(ndcg["sidecar"], ndcg["stay"], allowed)
-    reasons.append(
-        f"Old readers of a sidecar differ from now by {loss}, and {-allowed:.4f} is allowed."
-    )
-    reasons += [few] if few else []
-    if few is None and loss.low >= -allowed:
-        return Verdict("sidecar", reasons)
-    remedy = "judge more queries" if few else "give the sidecar more bytes"
-    reasons.append(f"Keep the old index for them, or {remedy}.")
-    return Verdict("reindex", reasons)
-
-
-def _too_few_lose(values: Tensor, others: Tensor, most_lost: float = 0.0) -> str | None:
-    """Return a sentence if so few queries lose that no small loss is shown; see `decide`."""
-    queries, losing = len(values), int((values < others).sum())
-    if losing >= LEAST_LOSING or most_lost >= 1:
-        return None
-    if betting_test((values - others).clamp(-1, 1), -most_lost) <= 1 - LEVEL:
-        return None
-    return f"Only {losing} of {queries} queries lose, too few to show how much is lost."
+        most_lost = situation.tolerance * float(ndcg["reindex"].mean())
+        keeps = way == "reindex" or differs(way, "reindex", -most_lost, more=False, means=means)
+        if keeps and (
+            situation.old_model_ends
+            or differs(way, "stay", situation.worth or 0.0, more=True, means=means)
+        ):
+            accepted.append(way)
+    chosen = accepted[0] if accepted else "stay"
+    if chosen == "reindex" and situation.old_readers:
+        most_lost = situation.tolerance * float(ndcg["stay"].mean())
+        if differs("sidecar", "stay", -most_lost, more=False, means=False):
+            accepted.append("sidecar")
+            chosen = "sidecar"
+        else:
+            reasons.append(
+                "Keep the old index for old readers, give the sidecar more bytes, or judge more "
+                "queries."
+            )
+    return Verdict(chosen, accepted, reasons)

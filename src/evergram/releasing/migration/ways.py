@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,12 @@ from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
-from evergram.releasing.migration.migration_vectors import MigrationVectors, Similarity, unit
+from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
 from evergram.retrieval.migrating.cascade import DEPTH, KeptVectors, cascade
+from evergram.retrieval.sidecars.reading import DEPTH as SIDECAR_DEPTH
 from evergram.stores.rows import Hits
 
+Similarity = Literal["cosine", "dot"]
 # Bytes of a coordinate in an index of float32.
 FLOAT = 4
 # A way back is fitted to at least so many texts.
@@ -36,7 +39,8 @@ class WaySettings:
         depth: hits of the old index that a cascade re-ranks.
         sidecar_bytes: beside each new vector; None is a tenth of the bytes of an old vector.
         sidecar_error: the relative error that a sidecar may leave, which then chooses its bytes.
-        similarity: as of `MigrationVectors.of`.
+        similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
+            inner product of vectors as they are.
         seed: draws the pairs and the intervals.
     Raises: DataError: a value is not allowed.
     """
@@ -47,6 +51,10 @@ class WaySettings:
     sidecar_error: float | None = None
     similarity: Similarity = "cosine"
     seed: int = 0
+
+    def searched(self, vectors: Tensor) -> Tensor:
+        """Return vectors [n, D] whose inner products are the scores of a search."""
+        return unit(vectors) if self.similarity == "cosine" else vectors
 
     def __post_init__(self) -> None:
         if not 0 < self.pairs <= 1:
@@ -90,9 +98,11 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     stays at the old version and sends strings, of which the new model makes the vectors as it does
     of the texts; both are read back. reindex: new queries, new index.
 
-    The bridge's way back is orthogonal: least squares has the smaller error on texts, to which it
-    is fitted, but queries are not texts. docs/migrate.md, "On real text", has both. Those of the
-    sidecar and of pinned clients are by least squares, as `align` publishes them.
+    The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
+    for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
+    sidecar and of pinned clients by its default, least squares. Least squares has the smaller error
+    on texts, to which it is fitted, but queries are not texts. docs/migrate.md, "On real text", has
+    both. What proposes the hits that a sidecar reads is the way back, as in a service.
 
     Raises: DataError: there are too few texts to fit a way back; or as of `Aligner`.
     """
@@ -109,14 +119,18 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     old_bytes, new_bytes = FLOAT * vectors.old.shape[1], FLOAT * vectors.new.shape[1]
     deep = min(settings.depth, count)
 
+    searched = settings.searched
+    old, new = searched(vectors.old), searched(vectors.new)
+    old_queries, new_queries = searched(vectors.old_queries), searched(vectors.new_queries)
+
     def bridged(k: int) -> Tensor:
-        return best_candidates(back.transform(vectors.new_queries), vectors.old, k)
+        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
 
     def stayed(k: int) -> Tensor:
-        return best_candidates(vectors.old_queries, vectors.old, k)
+        return best_candidates(old_queries, old, k)
 
     def swapped() -> Tensor:
-        return best_candidates(as_dim(vectors.new_queries, vectors.old.shape[1]), vectors.old, top)
+        return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
 
     top = min(RECALL_DEPTH, count)
     ways = {
@@ -129,27 +143,21 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
         "bridge_cascade": (bridged, pairs),
     }
     for name, (propose, fitted) in proposers.items():
-        kept = KeptVectors(lambda ids: vectors.new.numpy()[ids.to_numpy()], vectors.new.shape[1])
-        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), vectors.new_queries, v), 0, 0)  # type: ignore[misc]
+        kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
+        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
         touched = len(set(kept.ids().to_pylist()) | set(fitted.tolist()))
         share = touched / count
         size = old_bytes + share * new_bytes
         ways[name] = Way(way.ranked, touched, size, way.milliseconds, {"encoded_share": share})
     published = Aligner("linear").fit(vectors.new, vectors.old)
     published.report()
-    ways["sidecar"] = _with_sidecar(published, vectors, settings, new_bytes, top)
-
-    def read_back(rows: Tensor) -> Tensor:
-        read = published.transform(rows)
-        return unit(read) if settings.similarity == "cosine" else read
-
-    texts = read_back(vectors.new)
-    ways["pinned"] = _timed(
-        lambda: best_candidates(read_back(vectors.new_queries), texts, top), count, new_bytes
+    texts, queries = (
+        searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
     )
-    ways["reindex"] = _timed(
-        lambda: best_candidates(vectors.new_queries, vectors.new, top), count, new_bytes
-    )
+    proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
+    ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
+    ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
+    ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
     return ways
 
 
@@ -172,9 +180,13 @@ def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
 
 
 def _with_sidecar(
-    published: Aligner, vectors: MigrationVectors, settings: WaySettings, new_bytes: int, top: int
+    published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor, top: int
 ) -> Way:
-    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
+    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors.
+
+    Args:
+        proposed: rows that the sidecar reads, of each query, [Q, n].
+    """
     affine = published.as_transform().affine()
     assert affine is not None
     if settings.sidecar_error is not None:
@@ -191,10 +203,15 @@ def _with_sidecar(
         sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
     read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
     error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
-    read = unit(read) if settings.similarity == "cosine" else read
-    way = _timed(
-        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + sidecar.size
-    )
+    read, queries = settings.searched(read), settings.searched(vectors.old_queries)
+
+    def search() -> Tensor:
+        scores = torch.stack(
+            [read[rows] @ query for rows, query in zip(proposed, queries, strict=True)]
+        )
+        return proposed.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :top]
+
+    way = _timed(search, len(read), FLOAT * vectors.new.shape[1] + sidecar.size)
     facts = {
         "sidecar_bytes": float(sidecar.size),
         "share_of_old_bytes": sidecar.size / (FLOAT * vectors.old.shape[1]),
