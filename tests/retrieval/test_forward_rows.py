@@ -33,8 +33,7 @@ NEW = OLD @ TURN.T * 2 + 1
 
 
 def artefact(vectors: torch.Tensor, back: AffineTransform | None) -> Artefact:
-    facts = {"metrics": {"model": {}}}
-    return Artefact(4, {"object": (IDS, vectors)}, back, facts, {})
+    return Artefact(4, {"object": (IDS, vectors)}, back, {"metrics": {"model": {}}}, {})
 
 
 @pytest.fixture
