@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,19 @@ print(files.cat_file("shelf/once").decode())
 """
 
 PUT = "import sys, fsspec; fsspec.filesystem('s3').pipe_file(sys.argv[1], sys.argv[2].encode())"
+
+
+# Stops itself before it writes the file that is named first, and then runs the command.
+SLEEPER = """
+import os, signal, sys, s3fs
+named = sys.argv.pop(1)
+for method in ("put_file", "pipe_file"):
+    def write(files, *args, real=getattr(s3fs.S3FileSystem, method), **options):
+        if any(str(a).endswith(named) for a in args if isinstance(a, str)):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(files, *args, **options)
+    setattr(s3fs.S3FileSystem, method, write)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +143,29 @@ def test_a_held_lock_and_a_damaged_file_are_refused(
     assert shop.run(PUT, *other, machine=tmp_path / "0").code == 0
     arguments = ("vectors", "export", place, tmp_path / "x.npy", "--side", "object")
     assert "SHA-256 differs" in shop.evergram(*arguments, machine=tmp_path / "2").refusal()
+
+
+@pytest.mark.parametrize("named", ["1/canary.parquet", "/lineage.json"])
+def test_a_publisher_that_was_suspended_changes_nothing_that_another_published(
+    server: S3Server, folder: Path, named: str
+) -> None:
+    """Its lock is deleted meanwhile, as docs/remote.md says, and another publishes version 1."""
+    place = f"s3://shelf/slept-{len(named)}"
+    a, b = folder / f"a-{len(named)}", folder / f"b-{len(named)}"
+    first = ("vectors", "import", folder / "old.parquet", "--lineage", place)
+    assert server.evergram(*first, machine=a).code == 0
+    align = ("vectors", "align", "0", folder / "new.parquet", "--lineage", place)
+    sleeper = server.started(SLEEPER + PROGRAM, named, *align, machine=a)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    remove = "import sys, fsspec; fsspec.filesystem('s3').rm_file(sys.argv[1])"
+    assert server.run(remove, f"{place}/publishing.lock", machine=b).code == 0
+    theirs = (*align, "--transform", "affine")
+    assert server.evergram(*theirs, machine=b).code == 0
+    sleeper.send_signal(signal.SIGCONT)
+    woken = ended(sleeper)
+    assert (woken.code, woken.out) == (2, "")
+    assert "Traceback" not in woken.err
+    listed = server.evergram("lineage", "list", place, "--json", machine=folder / f"c-{len(named)}")
+    assert [v["version"] for v in listed.json["versions"]] == [0, 1]
+    checked = server.evergram("lineage", "check", place, machine=folder / f"c-{len(named)}")
+    assert checked.code == 0, checked.err

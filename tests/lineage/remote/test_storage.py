@@ -86,6 +86,8 @@ def test_an_upload_that_fails_leaves_what_is_there(
     (tmp_path / "1" / "whole.json").write_bytes(b"whole")
     storage.upload(tmp_path / "1", "probes/one/1")
     monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
+    storage.upload(tmp_path / "1", "probes/one/1")  # what is there is what was to be written
+    (tmp_path / "1" / "whole.json").write_bytes(b"another")
     with pytest.raises(LineageError, match="the line is dead"):
         storage.upload(tmp_path / "1", "probes/one/1")
     assert bucket_files() == {"probes/one/1/whole.json": b"whole"}
@@ -101,10 +103,12 @@ def test_a_lost_connection_says_that_the_upload_may_have_arrived(
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "pipe_file", refuse)
         with pytest.raises(LineageError, match="cannot be written: the line is dead; the lineage"):
-            storage.replace("lineage.json", b"new")
-        patch.setattr(MemoryFileSystem, "cat_file", refuse)
+            storage.replace("lineage.json", b"new", None)
+        real = MemoryFileSystem.cat_file
+        answers = iter([real, refuse])
+        patch.setattr(MemoryFileSystem, "cat_file", lambda *a, **o: next(answers)(*a, **o))
         with pytest.raises(LineageError, match=r"\(the line is dead\), and whether it arrived is"):
-            storage.replace("lineage.json", b"new")
+            storage.replace("lineage.json", b"new", None)
 
 
 def test_an_error_without_words_is_named() -> None:

@@ -61,7 +61,7 @@ def _take_back(catalog: Catalog) -> bool:
         for name in FOLDERS:
             remove_tree(catalog.path / name)
             if remote is not None:
-                remote.storage.remove(name)
+                remote.storage.keep_only(name, ())
     return True
 
 

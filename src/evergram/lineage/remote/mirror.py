@@ -17,6 +17,7 @@ from evergram.errors import IntegrityError, LineageError
 from evergram.file_lock import file_lock
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.remote.addresses import mirror_of
+from evergram.lineage.remote.lock import NAME as LOCK
 from evergram.lineage.remote.storage import RemoteStorage
 
 RECORD, CONSUMERS = "lineage.json", "consumers.json"
@@ -111,7 +112,7 @@ class Remote:
         Raises: LineageError: another process is publishing, or the storage cannot be reached. The
             lineage is then as it was, and so is `lineage.json` in the mirror.
         """
-        with self.storage.locked():
+        with self.storage.locked(self.folder / LOCK):
             with self.storage.driver_errors("read"):
                 self._seen = self.storage.content(RECORD)
                 self._mirror_embeddings(remove=True)
@@ -129,7 +130,7 @@ class Remote:
         for n in sorted(_versions(record) - _versions(self._seen)):
             self.upload(f"embeddings/{n}")
             self.upload(f"versions/{n}")
-        self.storage.replace(RECORD, record)
+        self.storage.replace(RECORD, record, self._seen)
         self._seen = record
 
     @contextmanager
@@ -140,7 +141,7 @@ class Remote:
             tidy: removes what the record no longer names, after the upload and under the lock.
         Raises: LineageError: as `transaction`.
         """
-        with self.storage.locked():
+        with self.storage.locked(self.folder / LOCK):
             with self.storage.driver_errors("read"):
                 before = self.storage.content(CONSUMERS)
             mirror_content(self.folder / CONSUMERS, before)
@@ -148,7 +149,7 @@ class Remote:
                 yield
                 after = (self.folder / CONSUMERS).read_bytes()
                 if after != before:
-                    self.storage.replace(CONSUMERS, after)
+                    self.storage.replace(CONSUMERS, after, before)
             except BaseException:
                 mirror_content(self.folder / CONSUMERS, before)
                 raise

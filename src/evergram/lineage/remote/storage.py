@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from evergram.errors import EvergramError, LineageError
 from evergram.lineage.remote.addresses import filesystem
@@ -23,6 +24,8 @@ class RemoteStorage:
     def __init__(self, address: str) -> None:
         self.address = address
         self._files, self._path = filesystem(address)
+        # Refuses to go on where the lock that `locked` holds is another's by now.
+        self._check_lock: Callable[[], None] = lambda: None
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of files by name, without those that are not there."""
@@ -62,16 +65,26 @@ class RemoteStorage:
         self._make_folder_of(name)
         self._files.pipe_file(self._place(name), content)
 
-    def replace(self, name: str, content: bytes) -> None:
-        """Write the file by which others see a change.
+    def replace(self, name: str, content: bytes, before: bytes | None) -> None:
+        """Write the file by which others see a change, if it is still what it was.
 
-        An upload may report an error after all of it has arrived, so the file is read back.
+        Storage of S3 compares it in the same step (If-Match, If-None-Match); on another one it is
+        read just before. An upload may report an error after all of it has arrived, so the file is
+        read back.
 
-        Raises: LineageError: it was not written, or whether it was is not known.
+        Args:
+            before: its content when the lock was taken; None if there was no file.
+        Raises: LineageError: it was not written, or whether it was is not known; or another process
+            has written it.
         """
         with self.driver_errors("written"):
+            self._check_lock()
+            condition = self._condition(name)
+            if self.content(name) != before:
+                raise self._changed(name)
             try:
-                self.write(name, content)
+                self._make_folder_of(name)
+                self._files.pipe_file(self._place(name), content, **condition)
             except Exception as error:
                 try:
                     arrived = self.content(name) == content
@@ -81,21 +94,41 @@ class RemoteStorage:
                         f"({_sentence(error)}), and whether it arrived is not known; open the "
                         "lineage again to see."
                     ) from error
+                # Two publishers of one number write the same record.
+                self._check_lock()
                 if not arrived:
+                    if self.content(name) != before:
+                        raise self._changed(name) from error
                     raise
 
     def upload(self, source: Path, folder: str) -> None:
-        """Upload all files of a folder here, in place of what a killed upload left there.
+        """Upload all files of a folder here, in place of what a killed upload left there, and of
+        nothing that another process has put there since.
 
         What is there is removed last, as a probe that is uploaded again may be in use.
         """
         with self.driver_errors("written"):
             files = {path.name: path for path in sorted(source.iterdir())}
+            left = self.folders(folder)
+            conditions = {name: self._condition(f"{folder}/{name}") for name in files}
             for name, path in files.items():
-                self._make_folder_of(f"{folder}/{name}")
-                self._files.put_file(str(path), self._place(f"{folder}/{name}"))
-            for left in self.folders(folder) - files.keys():
-                self._files.rm(self._place(f"{folder}/{left}"), recursive=True)
+                self._check_lock()
+                where = f"{folder}/{name}"
+                self._make_folder_of(where)
+                options = conditions[name]
+                if "IfMatch" in options:
+                    # In one request, as the driver drops the condition of several.
+                    options["chunksize"] = path.stat().st_size + 1
+                try:
+                    self._files.put_file(str(path), self._place(where), **options)
+                except Exception as error:
+                    # A driver tries again, and then finds what it has written.
+                    if self.content(where) != path.read_bytes():
+                        self._check_lock()
+                        raise error
+            self._check_lock()
+            for name in left - files.keys():
+                self._files.rm(self._place(f"{folder}/{name}"), recursive=True)
 
     def remove(self, folder: str) -> None:
         """Remove a folder; if that fails it stays, and nothing lists it."""
@@ -104,23 +137,31 @@ class RemoteStorage:
 
     def remove_file(self, name: str) -> None:
         """Remove a file."""
+        self._check_lock()
         self._files.rm_file(self._place(name))
 
     def keep_only(self, folder: str, names: Iterable[str]) -> None:
-        """Remove all folders in `folder` but these; one that cannot be removed stays."""
+        """Remove all folders in `folder` but these; one that cannot be removed stays, and so do all
+        if the lock is another's by now, which may have put them there."""
         kept = set(names)
         with suppress(Exception):
-            for name in self.folders(folder) - kept:
+            others = self.folders(folder) - kept
+            for name in others:
+                self._check_lock()
                 self.remove(f"{folder}/{name}")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, kept: Path) -> Iterator[None]:
         """Hold the lineage's lock; see `remote_lock`."""
         with ExitStack() as stack:
             with self.driver_errors("written"):
                 self._make_folder_of(LOCK)
-                stack.enter_context(remote_lock(self._files, self._path, self.address))
-            yield
+                lock = remote_lock(self._files, self._path, self.address, kept)
+                self._check_lock = stack.enter_context(lock)
+            try:
+                yield
+            finally:
+                self._check_lock = lambda: None
 
     @contextmanager
     def driver_errors(self, what: str) -> Iterator[None]:
@@ -134,6 +175,22 @@ class RemoteStorage:
                 f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
                 "See that its address, the key and the network are right, and try again."
             ) from error
+
+    def _condition(self, name: str) -> dict[str, Any]:
+        """Return what has a driver write a file only if it is as it is now."""
+        self._files.invalidate_cache()
+        try:
+            tag = self._files.info(self._place(name)).get("ETag")
+        except FileNotFoundError:
+            return {"mode": "create"}
+        # Drivers of other storage than S3 have no such condition.
+        return {} if tag is None else {"IfMatch": tag}
+
+    def _changed(self, name: str) -> LineageError:
+        return LineageError(
+            f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
+            "Open the lineage again, and run the command again."
+        )
 
     def _place(self, name: str) -> str:
         return f"{self._path}/{name}"
