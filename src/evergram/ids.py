@@ -40,6 +40,14 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
     Args:
         text_file: whether the cells come from a text file, where words may mean a missing value.
     """
+    row: int = pc.index(missing_cells(ids, text_file=text_file), True).as_py()
+    return row
+
+
+def missing_cells(
+    ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False
+) -> pa.Array | pa.ChunkedArray:
+    """Return which cells are no ids, bool [n], as `first_missing` does."""
     missing = pc.is_null(ids, nan_is_null=True)
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if is_text(kind):
@@ -48,8 +56,7 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
         if text_file:
             empty = pc.match_substring_regex(texts, f"{NOTHING}|{BROKEN}")
         missing = pc.or_(missing, pc.fill_null(empty, True))
-    row: int = pc.index(missing, True).as_py()
-    return row
+    return missing
 
 
 def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> None:

@@ -87,7 +87,7 @@ def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clic
     [
         ("user,film,item\n1,2,3\n", (), "Say it by --column candidate=NAME."),
         ("", (), "is empty"),
-        ("user,film\n1,\n", (), "film is empty; give it one"),
+        ("user,film\n1,\n", (), "film is empty; it must be an id"),
         ("1,2\n3,4\n", (), "write a line above it"),
         ("user,film\n1,2\n", (), "too few"),
         ("user,film\n1,2\n", ("--kind", "tabel"), "--kind is 'tabel'; it is one of"),

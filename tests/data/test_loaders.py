@@ -124,7 +124,7 @@ def test_a_csv_cell_with_the_separator_is_a_bag(tmp_path: Path) -> None:
     [
         ("x.csv", "", "is empty"),
         ("x.csv", "query,item\n1,2\n", "no column 'candidate'"),
-        ("x.csv", "query,candidate,value\n1,2,3.5\n1,3,NaN\n", "row 2: value is nan"),
+        ("x.csv", "query,candidate,value\n1,2,3.5\n1,3,NaN\n", "row 2: value is 'NaN'"),
         ("x.csv", "query,candidate,value\n1,2,good\n", "must be a number"),
         ("x.csv", "query,candidate\n1,2\n,3\n", "row 2: query is empty"),
         ("x.parquet", "not parquet", "cannot be read"),

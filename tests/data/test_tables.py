@@ -27,7 +27,7 @@ MANY = 300_000  # lines: several of Arrow's blocks of 1 MiB
         ("query,candidate,value\n1,2,x\n1,3,4\n", "row 1: value is 'x'"),
         ("query,candidate,value\n1,2,word\n1,3,nan\n", "row 1: value is 'word'"),
         ("query,candidate,time\n1,2,2020-01-01\n1,3,soon\n", "row 2: time is 'soon'"),
-        ("query,candidate,time\n1,2,12:30:00\n", "column 'time' is time32"),
+        ("query,candidate,time\n1,2,12:30:00\n", "row 1: time is '12:30:00'"),
         ("query,candidate,value\n1,2,1\n1,3\n", r"x\.csv row 2 cannot be read: it has 2 cells"),
         ("query,candidate,candidate\n1,2,3\n", "two columns 'candidate'"),
         ("query,candidate,value\n" + "1,2,3\n" * MANY + "1,2,good\n", f"row {MANY + 1}: value"),
@@ -95,7 +95,7 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
     for text, message in (
         ("id,weight\n1,2\n1,3\n", "names the id 1 twice"),
         ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
-        ("id,weight\n1.5,2\n", "column 'id' is double"),
+        ("id,weight\n1.5,2\n", "column 'id' is of numbers"),
         ("key,weight\n1,2\n", "no column 'id'; its columns are: key, weight"),
     ):
         path.write_text(text)

@@ -239,6 +239,16 @@ def columns_of(
     return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
 
 
+DropBadRows = Annotated[
+    bool,
+    typer.Option(
+        "--drop-bad-rows",
+        help="Leave out rows without an id, or with a time, value or weight that is none, and say "
+        "so.",
+    ),
+]
+
+
 def columns_by_role(options: list[str] | None) -> dict[str, str]:
     """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
     names: dict[str, str] = {}

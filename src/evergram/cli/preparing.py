@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, columns_by_role, new_progress, refuse_idle
+from evergram.cli.options import DropBadRows, Json, columns_by_role, new_progress, refuse_idle
 from evergram.cli.printing import dump
 
 Sources = Annotated[
@@ -86,6 +86,7 @@ def prepare(
     unique: Unique = False,
     k_core: Core = 0,
     minimum_value: MinimumValue = None,
+    drop_bad_rows: DropBadRows = False,
     append: Append = False,
     overwrite: Overwrite = False,
     memory: Memory = None,
@@ -110,6 +111,7 @@ def prepare(
         unique=unique,
         k_core=k_core,
         minimum_value=minimum_value,
+        bad_rows="drop" if drop_bad_rows else "refuse",
         memory=memory,
         threads=threads,
         name=name,

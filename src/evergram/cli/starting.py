@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Force, Json, columns_by_role
+from evergram.cli.options import DropBadRows, Force, Json, columns_by_role
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
@@ -44,6 +44,7 @@ def init(
             metavar="KIND", help="What PATH is, as data.kind of a recipe (default: told by PATH)."
         ),
     ] = None,
+    drop_bad_rows: DropBadRows = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +63,13 @@ def init(
         )
     if not out.parent.is_dir():
         raise DataError(f"--out {out} is in a folder that is not there; make it first.")
-    first = first_recipe(path, kind=kind, columns=columns_by_role(column), folder=out.parent)
+    first = first_recipe(
+        path,
+        kind=kind,
+        columns=columns_by_role(column),
+        folder=out.parent,
+        drop_bad_rows=drop_bad_rows,
+    )
     write_text(out, first.text)
     if as_json:
         dump({"recipe": str(out), **first.as_json()})

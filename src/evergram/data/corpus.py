@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from evergram.data.columnar.features import Feature, Side, features_of_sides, take_ragged
-from evergram.data.columnar.frames import interactions_of, table_of
-from evergram.data.columnar.interactions import checked_interactions
 from evergram.data.columnar.pair_blocks import PairBlock, PairRule
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.data.reading.frames import features_of, interactions_of
+from evergram.data.reading.interaction_source import Interactions, source_of
+from evergram.data.reading.rules import BadRows, BadRowsChoice
+from evergram.data.reading.table_stream import MemoryTable
 from evergram.did_you_mean import Guided
 from evergram.errors import DataError
 
@@ -77,6 +78,7 @@ class Corpus(Guided):
         query_ids: Sequence[int | str] | None = None,
         candidate_ids: Sequence[int | str] | None = None,
         shared_ids: bool = False,
+        bad_rows: BadRowsChoice = "refuse",
     ) -> Corpus:
         """Return the corpus of a table, a sparse matrix or a list in memory.
 
@@ -106,20 +108,23 @@ class Corpus(Guided):
             query_ids, candidate_ids: ids of a matrix's rows [queries] and of its columns
                 [candidates]; None takes the row and column numbers.
             shared_ids: True if query and candidate ids name the same things.
+            bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
+                no number or date, and warns of them; "refuse" raises an error that counts them.
         Raises: DataError: `interactions` is of another kind; or as of `from_tables`.
         """
         names = {"query": query, "candidate": candidate}
         optional = {"value": value, "time": time, "weight": weight}
-        table, source = interactions_of(
+        source = interactions_of(
             interactions,
             names | {role: name for role, name in optional.items() if name is not None},
             {"query": query_ids, "candidate": candidate_ids},
         )
         features = [
-            None if one is None else table_of(one, f"The table of {side} features")
+            None if one is None else features_of(one, f"The table of {side} features", bad_rows)
             for side, one in (("query", query_features), ("candidate", candidate_features))
         ]
-        return cls.from_tables(table, *features, shared_ids=shared_ids, source=source)
+        them = Interactions([source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
+        return cls.from_interactions(them, *features)
 
     @classmethod
     def from_tables(
@@ -144,20 +149,26 @@ class Corpus(Guided):
         Raises: DataError: a missing column, an empty table, a null id, a value or time that is
             null or not finite, a feature of floats, a repeated id; the row is named.
         """
-        interactions = checked_interactions(interactions, source)
-        if "weight" in interactions.column_names and not pc.max(interactions["weight"]).as_py():
-            raise DataError(
-                f"{source}: the weight of every row is 0, so nothing would be learned; give "
-                "weights above 0, or leave the column out."
-            )
+        them = Interactions(
+            [source_of(MemoryTable(interactions, source), {})], shared_ids=shared_ids
+        )
+        return cls.from_interactions(them, query_features, candidate_features)
+
+    @classmethod
+    def from_interactions(
+        cls,
+        them: Interactions,
+        query_features: pa.Table | None = None,
+        candidate_features: pa.Table | None = None,
+    ) -> Corpus:
+        """Return the corpus of all interactions that are read together; see `from_tables`."""
+        interactions = them.table()
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
             interactions = interactions.take(pa.array(order))
         query_ids = plain(interactions["query"])
         candidate_ids = plain(interactions["candidate"])
-        if shared_ids:
-            if query_ids.type != candidate_ids.type:
-                query_ids, candidate_ids = query_ids.cast("string"), candidate_ids.cast("string")
+        if them.shared_ids:
             both = Vocabulary.by_first_appearance(pa.concat_arrays([query_ids, candidate_ids]))
             query_vocabulary = candidate_vocabulary = both
         else:
@@ -177,7 +188,7 @@ class Corpus(Guided):
             Side(query_vocabulary, features[0]),
             Side(candidate_vocabulary, features[1]),
             pa.table(columns).combine_chunks(),
-            shared_ids,
+            them.shared_ids,
         )
 
     def __len__(self) -> int:

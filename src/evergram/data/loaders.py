@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from evergram.data.data_sets import existing
 from evergram.errors import DataError
@@ -39,6 +39,8 @@ class DataSettings(Protocol):
     def columns(self) -> Mapping[Any, str]: ...
     @property
     def shared_ids(self) -> bool: ...
+    @property
+    def bad_rows(self) -> Literal["refuse", "drop"]: ...
     @property
     def queries(self) -> int: ...
     @property
@@ -88,7 +90,7 @@ def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
 def _adjacency_list(data: DataSettings, seed: int) -> Corpus:
     from evergram.data.tables import load_adjacency_list
 
-    return load_adjacency_list(path_of(data))
+    return load_adjacency_list(path_of(data), data.bad_rows)
 
 
 def _table(data: DataSettings, seed: int) -> Corpus:
@@ -100,6 +102,7 @@ def _table(data: DataSettings, seed: int) -> Corpus:
         candidate_features=_optional(data.candidate_features),
         shared_ids=data.shared_ids,
         columns=dict(data.columns),
+        bad_rows=data.bad_rows,
     )
 
 

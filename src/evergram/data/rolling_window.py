@@ -17,7 +17,7 @@ _WINDOW = re.compile(r"(\d+(?:\.\d+)?)\s*(%|hour|day|week)s?")
 _SECONDS = {"hour": 3600, "day": 86_400, "week": 604_800}
 # Unix times of 1980 to 2100 in each unit do not overlap, so a time says what unit it is in.
 _FIRST, _LAST = 315_532_800, 4_102_444_800
-_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,15 @@ class RollingWindow:
 
 def units_per_second(time: float) -> int | None:
     """Return how many units of `time` make a second; None unless it is a date of 1980 to 2100."""
-    for units in _UNITS.values():
+    for units in UNITS.values():
         if _FIRST * units <= time < _LAST * units:
             return units
     return None
+
+
+def unit_range(unit: str) -> tuple[int, int]:
+    """Return the Unix times of 1980 and of 2100 in a unit, such as "seconds"."""
+    return _FIRST * UNITS[unit], _LAST * UNITS[unit]
 
 
 def date_text(time: float) -> str:
@@ -82,7 +87,7 @@ def date_text(time: float) -> str:
 def unit_of(time: float) -> str | None:
     """Return the unit of a Unix time by its size, such as "seconds"; None if it has none."""
     units = units_per_second(time)
-    return next((name for name, count in _UNITS.items() if count == units), None)
+    return next((name for name, count in UNITS.items() if count == units), None)
 
 
 def _per_second(first: float, latest: float, text: str) -> int:
@@ -97,7 +102,7 @@ def _per_second(first: float, latest: float, text: str) -> int:
     time, which = (latest, "latest") if units is None else (first, "earliest")
     unit = "" if units is None else f" in {unit_of(latest)}, as the latest seems to be,"
     raise DataError(
-        f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the {which} "
+        f"split.last = {text!r} needs dates, or Unix times in {', '.join(UNITS)}; the {which} "
         f"time here is {time:g}, which{unit} is not between 1980 and 2100. Give a percentage such "
         "as '5 %'."
     )

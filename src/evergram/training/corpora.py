@@ -115,7 +115,7 @@ def split_for(
     held_out = HeldOut(salt, trained, recipe.split.selection)
     if recipe.split.kind == "given":
         columns = {str(k): v for k, v in recipe.data.columns.items()}
-        test = read_interactions(existing(str(recipe.data.test)), columns)
+        test = read_interactions(existing(str(recipe.data.test)), columns, recipe.data.bad_rows)
         test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     else:

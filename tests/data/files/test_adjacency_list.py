@@ -76,8 +76,8 @@ def reads_every_pair(
     [
         ("", "has no pairs"),
         ("0\n1\n", "has no pairs"),
-        ("0 1\n\n1 2 NULL\n", r"row 3: the id is 'NULL'"),
-        ("0 12 3.0\n", "'candidate' is double"),
+        ("0 1\n\n1 2 NULL\n", r"row 3: candidate is 'NULL'"),
+        ("0 12 3.0\n", "'candidate' is of numbers with decimals"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:

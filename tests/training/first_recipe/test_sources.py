@@ -50,15 +50,12 @@ def test_an_unknown_kind_is_refused_and_can_be_named(tmp_path: Path) -> None:
         source_at(tmp_path / "none.csv")
 
 
-def test_several_tables_are_one_by_prepare(tmp_path: Path) -> None:
-    to_do = "several tables become one by 'evergram prepare FILE"
-    (tmp_path / "a.csv").write_text("user,item\n1,2\n")
-    for given in (tmp_path, tmp_path / "*.csv"):
-        with pytest.raises(DataError, match=to_do):
-            source_at(given)
-    (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=rf"a\.csv among them.*{to_do}"):
-        source_at(tmp_path)
+def test_a_folder_of_tables_is_a_table(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("user,item,at\n1,2,2020-01-01\n")
+    assert source_at(tmp_path).columns == {"query": "user", "candidate": "item", "time": "at"}
+    with pytest.raises(DataError, match="several tables become one by 'evergram prepare FILE"):
+        source_at(tmp_path / "*.csv")
 
 
 def test_names_of_their_own_win_over_guesses() -> None:

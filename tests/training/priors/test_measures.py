@@ -42,8 +42,8 @@ def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path)
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (["1", "2"], "column 'weight' is string; it must be a number"),
-        ([1.0, -2.0], "row 2: weight is -2.0; it must be 0 or a positive finite number"),
+        (["x", "2"], "row 1: weight is 'x'; it must be a number"),
+        ([1.0, -2.0], "row 2: weight is -2.0; it must be a finite number of at least 0"),
         ([float("nan"), 1.0], "row 1: weight is nan"),
         ([0.0, 0.0], "gives no weight to any entity of the corpus"),
     ],

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from evergram.data.columnar.feature_types import MEASURE, is_measure, type_name, typed
-from evergram.data.columnar.interactions import check_ids
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.data.reading.keyed_table import KeyedTable
+from evergram.data.reading.table_stream import MemoryTable
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
 
@@ -193,10 +194,7 @@ def _ragged_columns(
 ) -> dict[str, tuple[Tensor, pa.Array]]:
     """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
     source = f"{side} features"
-    if "id" not in table.column_names:
-        has = ", ".join(table.column_names) or "none"
-        raise DataError(f"{source} have no column 'id'; their columns are: {has}.")
-    check_ids(table["id"], "id", source)
+    table = KeyedTable([MemoryTable(table, source)]).table()
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):
         counts = pc.value_counts(ids).flatten()

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
-from evergram.ids import first_missing, ids_of_text, missing_sentence
 
 # Bytes of text that are read at once; a line may be longer.
 BLOCK = 8 << 20
 
 
-def read_adjacency_list(path: Path) -> pa.Table:
-    """Return the pairs, columns `query` and `candidate`, of lines `query candidate candidate …`.
+def pairs_of_lines(path: Path) -> Iterator[pa.Table]:
+    """Yield the pairs of lines `query candidate candidate …`, columns `query` and `candidate`, as
+    texts, of some lines at a time.
 
     The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
     divided by white space. A line that names a query alone has no pair; a query may have several
@@ -25,24 +25,13 @@ def read_adjacency_list(path: Path) -> pa.Table:
 
     Args:
         path: UTF-8, perhaps `.gz`.
-    Raises: DataError: as of `pairs_of_lines`.
-    """
-    texts = pa.concat_tables(pairs_of_lines(path)).combine_chunks()
-    return pa.table({name: ids_of_text(texts[name]) for name in texts.column_names})
-
-
-def pairs_of_lines(path: Path) -> Iterator[pa.Table]:
-    """Yield the pairs of some lines at a time, columns `query` and `candidate`, as texts.
-
-    Args:
-        path: as of `read_adjacency_list`.
-    Raises: DataError: the file is damaged, is not in UTF-8, or has no pair; or an id is a word that
-        stands for a missing value; the row is named.
+    Returns: also the column `row`, the number of the line.
+    Raises: DataError: the file is damaged, is not in UTF-8, or has no pair.
     """
     row, size = 0, 0
     for text in _blocks(path):
         lists = [line.split() for line in text.splitlines()]
-        table = _pairs(lists, path, row)
+        table = _pairs(lists, row)
         row, size = row + len(lists), size + len(table)
         if len(table):
             yield table
@@ -50,22 +39,20 @@ def pairs_of_lines(path: Path) -> Iterator[pa.Table]:
         raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
 
 
-def _pairs(lists: list[list[str]], path: Path, first: int) -> pa.Table:
+def _pairs(lists: list[list[str]], first: int) -> pa.Table:
     """Return the pairs of lines, each a list of ids.
 
     Args:
         first: lines of the file before them.
     """
     each = pa.array(lists, pa.list_(pa.string()))
-    ids, row = each.flatten(), pc.list_parent_indices(each)
-    missing = first_missing(ids, text_file=True)
-    if missing >= 0:
-        where, cell = f"{path} row {first + row[missing].as_py() + 1}", ids[missing].as_py()
-        raise DataError(missing_sentence(where, "", cell, text_file=True))
-    heads = pa.array([line[0] if line else None for line in lists], pa.string())
+    ids, line = each.flatten(), pc.list_parent_indices(each)
+    heads = pa.array([ids[0] if ids else None for ids in lists], pa.string())
     # The first id of each line is its query.
     tails = pa.array([place > 0 for line in lists for place in range(len(line))], pa.bool_())
-    return pa.table({"query": heads.take(row.filter(tails)), "candidate": ids.filter(tails)})
+    line = line.filter(tails)
+    rows = pc.add(line.cast(pa.int64()), first + 1)
+    return pa.table({"query": heads.take(line), "candidate": ids.filter(tails), "row": rows})
 
 
 def _blocks(path: Path) -> Iterator[str]:

@@ -103,9 +103,10 @@ def lacking(
     what |= {role: seems[role] for role in ("value", "time") if role in seems}
     roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
     doubt = "with the right names in place of …" if "…" in what.values() else "if that is right"
+    options = " ".join(f"--column {role}={name}" for role, name in what.items())
     return (
-        f"{source} has no column {first!r}; its columns are: {has}. {row}Say in the recipe, under "
-        f"[data], which is which, {doubt}: columns = {{{roles}}}"
+        f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which, "
+        f"{doubt}: in a command {options}; in a recipe, under [data], columns = {{{roles}}}"
     )
 
 

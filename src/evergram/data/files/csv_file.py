@@ -60,23 +60,28 @@ def read_csv(
         except pa.ArrowInvalid:
             return read(use_threads=False)  # slower, but its error knows the row
     except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
-        message, where = " ".join(str(error).split()).rstrip("."), ""
-        if line := re.search(r"Row #(\d+): ", message):
-            where = f" row {int(line[1]) - header}"
-            message = message.replace(line[0], "")
-        if "UTF8" in message or isinstance(error, UnicodeDecodeError):
-            message = "it is not in UTF-8; save the file as UTF-8"
-        elif "Empty CSV" in message:
-            raise DataError(f"{source} is empty; it needs a header and rows.") from error
-        elif counts := re.search(r"Expected (\d+) columns, got (\d+)", message):
-            message = (
-                f"it has {counts[2]} cells, and the first line has {counts[1]}; give each row as "
-                "many, and quote a cell that has the separator in it"
-            )
-        elif isinstance(error, DAMAGED):
-            message += "; if it is damaged or was cut short, get or write it anew"
-        todo = "" if ";" in message else "; correct the line"
-        raise DataError(f"{source}{where} cannot be read: {message}{todo}.") from error
+        raise unreadable_csv(source, error, header=header) from error
+
+
+def unreadable_csv(source: str, error: Exception, *, header: bool = True) -> DataError:
+    """Return the error about a CSV that cannot be read; it names the row if Arrow does."""
+    message, where = " ".join(str(error).split()).rstrip("."), ""
+    if line := re.search(r"Row #(\d+): ", message):
+        where = f" row {int(line[1]) - header}"
+        message = message.replace(line[0], "")
+    if "UTF8" in message or isinstance(error, UnicodeDecodeError):
+        message = "it is not in UTF-8; save the file as UTF-8"
+    elif "Empty CSV" in message:
+        return DataError(f"{source} is empty; it needs a header and rows.")
+    elif counts := re.search(r"Expected (\d+) columns, got (\d+)", message):
+        message = (
+            f"it has {counts[2]} cells, and the first line has {counts[1]}; give each row as "
+            "many, and quote a cell that has the separator in it"
+        )
+    elif isinstance(error, DAMAGED):
+        message += "; if it is damaged or was cut short, get or write it anew"
+    todo = "" if ";" in message else "; correct the line"
+    return DataError(f"{source}{where} cannot be read: {message}{todo}.")
 
 
 def _opened(content: Path | bytes) -> Any:

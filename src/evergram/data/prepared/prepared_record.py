@@ -81,6 +81,7 @@ class PreparedRecord(_Lenient):
     Args:
         interactions: n, over all parts.
         columns: the type of each column of interactions that there is.
+        times: how they were written, see `reading.rules.Clock`; "" without times.
         fingerprint: changes whenever the content of the folder does.
         choices: what appends keep to.
         entity_files: the SHA-256 of each file of entities by its name; empty as written before
@@ -93,6 +94,7 @@ class PreparedRecord(_Lenient):
     interactions: int = Field(ge=1)
     sides: dict[SideName, SideRecord]
     columns: dict[str, ColumnType]
+    times: str = ""
     parts: list[PartRecord]
     # It names a folder of what is derived.
     fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")

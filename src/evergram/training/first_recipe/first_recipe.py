@@ -91,6 +91,7 @@ def first_recipe(
     kind: str | None = None,
     columns: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    drop_bad_rows: bool = False,
 ) -> FirstRecipe:
     """Return a recipe for the interactions at a path.
 
@@ -101,6 +102,7 @@ def first_recipe(
         path: a file or folder that `data.path` of a recipe can name.
         kind: as `data.kind`; None tells it by the path.
         columns: by role, columns of a table; the others are told by their names.
+        drop_bad_rows: leave out the rows that cannot be used, as `data.bad_rows = "drop"`.
         folder: where the recipe will be, to which its path is relative; None for the working one.
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
         little data to judge a model by.
@@ -116,6 +118,8 @@ def first_recipe(
     data: dict[str, Any] = {"kind": source.kind, "path": where}
     if source.renamed:
         data["columns"] = source.renamed
+    if drop_bad_rows:
+        data["bad_rows"] = "drop"
 
     def recipe_of(more: Mapping[str, Any]) -> Recipe:
         values = {"name": name, "data": data, **more}

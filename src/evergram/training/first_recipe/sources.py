@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evergram.data.files.column_names import (
     guess,
@@ -19,8 +18,9 @@ from evergram.data.files.column_names import (
 )
 from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
-from evergram.data.rolling_window import units_per_second
-from evergram.data.tables import COLUMNS, DELIMITERS, HEADER, SUFFIXES, TEXT, read_table
+from evergram.data.reading.rules import NUMBERS, ROLES, forms_of_times
+from evergram.data.reading.source_files import SUFFIXES, source_files
+from evergram.data.reading.table_stream import DELIMITERS, HEADER, MemoryTable, TableStream
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training.memory import memory_bytes
@@ -87,11 +87,12 @@ def source_at(
             )
         return Source(chosen)
     _refuse_too_large(path)
-    table = read_table(path)
-    names = table.column_names
-    columns, guessed = columns_of(str(path), names, named or {}, text=bool(TEXT.search(path.name)))
+    streams = [TableStream(file) for file in source_files(path)]
+    first = streams[0]
+    names = first.names
+    columns, guessed = columns_of(first.name, names, named or {}, text=first.has_header_line)
     unread = tuple(name for name in names if name not in columns.values())
-    times = [] if "time" in columns else [n for n in unread if is_time(n, table[n])]
+    times = [] if "time" in columns else [name for name in unread if is_time(name, streams)]
     if len(times) != 1:
         return Source(chosen, columns, guessed, unread=unread)
     unread = tuple(name for name in unread if name not in times)
@@ -99,22 +100,28 @@ def source_at(
     return Source(chosen, columns, guessed, ("time",), unread)
 
 
-def is_time(name: str, column: pa.ChunkedArray) -> bool:
-    """Return whether a column's cells are moments from 1980 to 2100, none of them missing.
+def is_time(name: str, tables: Sequence[TableStream | MemoryTable]) -> bool:
+    """Return whether the cells of a column are moments from 1980 to 2100, none of them missing.
 
-    Dates and timestamps are; so are numbers if all are Unix times in one unit, and the name does
-    not say that they are ids.
+    Dates are; so are numbers if all are Unix times in one unit, and the name does not say that they
+    are ids.
     """
-    kind = column.type
-    if column.null_count or not len(column):
+    if not all(name in table.names for table in tables):
         return False
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return True
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) or _ID.search(name):
+    kinds = [table.types[name] for table in tables]
+    if any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in kinds):
         return False
-    ends = pc.min_max(column).as_py()
-    units = {units_per_second(ends[which]) for which in ("min", "max")}
-    return len(units) == 1 and None not in units
+    forms: set[str] = set()
+    for table in tables:
+        for batch in table.batches([name]):
+            try:
+                more = forms_of_times(pa.chunked_array([batch[name]]))
+            except DataError:
+                return False
+            forms |= more
+            if not more or len(forms) > 1 or NUMBERS in forms:
+                return False
+    return bool(forms) and not (min(forms).startswith(NUMBERS) and _ID.search(name))
 
 
 def columns_of(
@@ -132,15 +139,15 @@ def columns_of(
     """
     has = ", ".join(names)
     for role in named:
-        if role not in COLUMNS:
+        if role not in ROLES:
             raise DataError(
-                f"--column {role}=… names no role; the roles are: {', '.join(COLUMNS)}"
-                f"{did_you_mean(role, COLUMNS)}."
+                f"--column {role}=… names no role; the roles are: {', '.join(ROLES)}"
+                f"{did_you_mean(role, ROLES)}."
             )
     refuse_unknown(source, named.values(), names)
     if text and not named and has_no_header(names):
         raise DataError(lacking(source, {"query"}, names, {}))
-    columns = {**named, **{r: r for r in COLUMNS if r in names and r not in named}}
+    columns = {**named, **{r: r for r in ROLES if r in names and r not in named}}
     guessed, untold = [], {}
     for role, likely in suggestions(names).items():
         left = [name for name in likely if name not in columns.values()]
@@ -159,7 +166,7 @@ def columns_of(
             f"Which column of {source} is the {roles} cannot be told: {whys}; its columns are: "
             f"{has}. Say it by {options}."
         )
-    return {role: columns[role] for role in COLUMNS if role in columns}, tuple(guessed)
+    return {role: columns[role] for role in ROLES if role in columns}, tuple(guessed)
 
 
 def _why_untold(role: str, likely: Sequence[str]) -> str:
@@ -173,15 +180,12 @@ def _kind_of(path: Path) -> str:
     if path.is_dir():
         if (path / PREPARED_RECORD).is_file():
             return "prepared"
-        if any(path.glob("*.parquet")):
-            if texts := sorted(each.name for each in path.iterdir() if TEXT.search(each.name)):
-                raise DataError(
-                    f"{path} has tables of several formats, {texts[0]} among them, and a folder is "
-                    f"read as Parquet alone{_SEVERAL}."
-                )
+        if any(path.rglob("*.parquet")):
             return "table"
         if any(any(path.rglob(f"ratings{suffix}*")) for suffix in (".csv", ".dat")):
             return "movielens"
+        if any(any(path.rglob(f"*{suffix}")) for suffix in SUFFIXES):
+            return "table"
         raise DataError(
             f"{path} is a folder of no known kind; give a file in it, or say by --kind what it is: "
             f"{', '.join(READ_FROM_A_PATH)}{_SEVERAL}."
@@ -193,15 +197,15 @@ def _kind_of(path: Path) -> str:
             f"The first line of {path} names columns, so it is a table, and .txt is for lines of "
             f"ids; give it a name that ends in {suffix}."
         )
-    if TEXT.search(name) or name.endswith((".parquet", ".pq", ".arrow", ".feather")):
+    if name.endswith(SUFFIXES):
         return "table"
     if name.endswith((".txt", ".txt.gz")):
         return "adjacency_list"
     if name.endswith(".zip"):
         return "movielens"
     raise DataError(
-        f"{path} is of no known format; tables end in: {SUFFIXES}. Say by --kind what else it is: "
-        f"{', '.join(READ_FROM_A_PATH)}."
+        f"{path} is of no known format; tables end in: {', '.join(SUFFIXES)}. Say by --kind what "
+        f"else it is: {', '.join(READ_FROM_A_PATH)}."
     )
 
 
@@ -217,8 +221,8 @@ def _header_of_a_table(path: Path) -> str | None:
 
 def _refuse_too_large(path: Path) -> None:
     """Raises: DataError: a table is larger than memory can read at once."""
-    files = [path] if path.is_file() else list(path.glob("*.parquet"))
-    size, limit = sum(file.stat().st_size for file in files), memory_bytes() // SHARE_OF_MEMORY
+    size = sum(file.size() for file in source_files(path))
+    limit = memory_bytes() // SHARE_OF_MEMORY
     if size > limit:
         raise DataError(
             f"{path} has {size:,} bytes, and a table of more than {limit:,} is not read at once "

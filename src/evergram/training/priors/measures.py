@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -57,18 +56,8 @@ def sparse_weights(
 def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
     """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
     weighs 0. Raises: DataError: the file cannot be used."""
-    ids, column = read_keyed(path, "weight")
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise DataError(f"{path} column 'weight' is {kind}; it must be a number.")
-    value = to_tensor(column.cast(pa.float64()))
-    bad = ~(torch.isfinite(value) & (value >= 0))
-    if bool(bad.any()):
-        row = int(torch.nonzero(bad)[0])
-        raise DataError(
-            f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
-            "finite number."
-        )
+    ids, column = read_keyed(path, "weight", numbers=True)
+    value = to_tensor(column)
     refuse_other_form(ids, vocabulary.keys, str(path), "the corpus")
     rows = Vocabulary(ids).rows(vocabulary.keys)
     weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)

@@ -48,6 +48,9 @@ class DataRecipe(RecipeTable):
     candidate_features: str | None = None
     columns: dict[Literal["query", "candidate", "value", "time", "weight"], str] = Field(default={})
     shared_ids: bool = False
+    # table, adjacency_list: whether an error counts the rows that cannot be used, or they are left
+    # out with a warning.
+    bad_rows: Literal["refuse", "drop"] = "refuse"
     # synthetic: the size of the planted corpus.
     queries: Positive = 2000
     candidates: Positive = 1000

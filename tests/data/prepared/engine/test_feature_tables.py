@@ -119,5 +119,5 @@ def test_texts_are_no_features_of_integers(tmp_path: Path) -> None:
         prepare(PAIRS, tmp_path / "out", settings)
     pq.write_table(FEATURES.select(["id"]), tmp_path / "g.parquet")
     both: list[str | Path] = [tmp_path / "f.parquet", tmp_path / "g.parquet"]
-    with pytest.raises(DataError, match="other columns or types"):
+    with pytest.raises(DataError, match="has a column 'Genre' and"):
         prepare(PAIRS, tmp_path / "out", PrepareSettings(candidate_features=both))

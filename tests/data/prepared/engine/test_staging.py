@@ -11,9 +11,9 @@ import pytest
 from evergram.data.prepared.engine import staging
 from evergram.data.prepared.engine.database import Database
 from evergram.data.prepared.engine.staging import Staged, stage
-from evergram.data.prepared.sources import table_stream
-from evergram.data.prepared.sources.interaction_source import source_of_file
-from evergram.data.prepared.sources.source_files import source_files
+from evergram.data.reading import table_stream
+from evergram.data.reading.interaction_source import Interactions, sources_of_files
+from evergram.data.reading.source_files import source_files
 from evergram.errors import DataError
 
 
@@ -27,9 +27,9 @@ class Bench:
     def __call__(self, *texts: str, minimum: float | None = None, shared: bool = False) -> Staged:
         for number, text in enumerate(texts):
             (self.folder / f"{number}.csv").write_text(text)
-        files = source_files([self.folder])
-        sources = [source_of_file(file, {}) for file in files]
-        return stage(self.database, sources, minimum, self.lines.append, shared_ids=shared)
+        files = source_files(self.folder)
+        them = Interactions(sources_of_files(files, {}), shared_ids=shared)
+        return stage(self.database, them, minimum, self.lines.append)
 
     def rows(self) -> list[tuple[object, ...]]:
         return self.database.rows("SELECT * FROM interactions ORDER BY rowid")
@@ -87,7 +87,7 @@ def test_no_rows_are_refused(bench: Bench) -> None:
 def test_weights_that_are_all_0_are_refused(bench: Bench) -> None:
     with pytest.raises(DataError, match="the weight of every row is 0"):
         bench("query,candidate,weight\n1,1,0\n2,2,0\n")
-    assert bench("query,candidate,weight\n1,1,0\n2,2,0.5\n").weighs
+    assert bench("query,candidate,weight\n1,1,0\n2,2,0.5\n").rows == 2
 
 
 def test_progress_says_how_many_rows_are_read(

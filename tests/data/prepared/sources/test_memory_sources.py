@@ -13,7 +13,6 @@ from evergram.data.prepared.sources.memory_sources import (
     corpus_of_kind,
     features_of,
     source_of_corpus,
-    source_of_table,
 )
 from evergram.data.prepared.writing.prepare import prepare
 from evergram.data.prepared.writing.settings import PrepareSettings
@@ -51,12 +50,13 @@ def test_shared_ids_have_one_feature_of_a_name() -> None:
     assert set(features_of(apart)) == {"query", "candidate"}
 
 
-def test_columns_of_a_table_are_named_by_role() -> None:
+def test_columns_of_a_table_are_named_by_role(tmp_path: Path) -> None:
     table = PAIRS.rename_columns(["user", "film", "stars"])
-    source = source_of_table(table, {"query": "user", "candidate": "film", "value": "stars"})
-    assert list(source.types) == ["query", "candidate", "value"]
+    columns = {"query": "user", "candidate": "film", "value": "stars"}
+    summary = prepare(table, tmp_path / "out", PrepareSettings(columns=columns))
+    assert list(summary.columns) == ["query", "candidate", "value"]
     with pytest.raises(DataError, match=r"no column 'candidate'; its columns are: user"):
-        source_of_table(table, {"query": "user"})
+        prepare(table, tmp_path / "other", PrepareSettings(columns={"query": "user"}))
 
 
 def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> N
     assert (summary.interactions, summary.unread) == (1, ["price"])
     assert entities(tmp_path / "out", "query")["id"].to_pylist() == ["a"]
     with pytest.raises(DataError, match="query and candidate are both the column 'query'"):
-        source_of_table(table, {"candidate": "query"})
+        prepare(table, tmp_path / "other", PrepareSettings(columns={"candidate": "query"}))
     twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
-    with pytest.raises(DataError, match="has several columns 'query'; leave one"):
-        source_of_table(twice, {})
+    with pytest.raises(DataError, match="has two columns 'query'"):
+        prepare(twice, tmp_path / "other")
 
 
 def test_another_loader_reads_the_source(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ SUMMARY = PrepareSummary(
     out="corpus",
     fingerprint="ab",
     rows_read=1000,
+    bad_rows={"count": 0, "reasons": []},
     below_minimum=10,
     repeats_dropped=20,
     outside_core=0,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from evergram.data.columnar.interactions import check_ids
 from evergram.data.prepared.engine.database import Database
-from evergram.data.prepared.sources.source_files import Paths, SourceFile, source_files
-from evergram.data.prepared.sources.table_stream import TableStream
-from evergram.data.prepared.sources.text_features import TextFeatures
+from evergram.data.reading.keyed_table import KeyedTable, open_keyed
+from evergram.data.reading.rules import BadRows, BadRowsChoice
+from evergram.data.reading.source_files import Paths
+from evergram.data.reading.table_stream import MemoryTable
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,29 +60,26 @@ class FeatureSource:
         return f"{self.side} features"
 
 
-def open_features(paths: Paths | Side, side: str) -> FeatureSource:
+def open_features(
+    paths: Paths | Side, side: str, bad_rows: BadRowsChoice = "refuse"
+) -> FeatureSource:
     """Return the features of one side, whose columns were checked.
 
     Args:
         paths: files with a column `id` and one column a feature; or the side of a corpus.
         side: "query" or "candidate".
+        bad_rows: what is done with rows without an id.
     Raises: DataError: a file cannot be read, there are no ids, or a column is of a type that no
         feature has, such as numbers with decimals.
     """
     source = f"{side} features"
-    batches: Iterator[pa.RecordBatch]
     if isinstance(paths, str | Path | list | tuple):
-        several = paths if isinstance(paths, list | tuple) else [paths]
-        schema, batches = _opened(source_files(several))
+        table = open_keyed(paths, bad_rows=BadRows(bad_rows))
     else:
-        held = _table_of_side(paths)
-        schema, batches = held.schema, iter(held.to_batches(max_chunksize=1 << 16))
-    if "id" not in schema.names:
-        raise DataError(
-            f"{source} have no column 'id'; their columns are: {', '.join(schema.names)}."
-        )
+        table = KeyedTable([MemoryTable(_table_of_side(paths), source)])
+    schema = table.schema
     types = {n: _type_of(schema.field(n).type, n, source) for n in schema.names if n != "id"}
-    return FeatureSource(side, types, batches)
+    return FeatureSource(side, types, table.batches())
 
 
 def load_features(
@@ -112,37 +109,15 @@ def load_features(
     return features
 
 
-def _opened(files: list[SourceFile]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema and the batches of files. Raises: DataError: see `open_features`."""
-    if any(file.is_text for file in files):
-        if len(files) > 1:
-            raise DataError(
-                f"{files[0].name}: features in text are read from one file; write several as "
-                "Parquet."
-            )
-        text = TextFeatures(files[0])
-        return text.schema, text.batches()
-    streams = [TableStream(file) for file in files]
-    names = streams[0].names
-    for stream in streams[1:]:
-        if stream.schema.remove_metadata() != streams[0].schema.remove_metadata():
-            raise DataError(
-                f"{stream.file.name} has other columns or types than {streams[0].file.name}; give "
-                "files of features the same."
-            )
-    return streams[0].schema, (batch for stream in streams for batch in stream.batches(names))
-
-
 def _checked(
     batches: Iterable[pa.RecordBatch], features: FeatureTable, schema: pa.Schema, source: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the features under the columns' names of the database, checked."""
-    id_type, row = schema.field("id").type, 0
+    id_type = schema.field("id").type
     for batch in batches:
-        check_ids(pa.chunked_array([batch["id"]]), "id", source, first_row=row)
         ids = batch["id"]
-        if pa.types.is_dictionary(ids.type):
-            ids = ids.dictionary_decode()
+        if not len(ids):
+            continue
         if pa.types.is_integer(id_type) and not pa.types.is_integer(ids.type):
             raise DataError(
                 f"{source} have none of the ids of the interactions: theirs are text, such as "
@@ -153,12 +128,9 @@ def _checked(
         for name, kind in features.types.items():
             columns.append(_keys(batch[name], kind, f"{source} column {name!r}"))
         yield pa.record_batch(columns, schema=schema)
-        row += batch.num_rows
 
 
 def _keys(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     try:
         column = column.cast(kind)
     except pa.ArrowException as error:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from evergram.data.data_sets import whole_path
-from evergram.data.prepared.sources.interaction_source import ROLES, InteractionSource
+from evergram.data.reading.interaction_source import InteractionSource
+from evergram.data.reading.table_stream import ROWS
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.data.columnar.features import Side
     from evergram.data.corpus import Corpus
-
-_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class LoaderSettings:
     candidate_features: str | None = None
     columns: Mapping[Any, str] = field(default_factory=dict)
     shared_ids: bool = False
+    bad_rows: Literal["refuse", "drop"] = "refuse"
     queries: int = 0
     candidates: int = 0
     interactions: int = 0
@@ -70,49 +70,15 @@ def source_of_corpus(corpus: Corpus) -> InteractionSource:
     """Return the interactions of a corpus, by their external ids."""
     table = corpus.interactions
     sides = {"query": corpus.queries, "candidate": corpus.candidates}
-    types = {name: table.schema.field(name).type for name in table.column_names}
-    types |= {name: side.vocabulary.keys.type for name, side in sides.items()}
 
     def read() -> Iterator[pa.RecordBatch]:
-        for batch in table.to_batches(max_chunksize=_ROWS):
+        for batch in table.to_batches(max_chunksize=ROWS):
             columns = {name: batch[name] for name in batch.schema.names}
             for name, side in sides.items():
                 columns[name] = side.vocabulary.keys.take(batch[name])
             yield pa.record_batch(columns)
 
-    return InteractionSource(repr(corpus), types, False, read)
-
-
-def source_of_table(table: pa.Table, columns: Mapping[str, str]) -> InteractionSource:
-    """Return the interactions of a table.
-
-    Args:
-        columns: its own names of the roles.
-    Raises: DataError: it lacks a column, or has two of one name; or query and candidate are one.
-    """
-    chosen: dict[str, str] = {}
-    for role in ROLES:
-        name = columns.get(role, role)
-        if table.column_names.count(name) > 1:
-            raise DataError(f"The table has several columns {name!r}; leave one of them.")
-        if name in table.column_names:
-            chosen[role] = name
-        elif role in columns or role in ("query", "candidate"):
-            raise DataError(
-                f"The table has no column {name!r}; its columns are: "
-                f"{', '.join(table.column_names)}. Name the right one in columns."
-            )
-    if chosen["query"] == chosen["candidate"]:
-        raise DataError(
-            f"The table: query and candidate are both the column {chosen['query']!r}; name the "
-            "other in columns."
-        )
-    named = pa.table({role: table[name] for role, name in chosen.items()})
-    unread = tuple(name for name in table.column_names if name not in chosen.values())
-    types = {role: named.schema.field(role).type for role in chosen}
-    return InteractionSource(
-        "The table", types, False, lambda: named.to_batches(max_chunksize=_ROWS), unread
-    )
+    return InteractionSource(repr(corpus), {n: n for n in table.column_names}, read)
 
 
 def features_of(corpus: Corpus) -> dict[str, Side]:

@@ -19,7 +19,6 @@ from evergram.data.prepared.engine.staging import Staged
 from evergram.data.prepared.engine.vocabularies import SIDES, Vocabularies
 from evergram.data.prepared.prepared_record import PreparedRecord
 from evergram.data.prepared.writing.settings import PrepareSettings
-from evergram.data.rolling_window import unit_of
 from evergram.errors import DataError
 
 _ROWS = 1 << 17
@@ -90,13 +89,6 @@ def check_times(record: PreparedRecord, database: Database, out: Path) -> None:
     if last is None:
         return
     first = database.rows("SELECT min(time) FROM interactions")[0][0]
-    units = unit_of(last), unit_of(first)
-    if None not in units and units[0] != units[1]:
-        raise DataError(
-            f"The times of {out} are in {units[0]}, and those of what is appended in {units[1]} "
-            "(dates are in microseconds); write them alike, or prepare all sources again with "
-            "--overwrite."
-        )
     if first < last:
         early = database.number(f"SELECT count(*) FROM interactions WHERE time < {last!r}")
         raise DataError(

@@ -32,12 +32,13 @@ from evergram.data.prepared.prepared_record import (
     PreparedRecord,
     SideRecord,
 )
-from evergram.data.prepared.sources.interaction_source import InteractionSource
-from evergram.data.prepared.sources.source_files import Paths
 from evergram.data.prepared.writing import earlier_parts
 from evergram.data.prepared.writing.entity_files import write_entities
 from evergram.data.prepared.writing.part_files import PartFacts, row_type, write_part
 from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.reading.interaction_source import Interactions, InteractionSource
+from evergram.data.reading.rules import BadRows, Clock
+from evergram.data.reading.source_files import Paths
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Preparation:
             "out": str(self._out),
             "fingerprint": record.fingerprint,
             "rows_read": staged.rows,
+            "bad_rows": self._interactions.bad_rows.as_json(),
             "below_minimum": staged.small,
             **self._dropped,
             "added": facts.rows,
@@ -133,9 +135,15 @@ class Preparation:
 
     def _stage(self, database: Database, sources: Sequence[InteractionSource]) -> Staged:
         self._report(f"reading {len(sources)} source{'s' if len(sources) > 1 else ''}")
-        least = {} if self._record is None else earlier_parts.least_types(self._record)
-        shared, minimum = self._settings.shared_ids, self._settings.minimum_value
-        staged = stage(database, sources, minimum, self._report, least, shared_ids=shared)
+        record, settings = self._record, self._settings
+        self._interactions = Interactions(
+            sources,
+            shared_ids=settings.shared_ids,
+            bad_rows=BadRows(settings.bad_rows),
+            clock=Clock() if record is None else Clock(record.times, str(self._out)),
+            types={} if record is None else earlier_parts.least_types(record),
+        )
+        staged = stage(database, self._interactions, settings.minimum_value, self._report)
         if self._record is not None:
             earlier_parts.check_columns(self._record, staged, self._out)
             earlier_parts.check_times(self._record, database, self._out)
@@ -194,7 +202,7 @@ class Preparation:
             if side == "candidate" and self._shared_table(features):
                 opened[side] = opened["query"]
             else:
-                opened[side] = open_features(features[side], side)
+                opened[side] = open_features(features[side], side, self._settings.bad_rows)
         self._check_names(opened)
         return opened
 
@@ -291,6 +299,7 @@ class Preparation:
                 for side in SIDES
             },
             columns=cast(dict[str, ColumnType], columns),
+            times=self._interactions.clock.form,
             parts=parts,
             fingerprint=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
             choices=Choices(

@@ -16,21 +16,25 @@ import pyarrow as pa
 from evergram.atomic_files import remove_tree
 from evergram.data.data_sets import existing
 from evergram.data.prepared.prepared_record import PreparedRecord
-from evergram.data.prepared.sources.adjacency_source import source_of_adjacency_list
-from evergram.data.prepared.sources.interaction_source import InteractionSource, source_of_file
 from evergram.data.prepared.sources.memory_sources import (
     corpus_of_kind,
     features_of,
     only_path,
     source_of_corpus,
-    source_of_table,
 )
-from evergram.data.prepared.sources.source_files import Paths, source_files
 from evergram.data.prepared.writing.earlier_parts import kept_settings
 from evergram.data.prepared.writing.preparation import Preparation
 from evergram.data.prepared.writing.prepared_folder import check_place, new_content, writing
 from evergram.data.prepared.writing.settings import PrepareSettings
 from evergram.data.prepared.writing.summary import PrepareSummary
+from evergram.data.reading.interaction_source import (
+    InteractionSource,
+    source_of,
+    source_of_adjacency_list,
+    sources_of_files,
+)
+from evergram.data.reading.source_files import Paths, source_files
+from evergram.data.reading.table_stream import MemoryTable
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -120,7 +124,7 @@ def _opened(
     if isinstance(sources, str | Path | list | tuple):
         paths = sources if isinstance(sources, list | tuple) else [sources]
         if settings.kind == "table":
-            opened = [source_of_file(file, settings.columns) for file in source_files(paths)]
+            opened = sources_of_files(source_files(paths), settings.columns)
             return opened, features, settings
         # Loaders are imported where they are used, as they bring torch.
         if settings.kind == "mediawiki":
@@ -145,7 +149,7 @@ def _opened(
                 return [source], features, settings
         sources = corpus_of_kind(settings.kind, paths, settings.prefix)
     if isinstance(sources, pa.Table):
-        return [source_of_table(sources, settings.columns)], features, settings
+        return [source_of(MemoryTable(sources, "The table"), settings.columns)], features, settings
     if not hasattr(sources, "interactions"):
         raise DataError(
             f"sources is {type(sources).__name__}; give paths, an Arrow table or a Corpus."

@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
-from evergram.data.prepared.sources.interaction_source import ROLES
-from evergram.data.prepared.sources.source_files import Paths
-from evergram.did_you_mean import did_you_mean
+from evergram.data.reading.interaction_source import check_roles
+from evergram.data.reading.rules import BadRowsChoice
+from evergram.data.reading.source_files import Paths
 from evergram.errors import DataError
 
 # The engine's share of memory where none is named: a quarter of the machine's, at most this.
@@ -34,6 +35,8 @@ class PrepareSettings:
         k_core: keep the largest part of the interactions in which each query and each candidate
             has at least k of them; 0 keeps all. Applied last.
         minimum_value: leave out interactions of a smaller value. Applied first.
+        bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is no
+            number or date, and says so; "refuse" raises an error that counts them.
         memory: bytes that the engine may hold, or a text such as "2GiB"; None takes a quarter of
             the machine's memory, at most 2 GiB.
         threads: of the engine; None takes one for each core.
@@ -51,6 +54,7 @@ class PrepareSettings:
     unique: bool = False
     k_core: int = 0
     minimum_value: float | None = None
+    bad_rows: BadRowsChoice = "refuse"
     memory: int | str | None = None
     threads: int | None = None
     name: str | None = None
@@ -58,12 +62,9 @@ class PrepareSettings:
     prefix: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.columns) - set(ROLES))
-        if unknown:
-            raise DataError(
-                f"There is no column {unknown[0]!r} to name; name {', '.join(ROLES)}"
-                f"{did_you_mean(unknown[0], ROLES)}."
-            )
+        check_roles(self.columns)
+        if self.bad_rows not in get_args(BadRowsChoice):
+            raise DataError(f"bad_rows is {self.bad_rows!r}; it is 'refuse' or 'drop'.")
         if self.k_core < 0:
             raise DataError(f"k_core (--k-core) is {self.k_core}; it is at least 0.")
         if self.minimum_value is not None and math.isnan(self.minimum_value):

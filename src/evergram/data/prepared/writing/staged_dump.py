@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from evergram.atomic_files import remove_tree
 from evergram.data.prepared.engine.database import Database
-from evergram.data.prepared.sources.interaction_source import InteractionSource, source_of_file
-from evergram.data.prepared.sources.source_files import SourceFile
 from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.reading.interaction_source import InteractionSource, sources_of_files
+from evergram.data.reading.source_files import SourceFile
 from evergram.data.wikipedia.dump_links import DumpLinks
 
 CODES = pa.schema([("code", pa.int64())])
@@ -68,7 +68,7 @@ def stage_mediawiki(
     for sentence in links.report.warnings():
         logging.getLogger(__name__).warning(sentence)
     path = str(folder / "links.parquet")
-    source = source_of_file(SourceFile(path, path), {})
+    (source,) = sources_of_files([SourceFile(path, path)], {})
     return replace(source, name=str(links.path)), features
 
 

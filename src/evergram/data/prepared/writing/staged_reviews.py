@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evergram.data.amazon import features_of, find_reviews, reviews_of
-from evergram.data.prepared.sources.interaction_source import InteractionSource
+from evergram.data.reading.interaction_source import InteractionSource
 
-TYPES = {"query": pa.string(), "candidate": pa.string(), "value": pa.float64(), "time": pa.int64()}
+ROLES = ("query", "candidate", "value", "time")
 
 
 def stage_amazon(
@@ -42,4 +42,4 @@ def stage_amazon(
             ids = pc.unique(pa.concat_arrays([ids, *table["candidate"].chunks]))
         features = folder / "features.parquet"
         pq.write_table(features_of(metadata, ids), features)
-    return InteractionSource(str(source), TYPES, False, read), features
+    return InteractionSource(str(source), {role: role for role in ROLES}, read), features

@@ -16,6 +16,7 @@ class PrepareSummary:
         out: the prepared folder.
         fingerprint: of its content.
         rows_read: rows of the sources.
+        bad_rows: by "count" how many rows could not be used, and by "reasons" why.
         below_minimum: rows left out for their value.
         repeats_dropped: rows left out as a pair's first interaction stands before them.
         outside_core: rows left out by k_core.
@@ -35,6 +36,7 @@ class PrepareSummary:
     out: str
     fingerprint: str
     rows_read: int
+    bad_rows: dict[str, Any]
     below_minimum: int
     repeats_dropped: int
     outside_core: int
@@ -58,6 +60,7 @@ class PrepareSummary:
     def __str__(self) -> str:
         """Return it in lines for people."""
         left_out = {
+            "bad rows": self.bad_rows["count"],
             "below the minimum value": self.below_minimum,
             "repeats": self.repeats_dropped,
             "outside the core": self.outside_core,
@@ -70,6 +73,7 @@ class PrepareSummary:
             f"{candidates:,} candidates.",
             f"Read {self.rows_read:,} rows{dropped and '; left out' + dropped[1:]}.",
         ]
+        lines += [f"Bad: {reason}." for reason in self.bad_rows["reasons"]]
         if self.parts > 1:
             lines.append(
                 f"New: {self.new_entities['query']:,} queries, "

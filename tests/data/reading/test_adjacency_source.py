@@ -10,10 +10,9 @@ import pytest
 from tests.support.prepared_folders import assert_is_corpus
 
 from evergram.data.files import adjacency_list
-from evergram.data.prepared.sources.adjacency_source import source_of_adjacency_list
-from evergram.data.prepared.sources.interaction_source import Clock
 from evergram.data.prepared.writing.prepare import prepare
 from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.reading.interaction_source import Interactions, source_of_adjacency_list
 from evergram.data.tables import load_adjacency_list
 from evergram.errors import DataError
 
@@ -42,15 +41,15 @@ def test_batches_are_texts_and_can_be_read_again(tmp_path: Path) -> None:
     source = source_of_adjacency_list(tmp_path / "lists.txt")
     for _ in range(2):
         (batch,) = source.read()
-        assert batch.to_pydict() == {"query": ["0", "0", "2"], "candidate": ["5", "6", "6"]}
-    (table,) = source.tables(Clock())
-    assert table["query"].to_pylist() == [0, 0, 2]
+        columns = {"query": ["0", "0", "2"], "candidate": ["5", "6", "6"], "row": [1, 1, 3]}
+        assert batch.to_pydict() == columns
+    assert Interactions([source]).table()["query"].to_pylist() == [0, 0, 2]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"0 1\n\n2 NULL\n", "row 3: the id is 'NULL'"),
+        (b"0 1\n\n2 NULL\n", "row 3: candidate is 'NULL'"),
         (b"0\n1\n", "has no pairs"),
         (b"0 1\n1 2.5\n", "numbers with decimals"),
         (b"0 \xff\n", "is not in UTF-8"),

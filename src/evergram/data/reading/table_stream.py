@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from evergram.data.files.column_names import has_no_header
+from evergram.data.files.column_names import has_no_header, lacking
+from evergram.data.files.csv_file import unreadable_csv
 from evergram.data.files.decompression import DAMAGED, GzipReader
-from evergram.data.prepared.sources.source_files import SourceFile
+from evergram.data.reading.source_files import SourceFile
 from evergram.errors import DataError
+from evergram.file_content import refuse_other_content, unreadable
 from evergram.quotation import refuse_open_quotation
 
 # Rows of a batch at most; bytes of text that are parsed at once, and that a line may have.
@@ -25,20 +26,18 @@ ROWS, BLOCK = 1 << 17, 8 << 20
 HEADER = 1 << 16
 # Separators of cells to try if the first line lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-# The types that Arrow tries for a column of text, in its order.
-_TRIED = (
-    *(pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s")),
-    *(pa.timestamp("s"), pa.timestamp("ns"), pa.float64(), pa.string()),
-)
-WIDER = dict(pairwise(_TRIED))
-_NARROW = re.compile(r"In CSV column #(\d+): (Row #\d+: )?CSV conversion error to")
 
 
 class TableStream:
     """The columns and batches of a file.
 
+    The names of the folders that a file is in, such as `day=2024-05-31`, are columns, too.
+
     Args:
         file: Parquet, Arrow, CSV or TSV.
+    Attributes:
+        texts: columns of cells of text, of a file of text or the name of a folder; they are read
+            as strings, and null where they are empty.
     Raises: DataError: the file is missing, empty, damaged, or has two columns of one name.
     """
 
@@ -47,59 +46,67 @@ class TableStream:
         self._delimiter = file.delimiter
         self._closes_marks = False
         if file.is_text:
+            if file.files is None:
+                own = [b"\x1f\x8b"] if file.is_gzip else []
+                refuse_other_content(Path(file.path), *own)
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
-            self.schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
-        self._refuse_repeated_names()
+            schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
+        self._refuse_repeated_names(schema.names)
+        self._folders = {n: v for n, v in file.folders.items() if n not in schema.names}
+        self.texts = frozenset([*(schema.names if file.is_text else ()), *self._folders])
+        kinds = {f.name: pa.string() if file.is_text else f.type for f in schema}
+        self.types: dict[str, pa.DataType] = kinds | dict.fromkeys(self._folders, pa.string())
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.file.name
+
+    @property
+    def has_header_line(self) -> bool:
+        """Whether the names of its columns may be a row."""
+        return self.file.is_text
 
     @property
     def names(self) -> list[str]:
-        return list(self.schema.names)
+        return list(self.types)
 
-    def batches(
-        self, columns: Sequence[str], types: Mapping[str, pa.DataType] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield these columns, at most ROWS rows at a time; those of a text as strings.
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, at most ROWS rows at a time.
 
-        An empty cell of a text is null, and nothing else is.
-
-        Args:
-            types: of columns of a text that are no strings.
         Raises: DataError: the file is damaged; the error names the row of a text; or a quotation
             mark of a text, also in a column that is not asked for, does not close.
         """
-        with self._reading(dict.fromkeys(columns, pa.string()) | dict(types or {})) as opened:
+        own = [name for name in columns if name not in self._folders]
+        # Of a file whose columns are all names of folders, its first column tells the rows.
+        read = own or [next(name for name in self.names if name not in self._folders)]
+        with self._reading(read) as opened:
             if self.file.is_parquet:
-                yield from _only(opened.iter_batches(ROWS, columns=list(columns)), columns)
+                batches: Any = opened.iter_batches(ROWS, columns=read)
             elif self.file.is_text:
-                rows = 0
-                for batch in _only(opened, columns):
-                    rows += batch.num_rows
-                    yield batch
-                self._refuse_swallowed_rows(rows)
+                batches = opened
             else:
-                numbers = range(opened.num_record_batches)
-                yield from _only((opened.get_batch(i) for i in numbers), columns)
+                batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
+            rows = 0
+            for batch in batches:
+                for start in range(0, batch.num_rows, ROWS):
+                    yield self._only(batch.slice(start, ROWS), columns)
+                rows += batch.num_rows
+            if self.file.is_text:
+                self._refuse_swallowed_rows(rows)
 
-    def inferred_types(self) -> dict[str, pa.DataType]:
-        """Return the types of a text's columns that Arrow infers of all of it, in bounded memory.
-
-        Raises: DataError: the file is damaged.
-        """
-        # Of the first block; a block that does not fit its type is read again with the next one.
-        types = {field.name: field.type for field in self.schema}
-        while True:
-            try:
-                with self._reading(types) as opened:
-                    for _ in opened:
-                        pass
-                return types
-            except DataError as error:
-                narrow = _NARROW.search(str(error.__cause__))
-                name = self.names[int(narrow[1])] if narrow else ""
-                if types.get(name) not in WIDER:
-                    raise
-                types[name] = WIDER[types[name]]
+    def _only(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Return these columns of a batch, in this order, and those of the folders."""
+        return pa.record_batch(
+            [
+                pa.repeat(pa.scalar(self._folders[name], pa.string()), batch.num_rows)
+                if name in self._folders
+                else batch[name]
+                for name in columns
+            ],
+            list(columns),
+        )
 
     def _refuse_swallowed_rows(self, rows: int) -> None:
         """Refuse a text of more lines than rows, if one of its cells took other rows in."""
@@ -112,12 +119,11 @@ class TableStream:
         self._closes_marks = True  # what has blank lines, or cells of several, is read once for it
 
     @contextmanager
-    def _reading(self, types: Mapping[str, pa.DataType] | None = None) -> Iterator[Any]:
+    def _reading(self, columns: Sequence[str] = ()) -> Iterator[Any]:
         """Yield Arrow's reader of the file; its errors become DataErrors.
 
         Args:
-            types: of the columns of a text to read; None reads all, of the types of its first
-                block.
+            columns: those of a text that are read.
         """
         try:
             if not self.file.size():
@@ -126,7 +132,7 @@ class TableStream:
                 if self.file.is_parquet:
                     yield pq.ParquetFile(stream, pre_buffer=self.file.files is not None)
                 elif self.file.is_text:
-                    with self._csv(self._unpacked(stream), types) as reader:
+                    with self._csv(self._unpacked(stream), columns) as reader:
                         yield reader
                 elif self.file.files is None:
                     with pa.memory_map(self.file.path) as mapped:
@@ -137,28 +143,27 @@ class TableStream:
             raise
         except (*DAMAGED, pa.ArrowException) as error:
             if isinstance(error, FileNotFoundError):
-                raise DataError(f"There is no file {self.file.name}.") from error
-            raise self._damage(self._of_one_thread(error, types)) from error
+                raise DataError(f"There is no file {self.file.name}; correct the path.") from error
+            raise self._damage(self._of_one_thread(error, columns)) from error
 
-    def _of_one_thread(
-        self, error: Exception, types: Mapping[str, pa.DataType] | None
-    ) -> Exception:
+    def _of_one_thread(self, error: Exception, columns: Sequence[str]) -> Exception:
         """Return an error of Arrow with the row of a text, which several threads do not know."""
         if not isinstance(error, pa.ArrowInvalid) or not self.file.is_text:
             return error
         try:
             with self.file.open() as stream:
-                for _ in self._csv(self._unpacked(stream), types, use_threads=False):
+                for _ in self._csv(self._unpacked(stream), columns, use_threads=False):
                     pass
         except (*DAMAGED, pa.ArrowException) as of_one:
             error = of_one
         return error
 
     def _damage(self, error: Exception) -> DataError:
-        text, where = _sentence(error), ""
-        if line := re.search(r"Row #(\d+): ", text):  # counts the header
-            where, text = f" row {int(line[1]) - 1}", text.replace(line[0], "")
-        return DataError(f"{self.file.name}{where} cannot be read: {text}.")
+        if self.file.is_text:
+            return unreadable_csv(self.file.name, error)
+        return unreadable(
+            Path(self.file.name), error, b"PAR1" if self.file.is_parquet else b"ARROW1"
+        )
 
     def _unpacked(self, stream: Any) -> Any:
         if not self.file.is_gzip:
@@ -168,7 +173,7 @@ class TableStream:
     def _csv(
         self,
         stream: Any,
-        types: Mapping[str, pa.DataType] | None,
+        columns: Sequence[str],
         *,
         use_threads: bool = True,
     ) -> Any:
@@ -180,8 +185,8 @@ class TableStream:
             csv.ConvertOptions(
                 null_values=[""],
                 strings_can_be_null=True,
-                column_types=types,
-                include_columns=list(types or ()),
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=list(columns),
             ),
         )
 
@@ -196,14 +201,11 @@ class TableStream:
             return self.file.delimiter
         return next((other for other in DELIMITERS if other in line), self.file.delimiter)
 
-    def _refuse_repeated_names(self) -> None:
-        for name in self.names:
-            if self.names.count(name) > 1:
-                if self.file.is_text and has_no_header(self.names):
-                    raise DataError(
-                        f"{self.file.name} has no header: its first line ({', '.join(self.names)}) "
-                        "seems to be a row; write a line above it that names its columns."
-                    )
+    def _refuse_repeated_names(self, names: Sequence[str]) -> None:
+        for name in names:
+            if names.count(name) > 1:
+                if self.file.is_text and has_no_header(names):
+                    raise DataError(lacking(self.file.name, {"query"}, names, {}))
                 raise DataError(
                     f"{self.file.name} has two columns {name!r}; each needs a name of its own."
                 )
@@ -231,14 +233,28 @@ class _Lines(io.RawIOBase):
         return part
 
 
-def _only(batches: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of each batch, in this order, in pieces of at most ROWS rows."""
-    for batch in batches:
-        chosen = batch.select(list(columns))
-        for start in range(0, batch.num_rows, ROWS):
-            yield chosen.slice(start, ROWS)
+class MemoryTable:
+    """The columns and batches of a table in memory.
 
+    Args:
+        name: for errors.
+        table: without two columns of one name.
+    """
 
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
-    return "it is not in UTF-8; save the file as UTF-8" if "UTF8" in text else text
+    has_header_line = False
+    texts: frozenset[str] = frozenset()
+
+    def __init__(self, table: pa.Table, name: str) -> None:
+        self.name, self._table = name, table
+        self.types = {field.name: field.type for field in table.schema}
+        for column in table.column_names:
+            if table.column_names.count(column) > 1:
+                raise DataError(f"{name} has two columns {column!r}; each needs a name of its own.")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.types)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, at most ROWS rows at a time."""
+        yield from self._table.select(list(columns)).to_batches(max_chunksize=ROWS)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
+from urllib.parse import unquote
 
 from evergram.data.data_sets import whole_path
 from evergram.errors import DataError
@@ -15,6 +15,8 @@ from evergram.errors import DataError
 Paths: TypeAlias = str | Path | list[str | Path] | tuple[str | Path, ...]
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+# A missing value in the name of a folder, as Hive, Spark and Arrow write it.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -53,6 +55,18 @@ class SourceFile:
     def _lower(self) -> str:
         return self.path.lower()
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """The columns in the names of the folders that it is in, such as `day=2024-05-31`: those
+        between it and the next folder of another name; None for a missing value."""
+        columns: dict[str, str | None] = {}
+        for folder in reversed(self.path.replace("\\", "/").split("/")[:-1]):
+            name, sign, value = folder.partition("=")
+            if not (name and sign):
+                break
+            columns[unquote(name)] = None if value == _NO_VALUE else unquote(value)
+        return dict(reversed(columns.items()))
+
     def size(self) -> int:
         """Return its bytes."""
         size = Path(self.path).stat().st_size if self.files is None else self.files.size(self.path)
@@ -66,14 +80,14 @@ class SourceFile:
         return opened
 
 
-def source_files(sources: Iterable[str | Path]) -> list[SourceFile]:
+def source_files(sources: Paths) -> list[SourceFile]:
     """Return the files of all sources: those of a source in order of their names.
 
     Raises: DataError: a source names no file of a known format; or fsspec, or its driver for an
         address, is not installed.
     """
     files: list[SourceFile] = []
-    for source in sources:
+    for source in sources if isinstance(sources, list | tuple) else [sources]:
         is_address = isinstance(source, str) and _ADDRESS.match(source)
         files += _remote_files(str(source)) if is_address else _local_files(str(source))
     if not files:

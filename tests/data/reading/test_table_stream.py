@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from evergram.data.prepared.sources import table_stream
-from evergram.data.prepared.sources.source_files import source_files
-from evergram.data.prepared.sources.table_stream import TableStream
+from evergram.data.reading import table_stream
+from evergram.data.reading.source_files import source_files
+from evergram.data.reading.table_stream import TableStream
 from evergram.errors import DataError
 
 TABLE = pa.table({"query": [1, 2, 3], "other": [None, 0.5, 1.0], "candidate": ["a", "b", "c"]})
@@ -84,23 +83,6 @@ def test_damage_is_named_with_its_row_whatever_the_threads(tmp_path: Path, threa
             rows(tmp_path / "a.csv", "query", "candidate")
     finally:
         pa.set_cpu_count(before)
-
-
-def test_types_are_inferred_of_the_whole_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = ["1,2,,true,2020-01-01"] * 30 + ["x,2.5,7,0,2020-01-01 10:00:00", "1,2,3,1,5"]
-    (tmp_path / "a.csv").write_text("\n".join(["a,b,c,d,e", *lines]))
-    monkeypatch.setattr(table_stream, "BLOCK", 64)
-    there = stream(tmp_path / "a.csv")
-    assert [str(kind) for kind in there.schema.types[:4]] == ["int64", "int64", "null", "bool"]
-    whole = csv.read_csv(tmp_path / "a.csv").schema
-    assert there.inferred_types() == {field.name: field.type for field in whole}
-    (batch, *_) = there.batches(["b", "a"], {"b": pa.float64()})
-    assert batch.schema.types == [pa.float64(), pa.string()]
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n1\n")
-    with pytest.raises(DataError, match="row 2 cannot be read"):
-        stream(tmp_path / "a.csv").inferred_types()
 
 
 def test_a_gzip_that_expands_without_end_is_refused(

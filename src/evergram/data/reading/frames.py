@@ -15,10 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.data.files.column_names import guess
+from evergram.data.reading.interaction_source import InteractionSource, source_of
+from evergram.data.reading.keyed_table import KeyedTable
+from evergram.data.reading.rules import BadRows, BadRowsChoice
+from evergram.data.reading.table_stream import MemoryTable
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
-ROLES = ("query", "candidate", "value", "time", "weight")
 # The parts of a tuple, in their order.
 TUPLE = ("query", "candidate", "weight", "time")
 KINDS = (
@@ -31,8 +34,8 @@ def interactions_of(
     data: Any,
     names: Mapping[str, str],
     matrix_ids: Mapping[str, Sequence[int | str] | None],
-) -> tuple[pa.Table, str]:
-    """Return a table whose columns are named by role, and its name for errors.
+) -> InteractionSource:
+    """Return the interactions of a table, a sparse matrix or a list.
 
     Args:
         data: as of `Corpus.of`.
@@ -43,14 +46,14 @@ def interactions_of(
         `matrix_ids`.
     """
     if _library(data) == "scipy":
-        return _from_sparse(data, matrix_ids), "The matrix"
+        return source_of(MemoryTable(_from_sparse(data, matrix_ids), "The matrix"), {})
     if any(ids is not None for ids in matrix_ids.values()):
         raise DataError(
             "query_ids and candidate_ids name the rows and columns of a sparse matrix; of a "
             f"{_kind(data)}, give the columns of ids with query=… and candidate=…."
         )
     if _is_list_of_tuples(data):
-        return table_of(_from_tuples(data), "The list"), "The list"
+        return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
     source = f"The {_kind(data)}"
     table = table_of(data, source)
     missing = [role for role, name in names.items() if name not in table.column_names]
@@ -61,18 +64,18 @@ def interactions_of(
                 "frame.reset_index()."
             )
         raise DataError(_missing_column(source, missing, table.column_names, names))
-    if names["query"] == names["candidate"]:
-        raise DataError(
-            f"{source}: query and candidate are both the column {names['query']!r}; give "
-            "candidate=… the name of the other."
-        )
-    taken = set(names.values())
-    others = {
-        role: role
-        for role in ROLES
-        if role not in names and role in table.column_names and role not in taken
-    }
-    return pa.table({role: table[name] for role, name in {**names, **others}.items()}), source
+    return source_of(MemoryTable(table, source), names)
+
+
+def features_of(data: Any, source: str, bad_rows: BadRowsChoice) -> pa.Table:
+    """Return a table of features, which has a column `id`.
+
+    Args:
+        data, source: see `table_of`.
+        bad_rows: what is done with rows without an id.
+    """
+    table = MemoryTable(table_of(data, source), source)
+    return KeyedTable([table], bad_rows=BadRows(bad_rows)).table()
 
 
 def table_of(data: Any, source: str) -> pa.Table:

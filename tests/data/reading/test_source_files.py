@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from evergram.data.prepared.sources.source_files import SourceFile, source_files
+from evergram.data.reading.source_files import SourceFile, source_files
 from evergram.errors import DataError
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from evergram.data.columnar.interactions import check_ids, checked_interactions, refuse_missing
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
@@ -62,23 +61,6 @@ def test_bad_ids_and_tables_are_refused() -> None:
         Corpus.of({"query": [1, 2], "candidate": np.array([2**63 - 1, 2**63], np.uint64)})
 
 
-def test_other_columns_and_the_order_of_rows_stay() -> None:
-    table = pa.table(
-        {"query": [2, 1], "candidate": ["b", "a"], "weight": [1, 0], "note": ["x", "y"]}
-    )
-    checked = checked_interactions(table, "The table")
-    assert checked.drop("weight").equals(table.drop("weight"))
-    assert checked["weight"].type == pa.float32()
-    with pytest.raises(
-        DataError, match=r"The table row 2: weight is -1\.0; it must be a finite num"
-    ):
-        checked_interactions(table.set_column(2, "weight", pa.array([1, -1])), "The table")
-
-
-def test_a_word_for_a_missing_id_is_one_only_in_a_file_of_text() -> None:
-    column = pa.chunked_array([["a", "NULL"]])
-    refuse_missing(column, "query", "x.csv")
-    with pytest.raises(DataError, match=r"x\.csv row 2: query is"):
-        refuse_missing(column, "query", "x.csv", text_file=True)
-    with pytest.raises(DataError, match=r"column 'id' is double \(the first is 0.5\); ids must be"):
-        check_ids(pa.chunked_array([[0.5]]), "id", "x.csv")
+def test_a_negative_weight_is_refused() -> None:
+    with pytest.raises(DataError, match=r"row 2: weight is -1; it must be a finite num"):
+        corpus([2, 1], ["b", "a"], weight=[1, -1])

@@ -1,0 +1,576 @@
+"""The rules for columns of interactions: types, units, zones, and cells that cannot be used.
+
+Every source of interactions, in files or in memory, is read by them. All batches of all sources
+that are read together share one `Rules`, so that the result depends neither on how the rows are
+divided into files nor on the order of the files:
+
+- Ids are int64 if all are integers, else texts. In a file of text and in the name of a folder
+  (`user=0017`), an integer is what is written as the integer is printed.
+- Values and weights are float32.
+- Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
+  or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
+- A row with a missing id, or with a number or time that is none, is a bad row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.rolling_window import UNITS, unit_of, unit_range
+from evergram.errors import DataError
+from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
+
+FLOAT32 = pa.float32()
+ROLES = ("query", "candidate", "value", "time", "weight")
+SIDES = ("query", "candidate")
+# What is done with bad rows.
+BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
+HOW_TO_DROP = "bad_rows = 'drop' (in a recipe under [data]; --drop-bad-rows in a command)"
+# Cells of numbers and dates in a text.
+FLOAT_CELL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
+_DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
+_ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
+ZONED, NAIVE, NUMBERS = "dates with a time zone", "dates without a time zone", "numbers"
+TIMES = (
+    "write all times in one way: as Unix times in one unit, or in ISO 8601, as 2024-05-31, "
+    "2024-05-31T12:00:00 (all without a zone) or 2024-05-31T12:00:00Z (all with one)"
+)
+A_TIME = "a number or a date in ISO 8601, as 2024-05-31 or 2024-05-31T12:00:00Z"
+_CLOSE = "close the quotation mark before it, or write the table as Parquet"
+# In a unit of Arrow's times; a nanosecond is less than one.
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch of rows is.
+
+    Args:
+        source: name of the file or table.
+        first_row: rows of the source before the batch.
+        names: by role, the source's own name of the column.
+        texts: roles whose cells come from a file of text or the name of a folder.
+        rows: int64, the number of each row from 1, where they do not follow each other.
+    """
+
+    source: str
+    first_row: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+    texts: frozenset[str] = frozenset()
+    rows: pa.Array | None = None
+
+    def name(self, role: str) -> str:
+        return self.names.get(role, role)
+
+    def row(self, row: int) -> str:
+        """Return the name of a row of the batch, which counts from 0."""
+        number = self.first_row + row + 1 if self.rows is None else self.rows[row].as_py()
+        return f"{self.source} row {number}"
+
+
+@dataclass
+class BadRows:
+    """The rows that cannot be used, counted by column and reason.
+
+    Args:
+        choice: "drop" leaves them out; "refuse" raises an error once all rows were read.
+        advice: whether the error says how to drop them.
+    Attributes:
+        count: bad rows so far.
+    """
+
+    choice: BadRowsChoice = "refuse"
+    advice: bool = True
+    count: int = 0
+    # By column and reason: the number of rows, and a sentence about the first.
+    reasons: dict[tuple[str, str, bool], tuple[int, str]] = field(default_factory=dict)
+
+    def note(self, place: Place, name: str, cells: pa.ChunkedArray, fault: Fault) -> None:
+        """Count the bad cells of a column of a batch."""
+        bad, wanted = fault
+        for empty in (True, False):
+            blank = _blank(cells)
+            mask = pc.and_(bad, blank if empty else pc.invert(blank))
+            row = pc.index(mask, True).as_py()
+            if row < 0:
+                continue
+            cell = "empty" if empty else repr(cells[row].as_py())
+            first = f"{place.row(row)}: {name} is {cell}; it must be {wanted}"
+            count, sentence = self.reasons.get((name, wanted, empty), (0, first))
+            self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), sentence
+
+    def good_rows(
+        self, place: Place, name: str, cells: pa.ChunkedArray, faults: Iterable[Fault]
+    ) -> pa.Array:
+        """Count the bad rows of a batch of one column. Returns: bool [n], True for the others."""
+        good = pc.invert(_all_false(len(cells)))
+        for fault in faults:
+            if pc.any(fault[0]).as_py():
+                self.note(place, name, cells, fault)
+                good = pc.and_not(good, fault[0])
+        self.count += pc.sum(pc.invert(good)).as_py() or 0
+        return good
+
+    def finish(self) -> None:
+        """Raises: DataError: there are bad rows, and they are not to be dropped."""
+        if self.count and self.choice == "refuse":
+            them = "it" if self.count == 1 else "them"
+            how = f"; or leave {them} out by {HOW_TO_DROP}" if self.advice else ""
+            raise DataError(f"{self}. Correct {them}{how}.")
+
+    def warn(self) -> None:
+        """Log what was dropped."""
+        if self.count:
+            logging.getLogger(__name__).warning("Bad rows were dropped: %s.", self)
+
+    def sentences(self) -> list[str]:
+        """Return a sentence for each column and reason, without a full stop."""
+        return [
+            sentence + (f" ({count:,} such rows)" if count > 1 else "")
+            for count, sentence in self.reasons.values()
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"count": self.count, "reasons": self.sentences()}
+
+    def __str__(self) -> str:
+        """Return it in sentences, without the last full stop."""
+        several = self.count > 1 and len(self.reasons) > 1
+        rows = f"{self.count:,} rows cannot be used. " if several else ""
+        return rows + ". ".join(self.sentences())
+
+
+@dataclass
+class Clock:
+    """How times are written, which must be one way in all that is read together.
+
+    Args:
+        form: the way so far: `ZONED`, `NAIVE`, `NUMBERS`, or "numbers in seconds" and the like;
+            "" before the first time.
+        place: where that was.
+    """
+
+    form: str = ""
+    place: str = ""
+
+    def see(self, form: str, place: str) -> None:
+        """Note the form of a time. Raises: DataError: it is another one than before."""
+        if form == self.form:
+            return
+        # A small number, as of a counter or of before 1980, does not tell its unit.
+        if not self.form or (self.form == NUMBERS and form.startswith(NUMBERS)):
+            self.form, self.place = form, place
+        elif not (form == NUMBERS and self.form.startswith(NUMBERS)):
+            raise DataError(
+                f"Times are {self.form} at {self.place}, and {form} at {place}; {TIMES}."
+            )
+
+
+# Marks bad cells, and says what they must be.
+Fault: TypeAlias = tuple[pa.Array, str]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A column as it was read.
+
+    Args:
+        values: with a null for each bad cell.
+        faults: the bad cells.
+        forms: of times, which cells are of which form; None marks all.
+    """
+
+    values: pa.ChunkedArray
+    faults: list[Fault]
+    forms: dict[str, pa.Array | None] = field(default_factory=dict)
+
+
+class Rules:
+    """The rules for all batches of interactions that are read together.
+
+    Args:
+        bad_rows: counts rows that cannot be used.
+        clock: how times are written so far.
+    """
+
+    def __init__(self, bad_rows: BadRows, clock: Clock) -> None:
+        self.bad_rows, self.clock = bad_rows, clock
+        self._ids = {side: Decimals() for side in SIDES}
+
+    def checked(self, table: pa.Table, place: Place) -> pa.Table:
+        """Return a batch without its bad rows: ids as int64 or string, `value` and `weight` as
+        float32, and `time` as int64 or float64.
+
+        Args:
+            table: its columns are named by role.
+        Raises: DataError: a column is of a type that cannot be used, or times are written in
+            another way than before; the error names the row, or the type.
+        """
+        read: dict[str, _Read] = {}
+        bad = _all_false(table.num_rows)
+        for role in table.column_names:
+            cells = decoded(table[role])
+            read[role] = one = _column(role, cells, place)
+            for fault in one.faults:
+                if pc.any(fault[0]).as_py():
+                    self.bad_rows.note(place, place.name(role), cells, fault)
+                    bad = pc.or_(bad, fault[0])
+        if "time" in read:
+            self._see_times(table["time"], read["time"], bad, place)
+        columns = {role: one.values for role, one in read.items()}
+        checked = pa.table(columns)
+        if count := pc.sum(bad).as_py():
+            self.bad_rows.count += count
+            checked = checked.filter(pc.invert(bad))
+        for side, decimals in self._ids.items():
+            if side in columns and not decimals.settled:
+                decimals.see(checked[side], place, side)
+        return checked
+
+    def finish(self) -> None:
+        """Check what all batches tell together.
+
+        Raises: DataError: there are bad rows that are not to be dropped; or ids are numbers with
+            decimals.
+        """
+        self.bad_rows.finish()
+        for decimals in self._ids.values():
+            decimals.finish()
+
+    def _see_times(self, cells: pa.ChunkedArray, read: _Read, bad: pa.Array, place: Place) -> None:
+        for form, mask in read.forms.items():
+            good = pc.invert(bad) if mask is None else pc.and_not(_flat(mask), bad)
+            row = pc.index(good, True).as_py()
+            if row >= 0:
+                cell = cells[row].as_py()
+                shown = repr(cell) if isinstance(cell, str) else cell
+                self.clock.see(form, f"{place.row(row)} ({place.name('time')} is {shown})")
+
+
+class Decimals:
+    """Whether the ids of a side, in files of text, are numbers with decimals."""
+
+    def __init__(self) -> None:
+        self.settled, self._first = False, ""
+
+    def see(self, ids: pa.ChunkedArray, place: Place, side: str) -> None:
+        if not is_text(ids.type):
+            return
+        numbers = side in place.texts and pc.all(pc.match_substring_regex(ids, NUMBER)).as_py()
+        if numbers is False:
+            self.settled, self._first = True, ""
+        elif not self._first:
+            row = pc.index(pc.match_substring_regex(ids, r"[.eE]"), True).as_py()
+            if row >= 0:
+                name = place.name(side)
+                self._first = f"{place.source} column {name!r} is of numbers with decimals (one is "
+                self._first += f"{ids[row].as_py()})"
+
+    def finish(self) -> None:
+        if self._first:
+            raise DataError(f"{self._first}; ids must be integers or strings.")
+
+
+def forms_of_times(cells: pa.ChunkedArray) -> set[str]:
+    """Return the ways in which times are written, see `Clock`; none if a cell is no time."""
+    read = _column("time", decoded(cells), Place(""))
+    if not len(cells) or any(pc.any(bad).as_py() for bad, _ in read.faults):
+        return set()
+    return {form for form, mask in read.forms.items() if mask is None or pc.any(mask).as_py()}
+
+
+def decoded(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without a dictionary, and texts of any kind as strings."""
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    return cells.cast(pa.string()) if is_text(cells.type) else cells
+
+
+def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = None) -> None:
+    """Raises: DataError: a type holds neither integers nor strings, nor nulls alone."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
+        one = "" if example is None else f" (the first is {example})"
+        raise DataError(
+            f"{source} column {name!r} is {kind}{one}; ids must be integers or strings."
+        )
+
+
+def ids_of_cells(cells: pa.ChunkedArray, *, text_file: bool) -> tuple[pa.ChunkedArray, list[Fault]]:
+    """Return a column as int64 or string, and its bad cells, which are null.
+
+    Args:
+        cells: integers, strings, or nulls alone.
+        text_file: integers are what is written so, and words such as NULL stand for nothing.
+    """
+    missing = _flat(missing_cells(cells, text_file=text_file))
+    faults: list[Fault] = []
+    if text_file:
+        broken = _true(pc.match_substring_regex(cells, BROKEN))
+        faults.append((broken, f"an id, without a line feed or a NUL byte; {_CLOSE}"))
+        missing = pc.and_not(missing, broken)
+    words = "; in a file of text this word means a missing value" if text_file else ""
+    blank = _blank(cells)
+    faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{words}")]
+    if pa.types.is_uint64(cells.type):
+        large = _true(pc.greater_equal(cells, pa.scalar(2**63, pa.uint64())))
+        faults.append((large, "below 2⁶³ to be an integer id, or be given as text"))
+    values = _without(cells, faults)
+    if pa.types.is_null(values.type) or pa.types.is_integer(values.type):
+        return values.cast(pa.int64()), faults
+    if text_file and pc.all(pc.match_substring_regex(values, INTEGER)).as_py() is not False:
+        try:
+            return values.cast(pa.int64()), faults
+        except pa.ArrowInvalid:  # beyond 64 bits
+            pass
+    return values, faults
+
+
+def numbers_of_column(cells: pa.ChunkedArray, place: Place, name: str) -> pa.ChunkedArray:
+    """Return a whole column of numbers of at least 0 as float64. Raises: DataError: one is none."""
+    cells, bad_rows = _comparable(decoded(cells), name, place), BadRows(advice=False)
+    values, faults = numbers_of_cells(cells, pa.float64(), positive=True)
+    bad_rows.good_rows(place, name, cells, faults)
+    bad_rows.finish()
+    return values
+
+
+def _column(role: str, cells: pa.ChunkedArray, place: Place) -> _Read:
+    if role in SIDES:
+        example = cells[0].as_py() if len(cells) else None
+        refuse_non_ids(cells.type, place.name(role), place.source, example)
+        return _Read(*ids_of_cells(cells, text_file=role in place.texts))
+    if role == "time":
+        return _times(_comparable(cells, place.name(role), place, dates=True), place)
+    cells = _comparable(cells, place.name(role), place)
+    return _Read(*numbers_of_cells(cells, positive=role == "weight"))
+
+
+def _comparable(
+    cells: pa.ChunkedArray, name: str, place: Place, *, dates: bool = False
+) -> pa.ChunkedArray:
+    """Return a column of numbers, of dates, or of texts that may be them, as Arrow compares them.
+
+    Raises: DataError: it is of another type.
+    """
+    kind = cells.type
+    if is_text(kind):
+        return pc.utf8_trim_whitespace(cells)
+    if pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        return cells.cast(pa.float64())
+    if pa.types.is_float16(kind):
+        return cells.cast(pa.float32())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or (dates and _is_date(kind)):
+        return cells
+    wanted = A_TIME if dates else "a number"
+    raise DataError(f"{place.source} column {name!r} is {kind}; it must be {wanted}.")
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def numbers_of_cells(
+    cells: pa.ChunkedArray, kind: pa.DataType = FLOAT32, *, positive: bool = False
+) -> tuple[pa.ChunkedArray, list[Fault]]:
+    """Return a column of numbers, or of texts that are numbers, and its bad cells, which are null.
+
+    Args:
+        kind: the type of floats to return.
+        positive: no number is below 0.
+    """
+    faults: list[Fault] = []
+    if is_text(cells.type):
+        faults.append((_unlike(cells, FLOAT_CELL), "a number"))
+        cells = pc.utf8_ltrim(_without(cells, faults), "+").cast(pa.float64())
+    # Unsafe, as float32 may round a large count.
+    values = cells.cast(kind, safe=False)
+    infinite = _not_finite(values)
+    if faults:
+        infinite = pc.and_not(infinite, faults[0][0])
+    faults.append((infinite, f"a finite number of {kind.bit_width} bits"))
+    if positive:
+        faults.append((_true(pc.less(values, 0)), "a finite number of at least 0"))
+    return _without(values, faults), faults
+
+
+def _times(cells: pa.ChunkedArray, place: Place) -> _Read:
+    """Return times as int64 or float64."""
+    if not is_text(cells.type):
+        return _dates(cells) if _is_date(cells.type) else _unix_times(cells, place)
+    dates = {
+        form: _true(pc.match_substring_regex(cells, pattern))
+        for form, pattern in ((NAIVE, f"{_DATE}$"), (ZONED, f"{_DATE}{_ZONE}$"))
+    }
+    numbers = _true(pc.match_substring_regex(cells, FLOAT_CELL))
+    bad = pc.invert(pc.or_(numbers, pc.or_(dates[NAIVE], dates[ZONED])))
+    parts: list[_Read] = []
+    if pc.any(numbers).as_py():
+        texts = pc.utf8_ltrim(_where(cells, numbers), "+")
+        try:
+            parts.append(_unix_times(texts.cast(pa.int64()), place, given=numbers))
+        except pa.ArrowInvalid:
+            whole = pc.match_substring_regex(texts, INTEGER)
+            _refuse_rounded(pc.filter(texts, whole), place)
+            parts.append(_unix_times(texts.cast(pa.float64()), place, given=numbers))
+    for form, given in dates.items():
+        if pc.any(given).as_py():
+            zone = "UTC" if form == ZONED else None
+            moments, wrong = _moments(_where(cells, given), zone)
+            bad = pc.or_(bad, wrong)
+            parts.append(_dates(moments, given=pc.and_not(given, wrong)))
+    faults = [(bad, A_TIME), *(fault for part in parts for fault in part.faults)]
+    forms = {form: mask for part in parts for form, mask in part.forms.items()}
+    if not parts:
+        return _Read(pa.chunked_array([pa.nulls(len(cells), pa.int64())]), faults)
+    return _Read(pc.coalesce(*(part.values for part in parts)), faults, forms)
+
+
+def _moments(texts: pa.ChunkedArray, zone: str | None) -> tuple[pa.ChunkedArray, pa.Array]:
+    """Return dates as timestamps, and which cells are none, as of a 13th month."""
+    for unit in ("us", "ns"):
+        try:
+            return texts.cast(pa.timestamp(unit, zone)), _all_false(len(texts))
+        except pa.ArrowInvalid:
+            continue
+    kind = pa.timestamp("us", zone)
+    moments, wrong = [], []
+    for text in texts.to_pylist():
+        try:
+            # Digits beyond microseconds are dropped.
+            moments.append(pa.scalar(text).cast(pa.timestamp("ns", zone)).cast(kind, safe=False))
+        except pa.ArrowInvalid:
+            try:
+                moments.append(pa.scalar(text).cast(kind))
+            except pa.ArrowInvalid:
+                moments.append(None)
+        wrong.append(text is not None and moments[-1] is None)
+    values = [None if one is None else one.value for one in moments]
+    whole = pa.chunked_array([pa.array(values, pa.int64()).cast(kind)])
+    return whole, pa.array(wrong, pa.bool_())
+
+
+def _dates(cells: pa.ChunkedArray, given: pa.Array | None = None) -> _Read:
+    """Return dates as microseconds: one integer unit for every clock, as only order and differences
+    are used."""
+    kind = cells.type
+    unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
+    days = cells.cast(pa.int32()) if unit == "D" else cells
+    limit = (2**63 - 1) // _MICROSECONDS[unit]
+    faults = _refused_times(days.cast(pa.int64()), limit, given)
+    cells = _without(cells, faults)
+    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    values = cells.cast(pa.timestamp("us", kind.tz if zoned else None), safe=False)
+    return _Read(values.cast(pa.int64()), faults, {ZONED if zoned else NAIVE: given})
+
+
+def _unix_times(cells: pa.ChunkedArray, place: Place, given: pa.Array | None = None) -> _Read:
+    if pa.types.is_uint64(cells.type):
+        large = pc.greater_equal(cells, pa.scalar(2**63, pa.uint64()))
+        faults = [(_true(large), "a time below 2⁶³")]
+        cells = _without(cells, faults).cast(pa.int64())
+        faults += _refused_times(cells, 2**63 - 1, pc.invert(faults[0][0]))
+    elif pa.types.is_floating(cells.type):
+        cells, faults = cells.cast(pa.float64()), []
+        faults = _refused_times(cells, 2.0**63, given)
+    else:
+        cells = cells.cast(pa.int64())
+        faults = _refused_times(cells, 2**63 - 1, given)
+    values = _without(cells, faults)
+    ends = pc.min_max(values).as_py()
+    if ends["min"] is None:
+        return _Read(values, faults)
+    first, last = unit_of(ends["min"]), unit_of(ends["max"])
+    if first == last and first is not None:
+        return _Read(values, faults, {f"{NUMBERS} in {first}": given})
+    forms: dict[str, pa.Array | None] = {}
+    rest = pc.is_valid(values)
+    for unit in UNITS:
+        low, high = unit_range(unit)
+        if pa.types.is_floating(values.type):
+            low, high = float(low), float(high)
+        inside = _true(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
+        forms[f"{NUMBERS} in {unit}"] = inside
+        rest = pc.and_not(rest, inside)
+    return _Read(values, faults, {**forms, NUMBERS: rest})
+
+
+def _refused_times(numbers: pa.ChunkedArray, limit: float, given: pa.Array | None) -> list[Fault]:
+    """Return the times that are missing, or that 64 bits do not hold, in microseconds where they
+    are dates; the largest integers stand for no time."""
+    lacking = _not_finite(numbers)
+    if given is not None:
+        lacking = pc.and_(lacking, given)
+    beyond = pc.or_(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
+    beyond = pc.and_not(_true(beyond), lacking)
+    return [
+        (lacking, "a finite number" if pa.types.is_floating(numbers.type) else A_TIME),
+        (beyond, "a time: it does not fit into 64 bits, or stands for a missing one"),
+    ]
+
+
+def _refuse_rounded(texts: pa.ChunkedArray, place: Place) -> None:
+    try:
+        texts.cast(pa.int64()).cast(pa.float64())
+    except pa.ArrowInvalid:
+        raise rounded(place.source) from None
+
+
+def rounded(source: str) -> DataError:
+    """Return the error about times that float64 would round."""
+    return DataError(
+        f"{source}: some times have decimals and others are integers beyond 2⁵³, which a number "
+        f"with decimals would round; {TIMES}."
+    )
+
+
+def _blank(cells: pa.ChunkedArray) -> pa.Array:
+    """Return which cells are null or an empty text."""
+    blank = pc.is_null(cells)
+    if is_text(cells.type):
+        blank = pc.or_(blank, _true(pc.equal(pc.utf8_trim_whitespace(cells), "")))
+    return _flat(blank)
+
+
+def _not_finite(numbers: pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_floating(numbers.type):
+        return pc.invert(_true(pc.is_finite(numbers)))
+    return _flat(pc.is_null(numbers))
+
+
+def _unlike(texts: pa.ChunkedArray, pattern: str) -> pa.Array:
+    return pc.invert(_true(pc.match_substring_regex(texts, pattern)))
+
+
+def _where(cells: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
+    """Return the cells that are marked, and nulls in place of the others."""
+    return pc.if_else(mask, cells, pa.scalar(None, cells.type))
+
+
+def _without(cells: pa.ChunkedArray, faults: Iterable[Fault]) -> pa.ChunkedArray:
+    """Return the cells with nulls in place of bad ones."""
+    for bad, _ in faults:
+        if pc.any(bad).as_py():
+            cells = _where(cells, pc.invert(bad))
+    return cells
+
+
+def _true(mask: Any) -> pa.Array:
+    """Return a mask with False in place of nulls."""
+    return _flat(pc.fill_null(mask, False))
+
+
+def _flat(mask: Any) -> pa.Array:
+    return mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
+
+
+def _all_false(size: int) -> pa.Array:
+    return pa.array(np.zeros(size, bool))

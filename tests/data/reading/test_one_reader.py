@@ -1,0 +1,302 @@
+"""The same rows are the same corpus, or the same refusal, however they are divided into files and
+through whatever door they are read."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.command import Command
+
+from evergram import Corpus, Recipe, load_corpus
+from evergram.data.prepared.writing.prepare import prepare
+from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.tables import load_table, read_interactions
+from evergram.errors import DataError
+
+SMALL = PrepareSettings(memory="128MiB", threads=1)
+Row = tuple[str, str]
+Seen = tuple[str, Counter[tuple[Any, ...]]] | type[DataError]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def seen(make: Callable[[], Corpus]) -> Seen:
+    """Return the type of a corpus's queries and its interactions, in no order; or the refusal."""
+    try:
+        corpus = make()
+    except DataError:
+        return DataError
+    table, keys = corpus.interactions, corpus.queries.vocabulary.keys
+    queries = keys.take(pa.array(table["query"].to_numpy())).to_pylist()
+    times = table["time"].to_pylist()
+    return str(keys.type), Counter(zip(queries, times, strict=True))
+
+
+def prepared(path: Path, out: Path) -> Corpus:
+    prepare(str(path), out, SMALL)
+    return load_corpus(Recipe.of({"data": {"kind": "prepared", "path": str(out)}}))
+
+
+def write(folder: Path, parts: Sequence[Sequence[Row]]) -> Path:
+    folder.mkdir()
+    for number, rows in enumerate(parts):
+        lines = "".join(f"{query},7,{time}\n" for query, time in rows)
+        (folder / f"{number}.csv").write_text(f"query,candidate,time\n{lines}")
+    return folder
+
+
+def partition(folder: Path, rows: Sequence[Row]) -> Path:
+    for number, (query, time) in enumerate(rows):
+        inside = folder / f"query={query}"
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / f"{number}.csv").write_text(f"candidate,time\n7,{time}\n")
+    return folder
+
+
+QUERIES = st.sampled_from(["17", "00017", "017", "a", "1.5", "-3", str(2**40), str(2**64)])
+TIMES = st.sampled_from(
+    [
+        "1577836800",
+        "1577836800.5",
+        "1577836800000",
+        "5",
+        "2020-01-01",
+        "2020-01-01T10:00:00",
+        "2020-01-01 10:00:00Z",
+        "2020-01-01T10:00:00+02:00",
+        "2020-13-01",
+        str(2**53 + 1),
+    ]
+)
+# Two kinds of each at most, so that many tables can be used.
+ROWS = st.tuples(
+    st.lists(QUERIES, min_size=1, max_size=2), st.lists(TIMES, min_size=1, max_size=2)
+).flatmap(
+    lambda few: st.lists(
+        st.tuples(st.sampled_from(few[0]), st.sampled_from(few[1])), min_size=2, max_size=4
+    )
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(ROWS)
+def test_every_division_and_door_agree(rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        one = write(root / "one", [rows])
+        expected = seen(lambda: load_table(one / "0.csv"))
+        thirds = [rows[:1], rows[1:2], rows[2:]]
+        for number, order in enumerate(permutations(thirds)):
+            folder = write(root / f"several{number}", [part for part in order if part])
+            assert seen(lambda folder=folder: load_table(folder)) == expected
+        assert seen(lambda: load_table(partition(root / "hive", rows))) == expected
+        folder = root / "several0"
+        assert seen(lambda: prepared(folder, root / "out")) == expected
+        data = {"kind": "table", "path": str(folder)}
+        assert seen(lambda: load_corpus(Recipe.of({"data": data}))) == expected
+        assert seen(lambda: Corpus.from_tables(read_interactions(folder))) == expected
+
+
+PARQUET: list[tuple[str, list[Any], list[Any], Any]] = [
+    ("query", [17, 18], ["00017", "17"], ["17", "18", "00017"]),
+    ("query", pa.array([1, 2], pa.int32()), [2**40, 2], [1, 2, 2**40]),
+    ("query", pa.array([1, 2], pa.int8()), pa.array(["2", "x"]).dictionary_encode(), "12x"),
+    ("query", [1, 2], [True, False], None),
+    ("query", [1, 2], [1.5, 2.5], None),
+    ("time", [1577836800, 1577836801], [1577836800000, 1577836801000], None),
+    ("time", [datetime(2020, 1, 1)] * 2, [datetime(2020, 1, 1, tzinfo=UTC)] * 2, None),
+    ("time", [date(2020, 1, 1)] * 2, [datetime(2020, 1, 1, tzinfo=UTC)] * 2, None),
+    ("time", [1577836800] * 2, [date(2020, 1, 1)] * 2, None),
+    ("time", [2**53 + 1] * 2, [0.5] * 2, None),
+    ("time", [date(2020, 1, 1)] * 2, [datetime(2020, 1, 1)] * 2, {1577836800 * 10**6}),
+    (
+        "time",
+        pa.array([1, 2], pa.timestamp("s")),
+        pa.array([1, 2], pa.timestamp("ns")),
+        ...,
+    ),
+    ("value", [1, 2], [True, False], None),
+    ("value", [1, 2], [0.5, 3.0], {1.0, 2.0, 0.5, 3.0}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(PARQUET)))
+def test_files_of_several_types_are_widened_or_refused_with_both_named(
+    case: int, tmp_path: Path
+) -> None:
+    role, first, second, expected = PARQUET[case]
+    for number, halves in enumerate(((first, second), (second, first))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, cells in zip("ab", halves, strict=True):
+            columns = {"query": [1, 2], "candidate": [3, 4]} | {role: cells}
+            pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+        doors = (lambda f=folder: load_table(f), lambda f=folder: prepared(f, f / "out"))
+        for door in doors:
+            if expected is None:
+                with pytest.raises(DataError) as refused:
+                    door()
+                assert "b.parquet" in str(refused.value) or "a.parquet" in str(refused.value)
+                continue
+            corpus = door()
+            if role == "query":
+                assert set(corpus.queries.vocabulary.keys.to_pylist()) == set(expected)
+            elif expected is not ...:
+                assert set(corpus.interactions[role].to_pylist()) == expected
+
+
+def test_a_column_that_only_later_files_have_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"query": [1], "candidate": [2]}), tmp_path / "a.parquet")
+    more = pa.table({"query": [1], "candidate": [2], "value": [3]})
+    pq.write_table(more, tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b.parquet has a column 'value' and .*a.parquet has none"):
+        load_table(tmp_path)
+
+
+def test_folders_of_a_partition_are_columns_as_they_are_written(tmp_path: Path) -> None:
+    for query, day in (("00017", "2020-01-01"), ("17", "2020-01-02"), ("a%2Fb", "2020-01-03")):
+        folder = tmp_path / f"user={query}" / f"day={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"item": [1, 2]}), folder / "x.parquet")
+    columns = {"query": "user", "candidate": "item", "time": "day"}
+    corpus = load_table(tmp_path, columns=columns)
+    assert corpus.queries.vocabulary.keys.to_pylist() == ["00017", "17", "a/b"]
+    assert len(set(corpus.interactions["time"].to_pylist())) == 3
+
+
+UNITS = ["1600000000", "1600000000000", "2020-09-13T12:26:40", "2020-09-13T12:26:40Z"]
+
+
+@pytest.mark.parametrize("other", UNITS[1:])
+def test_times_written_otherwise_are_refused_within_a_call_and_by_a_later_one(
+    other: str, tmp_path: Path, command: Command
+) -> None:
+    for name, time in (("a.csv", UNITS[0]), ("b.csv", other)):
+        (tmp_path / name).write_text(f"query,candidate,time\n1,2,{time}\n")
+    together = command("prepare", tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "out").err
+    assert command("prepare", tmp_path / "a.csv", tmp_path / "out").code == 0
+    later = command("prepare", tmp_path / "b.csv", tmp_path / "out", "--append").err
+    for message in (together, later):
+        assert "Times are numbers in seconds at" in message
+        assert "b.csv row 1 (time is" in message
+
+
+def test_one_time_without_a_zone_is_named_with_its_row_cell_and_column(tmp_path: Path) -> None:
+    rows = [f"{i},1,2020-01-01T00:{i % 60:02}:00Z" for i in range(400)]
+    text = "\n".join(["user,item,when", *rows, "7,1,2020-01-02 00:00:00"])
+    (tmp_path / "log.csv").write_text(text)
+    columns = {"query": "user", "candidate": "item", "time": "when"}
+    with pytest.raises(DataError) as refused:
+        load_table(tmp_path / "log.csv", columns=columns)
+    message = str(refused.value)
+    assert "log.csv row 401 (when is '2020-01-02 00:00:00')" in message
+    assert "log.csv row 1 (when is" in message
+    assert "ISO 8601" in message
+
+
+def test_a_gzip_followed_by_zeros_is_read(tmp_path: Path) -> None:
+    content = gzip.compress(b"query,candidate\n1,2\n") + bytes(512)
+    (tmp_path / "a.csv.gz").write_bytes(content)
+    (tmp_path / "w.csv.gz").write_bytes(gzip.compress(b"id,zip\n1,07\n") + bytes(512))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"1 2\n") + bytes(512))
+    described = load_table(tmp_path / "a.csv.gz", query_features=tmp_path / "w.csv.gz")
+    assert len(described) == 1
+    for kind, name in (("table", "a.csv.gz"), ("adjacency_list", "a.txt.gz")):
+        recipe = Recipe.of({"data": {"kind": kind, "path": str(tmp_path / name)}})
+        assert len(load_corpus(recipe)) == 1
+
+
+LINES = [[str(i), str(i % 4), "3", f"2020-01-{i:02}"] for i in range(1, 31)]
+for line in LINES[::3]:
+    line[0] = ""
+LINES[4][1], LINES[5][2] = "NULL", "x"
+DIRTY = "\n".join(map(";".join, [["user", "item", "stars", "when"], *LINES]))
+NAMES: dict[str, str] = {"query": "user", "candidate": "item", "value": "stars", "time": "when"}
+OPTIONS = [f"--column={role}={name}" for role, name in NAMES.items()]
+
+
+def dirty(folder: Path) -> Path:
+    (folder / "log.csv").write_text(DIRTY)
+    return folder / "log.csv"
+
+
+def assert_counted(text: str) -> None:
+    """Assert that a text counts the bad rows by column and reason, with the first of each."""
+    text = " ".join(text.split())
+    assert "log.csv row 1: user is empty; it must be an id (10 such rows)" in text
+    assert "log.csv row 5: item is 'NULL'; it must be an id" in text
+    assert "log.csv row 6: stars is 'x'; it must be a number" in text
+
+
+def test_bad_rows_are_counted_by_column_and_reason(tmp_path: Path, command: Command) -> None:
+    path = dirty(tmp_path)
+    for refusal in (
+        command("prepare", path, tmp_path / "out", *OPTIONS).err,
+        command.refused("init", path, "--out", tmp_path / "r.toml", *OPTIONS),
+    ):
+        assert_counted(refusal)
+        assert "--drop-bad-rows" in refusal
+
+
+def test_bad_rows_are_dropped_and_reported(
+    tmp_path: Path, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = dirty(tmp_path)
+    done = command("prepare", path, tmp_path / "out", *OPTIONS, "--drop-bad-rows")
+    assert done.code == 0
+    assert "left out 12 bad rows" in done.out
+    assert_counted(done.out)
+    data = {"kind": "table", "path": str(path), "columns": NAMES, "bad_rows": "drop"}
+    corpus = load_corpus(Recipe.of({"data": data}))
+    assert len(corpus) == 18
+    assert_counted(caplog.text)
+    assert len(prepared_rows(tmp_path / "out")) == 18
+    table = {
+        name: [None if cell in ("", "NULL") else cell for cell in cells]
+        for name, cells in columns_of(DIRTY).items()
+    }
+    assert len(Corpus.of(table, **NAMES, bad_rows="drop")) == 18
+
+
+def prepared_rows(folder: Path) -> pa.Table:
+    recipe = Recipe.of({"data": {"kind": "prepared", "path": str(folder)}})
+    return load_corpus(recipe).interactions
+
+
+def columns_of(text: str) -> dict[str, list[str]]:
+    header, *rows = (line.split(";") for line in text.splitlines())
+    return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize("choice", ["refuse", "drop"])
+def test_bad_rows_of_features_and_lists(choice: Literal["refuse", "drop"], tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
+    (tmp_path / "f.csv").write_text("id,tag\n5,a\n,b\n")
+    (tmp_path / "l.txt").write_text("1 2\n\n3 NULL\n")
+    features: Mapping[str, Any] = {"candidate_features": str(tmp_path / "f.csv")}
+    many = [
+        ("f.csv row 2", {"kind": "table", "path": str(tmp_path / "x.csv"), **features}),
+        ("l.txt row 3", {"kind": "adjacency_list", "path": str(tmp_path / "l.txt")}),
+    ]
+    for place, data in many:
+        recipe = Recipe.of({"data": {**data, "bad_rows": choice}})
+        if choice == "drop":
+            assert len(load_corpus(recipe)) == 1
+        else:
+            with pytest.raises(DataError, match=place):
+                load_corpus(recipe)
