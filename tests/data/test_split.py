@@ -211,3 +211,36 @@ def test_the_last_days_are_the_window() -> None:
         window_split(data, last=RollingWindow.parse("20 days"), held_out=HeldOut("salt"))
     with pytest.raises(DataError, match="holds no interaction"):
         window_split(data, last=RollingWindow.parse("1 %"), held_out=HeldOut("salt"))
+
+
+def test_a_split_by_time_does_not_depend_on_the_order_of_rows_of_one_day() -> None:
+    days = [f"2020-01-{day:02}" for day in range(1, 11) for _ in range(7)]
+    rows = [
+        (f"q{i % 9}" if i < 50 else f"new{i % 3}", i * 5 % 13, 1.0, d) for i, d in enumerate(days)
+    ]
+    splits = []
+    for order in (rows, rows[::-1]):
+        corpus = Corpus.of(order)
+        for split in (
+            time_split(corpus, share=0.71, until=0.96, held_out=HeldOut("salt")),
+            window_split(corpus, last=RollingWindow.parse("25 %"), held_out=HeldOut("salt")),
+        ):
+            training = split.training
+            sides = training.queries.vocabulary.keys, training.candidates.vocabulary.keys
+            splits.append(
+                tuple(
+                    sorted(
+                        (sides[0][q].as_py(), sides[1][c].as_py() if c >= 0 else None)
+                        for q, c in zip(queries.tolist(), candidates.tolist(), strict=True)
+                    )
+                    for queries, candidates in (
+                        (training.column("query"), training.column("candidate")),
+                        (split.test.query, split.test.candidate),
+                        (split.selection.query, split.selection.candidate),
+                    )
+                )
+            )
+    assert splits[:2] == splits[2:]
+    same = Corpus.of([(q, c, 1.0, 5) for q, c, _, _ in rows])
+    with pytest.raises(DataError, match="one time"):
+        time_split(same, share=0.5, until=1, held_out=HeldOut("salt"))

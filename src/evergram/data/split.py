@@ -7,6 +7,7 @@ that version has learned. Source: docs/method.md, "Held out stays held out".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,7 +95,8 @@ def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
 
 
 def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut) -> Split:
-    """Return the split of a version that has seen the first `share` of all interactions in time.
+    """Return the split of a version that has seen the first `share` of all interactions in time,
+    up to the nearest change of time.
 
     Of the interactions after `share` and up to `until`, a new query's only one, or all but its
     last, join training and the last is held out; an existing query's are all held out.
@@ -106,13 +108,35 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
         raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
     if not 0 < share < until <= 1:
         raise DataError(f"A split by time needs 0 < share < until <= 1, not {share} and {until}.")
-    past, future = round(share * len(corpus)), round(until * len(corpus))
+    past, future = (_between_times(corpus, round(s * len(corpus))) for s in (share, until))
     return _split_at(corpus, past, future, held_out)
+
+
+def _between_times(corpus: Corpus, number: int) -> int:
+    """Return the number of interactions before the nearest place at which the time changes.
+
+    A cut through interactions of one time, as of one day, would divide them by the file's order.
+
+    Args:
+        number: of interactions before the cut that is asked for.
+    Raises: DataError: all interactions have one time.
+    """
+    if number in (0, len(corpus)):
+        return number
+    time = corpus.interactions["time"][number].as_py()
+    ends = [corpus.before(time), corpus.before(math.nextafter(float(time), math.inf))]
+    inside = [end for end in ends if 0 < end < len(corpus)]
+    if not inside:
+        raise DataError(
+            "All interactions have one time, so a split by time has nothing to divide them by; use "
+            "split.kind = 'random' instead."
+        )
+    return min(inside, key=lambda end: abs(end - number))
 
 
 def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
     """Return the `time_split` whose ends are numbers of interactions."""
-    held = rules.arriving(corpus, past, future)
+    held = rules.arriving(corpus, past, future, held_out.hash)
     return _split(corpus, rules.first(future) & ~held, held, held_out)
 
 
@@ -127,6 +151,8 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
     if not corpus.has_times:
         raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
     past = last.begins(corpus)
+    if 0 < past < len(corpus):
+        past = _between_times(corpus, past)
     if not 0 < past < len(corpus):
         earliest, latest = corpus.time_span
         what = "holds no interaction" if past else "holds all interactions"

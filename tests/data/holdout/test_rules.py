@@ -45,7 +45,7 @@ def test_what_arrives_is_held_out_as_a_loop_says(
         for place, (query, _) in enumerate(pairs)
     ]
     corpus = Corpus.of(pairs)
-    assert marked(corpus, rules.arriving(corpus, past, future), size) == expected
+    assert marked(corpus, rules.arriving(corpus, past, future, PairHash("salt")), size) == expected
     assert marked(corpus, rules.first(past), size) == [p < past for p in range(len(pairs))]
     assert all(marked(corpus, rules.everything(), size))
 
@@ -92,8 +92,8 @@ def test_the_keys_of_other_rules_differ() -> None:
     made = [
         rules.everything(),
         rules.first(1),
-        rules.arriving(corpus, 0, 1),
-        rules.arriving(corpus, 0, 2),
+        rules.arriving(corpus, 0, 1, PairHash("a")),
+        rules.arriving(corpus, 0, 2, PairHash("a")),
         rules.of_at_least(1.0),
         *(rules.hashed_below(corpus, PairHash(salt), 0.5) for salt in "ab"),
         rules.hashed_below(corpus, PairHash("a"), 0.25),

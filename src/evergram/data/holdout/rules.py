@@ -6,12 +6,14 @@ Source: docs/method.md, "Held out stays held out"; [BC] §4 and App. A.
 from __future__ import annotations
 
 import hashlib
+import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from evergram.data.columnar.pair_blocks import PairBlock, PairRule
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, to_tensor
 from evergram.data.pair_hash import PairHash, below
 from evergram.errors import DataError
 
@@ -51,7 +53,7 @@ def first(number: int) -> PairRule:
     return PairRule(f"first({number})", lambda block: block.places < number)
 
 
-def arriving(corpus: Corpus, past: int, future: int) -> PairRule:
+def arriving(corpus: Corpus, past: int, future: int, pair_hash: PairHash) -> PairRule:
     """Return the rule that marks what is held out of the interactions `past` to `future`.
 
     Of a query that the past does not have, its last interaction if there are several; of any other
@@ -59,27 +61,46 @@ def arriving(corpus: Corpus, past: int, future: int) -> PairRule:
 
     Args:
         past, future: numbers of interactions, past <= future.
+        pair_hash: decides which of several interactions of one time is the last.
     """
     size = len(corpus.queries)
     known = torch.zeros(size, dtype=torch.bool)
-    last = torch.full((size,), -1)
+    # By query: its last time, and of that time the greatest hash.
+    last = torch.full((size,), -math.inf, dtype=torch.float64)
+    greatest = torch.full((size,), -math.inf, dtype=torch.float64)
     count = torch.zeros(size, dtype=torch.int64)
+    hashes = pair_hash.of_blocks(corpus)
+
+    def times(block: PairBlock) -> Tensor:
+        if not corpus.has_times:
+            return block.places.double()
+        return to_tensor(corpus.interactions["time"].slice(block.start, len(block))).double()
+
+    def ranks(block: PairBlock) -> Tensor:
+        return torch.from_numpy(hashes(block).astype(np.float64))
+
     for block in corpus.blocks():
         inside = _slice(block, past, future)
         known[block.query[: max(0, past - block.start)]] = True
         query = block.query[inside]
-        last.scatter_reduce_(0, query, block.places[inside], "amax")
+        last.scatter_reduce_(0, query, times(block)[inside], "amax")
         count += torch.bincount(query, minlength=size)
+    for block in corpus.blocks():
+        inside = _slice(block, past, future)
+        query = block.query[inside]
+        tied = times(block)[inside] == last[query]
+        greatest.scatter_reduce_(0, query[tied], ranks(block)[inside][tied], "amax")
     many = count > 1
 
     def held(block: PairBlock) -> Tensor:
         marks = torch.zeros(len(block), dtype=torch.bool)
         inside = _slice(block, past, future)
-        query, place = block.query[inside], block.places[inside]
-        marks[inside] = known[query] | ((last[query] == place) & many[query])
+        query = block.query[inside]
+        is_last = (times(block)[inside] == last[query]) & (ranks(block)[inside] == greatest[query])
+        marks[inside] = known[query] | (is_last & many[query])
         return marks
 
-    return PairRule(f"arriving({past},{future})", held)
+    return PairRule(f"arriving({past},{future},{_digest(pair_hash.salt)})", held)
 
 
 def _slice(block: PairBlock, past: int, future: int) -> slice:
