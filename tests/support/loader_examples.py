@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tests.support.prepared import write_prepared
 
@@ -25,6 +26,7 @@ class LoaderSettings:
     candidate_features: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     shared_ids: bool = False
+    bad_rows: Literal["refuse", "drop"] = "refuse"
     queries: int = 40
     candidates: int = 20
     interactions: int = 400

@@ -101,7 +101,7 @@ class BadRows:
             row = pc.index(mask, True).as_py()
             if row < 0:
                 continue
-            cell = "empty" if empty else repr(cells[row].as_py())
+            cell = "empty" if empty else _shown(cells[row])
             first = f"{place.row(row)}: {name} is {cell}; it must be {wanted}"
             count, sentence = self.reasons.get((name, wanted, empty), (0, first))
             self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), sentence
@@ -249,9 +249,8 @@ class Rules:
             good = pc.invert(bad) if mask is None else pc.and_not(_flat(mask), bad)
             row = pc.index(good, True).as_py()
             if row >= 0:
-                cell = cells[row].as_py()
-                shown = repr(cell) if isinstance(cell, str) else cell
-                self.clock.see(form, f"{place.row(row)} ({place.name('time')} is {shown})")
+                cell = _shown(cells[row])
+                self.clock.see(form, f"{place.row(row)} ({place.name('time')} is {cell})")
 
 
 class Decimals:
@@ -530,6 +529,15 @@ def rounded(source: str) -> DataError:
         f"{source}: some times have decimals and others are integers beyond 2⁵³, which a number "
         f"with decimals would round; {TIMES}."
     )
+
+
+def _shown(cell: pa.Scalar) -> str:
+    """Return a cell for an error."""
+    try:
+        value = cell.as_py()
+    except (OverflowError, ValueError):  # a date that Python does not have
+        value = cell.cast(pa.int64()).as_py()
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def _blank(cells: pa.ChunkedArray) -> pa.Array:

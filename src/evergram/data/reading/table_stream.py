@@ -52,7 +52,8 @@ class TableStream:
             self._delimiter = self._delimiter_of_first_line()
         with self._reading() as opened:
             schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
-        self._refuse_repeated_names(schema.names)
+            names = schema.names  # here, as they may not be in UTF-8
+        self._refuse_repeated_names(names)
         self._folders = {n: v for n, v in file.folders.items() if n not in schema.names}
         self.texts = frozenset([*(schema.names if file.is_text else ()), *self._folders])
         kinds = {f.name: pa.string() if file.is_text else f.type for f in schema}
@@ -141,7 +142,7 @@ class TableStream:
                     yield pa.ipc.open_file(stream)
         except DataError:
             raise
-        except (*DAMAGED, pa.ArrowException) as error:
+        except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
             if isinstance(error, FileNotFoundError):
                 raise DataError(f"There is no file {self.file.name}; correct the path.") from error
             raise self._damage(self._of_one_thread(error, columns)) from error
