@@ -494,9 +494,9 @@ def _unix_times(cells: pa.ChunkedArray, place: Place, given: pa.Array | None = N
     rest = pc.is_valid(values)
     for unit in UNITS:
         low, high = unit_range(unit)
-        if pa.types.is_floating(values.type):
-            low, high = float(low), float(high)
-        inside = _true(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
+        kind: type = float if pa.types.is_floating(values.type) else int
+        above, below = pc.greater_equal(values, kind(low)), pc.less(values, kind(high))
+        inside = _true(pc.and_(above, below))
         forms[f"{NUMBERS} in {unit}"] = inside
         rest = pc.and_not(rest, inside)
     return _Read(values, faults, {**forms, NUMBERS: rest})
