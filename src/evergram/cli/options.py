@@ -262,6 +262,20 @@ def columns_by_role(options: list[str] | None) -> dict[str, str]:
     return names
 
 
+def weights_of(options: list[str] | None) -> dict[str, float]:
+    """Return the values of `--weight EVENT=NUMBER`. Raises: DataError: one has another form."""
+    weights: dict[str, float] = {}
+    for option in options or ():
+        name, _, number = option.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise DataError(f"--weight is {option!r}; it is EVENT=NUMBER, as in cart=3.")
+    return weights
+
+
 def stores_by_side(options: Sequence[str]) -> dict[str, str]:
     """Return the values of `--store SIDE=ADDRESS` as side to address.
 

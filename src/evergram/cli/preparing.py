@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import DropBadRows, Json, columns_by_role, new_progress, refuse_idle
+from evergram.cli.options import (
+    DropBadRows,
+    Json,
+    columns_by_role,
+    new_progress,
+    refuse_idle,
+    weights_of,
+)
 from evergram.cli.printing import dump
 
 Sources = Annotated[
@@ -24,6 +31,13 @@ Column = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ROLE=NAME", help="The files' column of a role, as in query=user_id; repeatable."
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="EVENT=NUMBER",
+        help="Weight of the rows of an event, where the column of weights holds names; repeatable.",
     ),
 ]
 QueryFeatures = Annotated[
@@ -80,6 +94,7 @@ def prepare(
     out: Out,
     kind: Kind = "table",
     column: Column = None,
+    weight: Weights = None,
     query_features: QueryFeatures = None,
     candidate_features: CandidateFeatures = None,
     shared_ids: SharedIds = False,
@@ -102,9 +117,11 @@ def prepare(
     if kind != "mediawiki":
         refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")
     if kind != "table":
-        refuse_idle(context, ["column"], f"names columns of a table, and the kind is {kind}")
+        for option in ("column", "weight"):
+            refuse_idle(context, [option], f"is of columns of a table, and the kind is {kind}")
     settings = PrepareSettings(
         columns=columns_by_role(column),
+        weights=weights_of(weight),
         query_features=list(query_features) if query_features else None,
         candidate_features=list(candidate_features) if candidate_features else None,
         shared_ids=shared_ids,

@@ -15,7 +15,7 @@ from evergram.data.columnar.features import Feature, Side, features_of_sides, ta
 from evergram.data.columnar.pair_blocks import PairBlock, PairRule
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.data.reading.frames import features_of, interactions_of
-from evergram.data.reading.interaction_source import Interactions, source_of
+from evergram.data.reading.interaction_source import Interactions, names_of_ids, source_of
 from evergram.data.reading.rules import BadRows, BadRowsChoice
 from evergram.data.reading.table_stream import MemoryTable
 from evergram.did_you_mean import Guided
@@ -75,9 +75,12 @@ class Corpus(Guided):
         weight: str | None = None,
         query_features: Any = None,
         candidate_features: Any = None,
+        query_id: str | None = None,
+        candidate_id: str | None = None,
         query_ids: Sequence[int | str] | None = None,
         candidate_ids: Sequence[int | str] | None = None,
         shared_ids: bool = False,
+        weights: Mapping[str, float] | None = None,
         bad_rows: BadRowsChoice = "refuse",
     ) -> Corpus:
         """Return the corpus of a table, a sparse matrix or a list in memory.
@@ -105,9 +108,13 @@ class Corpus(Guided):
                 `weight` if they exist.
             query_features, candidate_features: tables of the same kinds with a column `id` and one
                 column a feature, as in `from_tables`.
+            query_id, candidate_id: names of their columns of ids; None reads `id` or, where there
+                is none, the column that is called as in the interactions.
             query_ids, candidate_ids: ids of a matrix's rows [queries] and of its columns
                 [candidates]; None takes the row and column numbers.
             shared_ids: True if query and candidate ids name the same things.
+            weights: by name of an event its weight, {"view": 1, "cart": 3}, where the column of
+                weights holds such names.
             bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is
                 no number or date, and warns of them; "refuse" raises an error that counts them.
         Raises: DataError: `interactions` is of another kind; or as of `from_tables`.
@@ -119,11 +126,19 @@ class Corpus(Guided):
             names | {role: name for role, name in optional.items() if name is not None},
             {"query": query_ids, "candidate": candidate_ids},
         )
+        ids = {"query_id": query_id, "candidate_id": candidate_id}
+        columns = names | {role: name for role, name in ids.items() if name is not None}
         features = [
-            None if one is None else features_of(one, f"The table of {side} features", bad_rows)
+            None
+            if one is None
+            else features_of(
+                one, f"The table of {side} features", bad_rows, names_of_ids(columns, side)
+            )
             for side, one in (("query", query_features), ("candidate", candidate_features))
         ]
-        them = Interactions([source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
+        them = Interactions(
+            [source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows), weights=weights or {}
+        )
         return cls.from_interactions(them, *features)
 
     @classmethod

@@ -40,6 +40,8 @@ class DataSettings(Protocol):
     @property
     def shared_ids(self) -> bool: ...
     @property
+    def weights(self) -> Mapping[str, float]: ...
+    @property
     def bad_rows(self) -> Literal["refuse", "drop"]: ...
     @property
     def queries(self) -> int: ...
@@ -102,6 +104,7 @@ def _table(data: DataSettings, seed: int) -> Corpus:
         candidate_features=_optional(data.candidate_features),
         shared_ids=data.shared_ids,
         columns=dict(data.columns),
+        weights=data.weights,
         bad_rows=data.bad_rows,
     )
 

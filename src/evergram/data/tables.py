@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
 from evergram.data.reading.interaction_source import (
     Interactions,
+    names_of_ids,
     source_of_adjacency_list,
     sources_of_files,
 )
@@ -28,6 +29,7 @@ def load_table(
     candidate_features: Paths | None = None,
     shared_ids: bool = False,
     columns: Mapping[str, str] | None = None,
+    weights: Mapping[str, float] | None = None,
     list_separator: str = "|",
     bad_rows: BadRowsChoice = "refuse",
 ) -> Corpus:
@@ -38,16 +40,22 @@ def load_table(
             `value`, `time` and `weight`.
         query_features, candidate_features: column `id`, and one column a feature.
         shared_ids: query and candidate ids name the same things.
-        columns: the file's own names of these columns, {"query": "user_id"}.
+        columns: the file's own names of these columns, {"query": "user_id"}; and of the columns of
+            ids in files of features, {"candidate_id": "sku"}.
+        weights: see `Corpus.of`.
         list_separator: separates the keys of a bag in a CSV; "" for no bags.
         bad_rows: as of `Corpus.of`, of features, too.
     Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
     return Corpus.from_interactions(
-        _interactions(path, columns, bad_rows, shared_ids=shared_ids),
+        _interactions(path, columns, weights, bad_rows, shared_ids=shared_ids),
         *(
-            None if features is None else read_features(features, list_separator, bad_rows)
-            for features in (query_features, candidate_features)
+            None
+            if features is None
+            else read_features(
+                features, list_separator, bad_rows, names_of_ids(columns or {}, side)
+            )
+            for side, features in (("query", query_features), ("candidate", candidate_features))
         ),
     )
 
@@ -62,35 +70,43 @@ def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpu
 
 
 def read_interactions(
-    path: Paths, columns: Mapping[str, str] | None = None, bad_rows: BadRowsChoice = "refuse"
+    path: Paths,
+    columns: Mapping[str, str] | None = None,
+    bad_rows: BadRowsChoice = "refuse",
+    weights: Mapping[str, float] | None = None,
 ) -> pa.Table:
     """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that files have.
 
     Raises: DataError: a file cannot be read, lacks `query` or `candidate` or a column that
         `columns` names, or a cell is not an id, value or time; the error names the row.
     """
-    return _interactions(path, columns, bad_rows).table()
+    return _interactions(path, columns, weights, bad_rows).table()
 
 
 def _interactions(
     path: Paths,
     columns: Mapping[str, str] | None,
+    weights: Mapping[str, float] | None,
     bad_rows: BadRowsChoice,
     *,
     shared_ids: bool = False,
 ) -> Interactions:
     sources = sources_of_files(source_files(path), columns or {})
-    return Interactions(sources, shared_ids=shared_ids, bad_rows=BadRows(bad_rows))
+    bad = BadRows(bad_rows)
+    return Interactions(sources, shared_ids=shared_ids, bad_rows=bad, weights=weights or {})
 
 
 def read_features(
-    path: Paths, separator: str = "|", bad_rows: BadRowsChoice = "refuse"
+    path: Paths,
+    separator: str = "|",
+    bad_rows: BadRowsChoice = "refuse",
+    ids: Sequence[str] = ("id",),
 ) -> pa.Table:
     """Return a table of features; in a file of text, cells with the separator are lists of keys.
 
     Raises: DataError: see `KeyedTable`.
     """
-    return open_keyed(path, separator, bad_rows=BadRows(bad_rows)).table()
+    return open_keyed(path, separator, bad_rows=BadRows(bad_rows), ids=ids).table()
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, pa.ChunkedArray]:

@@ -86,7 +86,9 @@ def recorded_recipe(recipe: Recipe, corpus: Corpus) -> Recipe:
     unless `load_corpus` gives the same corpus by the recipe."""
     if corpus.origin == _origin(recipe):
         return recipe
-    data = DataRecipe(kind=PYTHON, test=recipe.data.test, columns=recipe.data.columns)
+    data = DataRecipe(
+        kind=PYTHON, test=recipe.data.test, columns=recipe.data.columns, weights=recipe.data.weights
+    )
     return recipe.model_copy(update={"data": data})
 
 
@@ -115,7 +117,9 @@ def split_for(
     held_out = HeldOut(salt, trained, recipe.split.selection)
     if recipe.split.kind == "given":
         columns = {str(k): v for k, v in recipe.data.columns.items()}
-        test = read_interactions(existing(str(recipe.data.test)), columns, recipe.data.bad_rows)
+        test = read_interactions(
+            existing(str(recipe.data.test)), columns, recipe.data.bad_rows, recipe.data.weights
+        )
         test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     else:

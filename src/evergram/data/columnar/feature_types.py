@@ -47,9 +47,8 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     """Return a column of features as what it means: numbers as float64, times as timestamps in UTC,
     and keys as they are.
 
-    Numbers are those of any numeric type, but integers under a name such as brand_id or zip; and
-    text if all of its cells are numbers, with decimal points or decimal commas, and some is not a
-    plain integer. Times are dates and timestamps, and text that is one in every cell.
+    Numbers are those of any numeric type, but integers under a name such as brand_id or zip; times
+    are dates and timestamps; and text is either as of `TextForm`.
 
     Args:
         source: name of the table, for errors.
@@ -66,15 +65,10 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _in_utc(column)
     if is_text(kind):
-        texts = column.cast(pa.string())
-        wanted, given = type_of_texts(texts), _given(texts)
-        if wanted == TIME:
-            _refuse_some_zones(given, name, source)
-            return _times(given)
-        # Whether a comma is decimal follows from all cells. Of 1,234 alone it does not, but then
-        # all are as many times too large.
-        decimal = "." if _all_match(given, _POINT) else ","
-        return texts if wanted is None else _numbers(given, decimal=decimal)
+        form = TextForm(name, source)
+        for chunk in column.chunks:
+            form.see(chunk)
+        return pa.chunked_array([form.read(chunk) for chunk in column.chunks], form.kind)
     if _is_list(kind):
         kind = kind.value_type
     if pa.types.is_floating(kind):
@@ -89,18 +83,64 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     return column
 
 
-def type_of_texts(texts: pa.ChunkedArray) -> pa.DataType | None:
-    """Return the measure that texts are, if every cell that is not missing is one; None for keys,
-    such as integers: 00017 is a key, and what is no key in a text file is an integer there."""
-    given = _given(texts)
-    if given.null_count == len(given) or _all_match(given, INTEGER):
-        return None
-    if _all_match(given, _TIME):
-        return TIME
-    digits = r"^ *\d+ *$"  # 00017 and 17
-    if not _all_match(given, digits) and (_all_match(given, _POINT) or _all_match(given, _COMMA)):
-        return NUMBER
-    return None
+class TextForm:
+    """What a column of texts is, which follows from all of its cells: numbers or times if each cell
+    that is not missing is one, else keys.
+
+    Texts that are all integers are keys, such as 00017: integers in a text file are no texts.
+
+    Args:
+        name, source: of the column and of its table, for errors.
+    """
+
+    def __init__(self, name: str, source: str) -> None:
+        self._name, self._source, self._rows = name, source, 0
+        self._are = {"time": _TIME, "point": _POINT, "comma": _COMMA, "digits": r"^ *\d+ *$"}
+        self._integers, self._words, self._given = True, False, False
+        # The first cell with a zone, and the first without.
+        self._zones: dict[bool, str] = {}
+
+    def see(self, texts: pa.Array) -> None:
+        """Note the next cells."""
+        given = _given(texts)
+        self._words |= given.null_count > texts.null_count
+        self._given |= given.null_count < len(given)
+        self._are = {form: p for form, p in self._are.items() if _all_match(given, p)}
+        self._integers = self._integers and _all_match(given, INTEGER)
+        if "time" in self._are:
+            zoned = pc.match_substring_regex(given, _ZONED)
+            for has_one in {True, False} - self._zones.keys():
+                if (row := pc.index(zoned, has_one).as_py()) >= 0:
+                    where = f"{self._source} row {self._rows + row + 1}: {self._name} is"
+                    self._zones[has_one] = f"{where} {given[row].as_py()!r}"
+        self._rows += len(texts)
+
+    @property
+    def kind(self) -> pa.DataType:
+        """NUMBER, TIME or string. Raises: DataError: some times have a zone, and some have none."""
+        if not self._given:
+            return pa.string()
+        if "time" in self._are:
+            if len(self._zones) == 2:
+                raise DataError(
+                    f"{self._zones[False]}, without a zone, and others have one; write all of them "
+                    "in one way."
+                )
+            return TIME
+        if self._integers and self._words and not CODE.search(self._name):
+            return NUMBER
+        are_numbers = self._are.keys() & {"point", "comma"} and "digits" not in self._are
+        return NUMBER if are_numbers else pa.string()
+
+    def read(self, texts: pa.Array) -> pa.Array:
+        """Return cells as the kind of all."""
+        if self.kind == pa.string():
+            return texts.cast(pa.string())
+        if self.kind == TIME:
+            return _times(_given(texts))
+        # Of 1,234 alone it does not follow whether a comma is decimal, but then all are as many
+        # times too large.
+        return _numbers(_given(texts), decimal="." if "point" in self._are else ",")
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
@@ -137,17 +177,6 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if kind == TIME and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return _in_utc(values)
     raise DataError(f"The feature {name!r} is given as {values.type}; give a {type_name(kind)}.")
-
-
-def _refuse_some_zones(texts: pa.ChunkedArray, name: str, source: str) -> None:
-    """Raises: DataError: some times have a zone, and some have none."""
-    zoned = pc.match_substring_regex(texts, _ZONED)
-    row = pc.index(zoned, False).as_py()
-    if row >= 0 and pc.any(zoned).as_py():
-        raise DataError(
-            f"{source} row {row + 1}: {name} is {texts[row].as_py()!r}, without a zone, and others "
-            "have one; write all of them in one way."
-        )
 
 
 def positions(measures: pa.Array) -> NDArray[np.float64]:

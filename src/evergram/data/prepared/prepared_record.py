@@ -73,6 +73,7 @@ class Choices(_Lenient):
     k_core: int = 0
     minimum_value: float | None = None
     columns: dict[str, str] = {}
+    weights: dict[str, float] = {}
 
 
 class PreparedRecord(_Lenient):

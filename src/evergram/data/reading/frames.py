@@ -67,15 +67,18 @@ def interactions_of(
     return source_of(MemoryTable(table, source), names)
 
 
-def features_of(data: Any, source: str, bad_rows: BadRowsChoice) -> pa.Table:
-    """Return a table of features, which has a column `id`.
+def features_of(
+    data: Any, source: str, bad_rows: BadRowsChoice, ids: Sequence[str] = ("id",)
+) -> pa.Table:
+    """Return a table of features, whose column of ids is `id`.
 
     Args:
         data, source: see `table_of`.
         bad_rows: what is done with rows without an id.
+        ids: names that this column may have in `data`.
     """
     table = MemoryTable(table_of(data, source), source)
-    return KeyedTable([table], bad_rows=BadRows(bad_rows)).table()
+    return KeyedTable([table], bad_rows=BadRows(bad_rows), ids=ids).table()
 
 
 def table_of(data: Any, source: str) -> pa.Table:

@@ -75,6 +75,7 @@ class Interactions:
         bad_rows: what is done with rows that cannot be used.
         clock: how times are written in what is there already.
         types: of some roles, whatever the sources hold: of ids string, of times float64.
+        weights: by name of an event the weight of its rows, if the column of weights holds names.
     Attributes:
         rows: rows of the sources, once they were read.
         types: the type of each role.
@@ -86,9 +87,17 @@ class Interactions:
     bad_rows: BadRows = field(default_factory=BadRows)
     clock: Clock = field(default_factory=Clock)
     types: dict[str, pa.DataType] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     rows: int = 0
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
+        if self.weights and "weight" not in self.sources[0].names:
+            raise DataError(
+                f"There are weights of events, such as {min(self.weights)!r}, and {self.name} has "
+                'no column of them; name it, as in columns = {weight = "event"} '
+                "(--column weight=event)."
+            )
         # The narrowest types; a row may widen them.
         narrow = dict.fromkeys([*SIDES, "time"], pa.int64())
         least = self.types
@@ -127,7 +136,7 @@ class Interactions:
         self.rows, weighs = 0, False
         self.bad_rows.count = 0
         self.bad_rows.reasons.clear()
-        rules = Rules(self.bad_rows, Clock(self.clock.form, self.clock.place))
+        rules = Rules(self.bad_rows, Clock(self.clock.form, self.clock.place), self.weights)
         kept = 0
         for source in self.sources:
             for table in source.tables(rules):
@@ -209,14 +218,29 @@ def source_of_adjacency_list(path: Path) -> InteractionSource:
     return InteractionSource(str(path), names, read, frozenset(SIDES))
 
 
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raises: DataError: the weight of an event is not a finite number of at least 0."""
+    for name, weight in weights.items():
+        if not 0 <= weight < float("inf"):
+            raise DataError(f"The weight of {name!r} is {weight}; give a number of at least 0.")
+
+
 def check_roles(columns: Mapping[str, str]) -> None:
     """Raises: DataError: a column is named for a role that there is not."""
-    unknown = sorted(set(columns) - set(ROLES))
+    roles = (*ROLES, *(f"{side}_id" for side in SIDES))
+    unknown = sorted(set(columns) - set(roles))
     if unknown:
         raise DataError(
-            f"There is no column {unknown[0]!r} to name; name {', '.join(ROLES)}"
-            f"{did_you_mean(unknown[0], ROLES)}."
+            f"There is no column {unknown[0]!r} to name; name {', '.join(roles)}"
+            f"{did_you_mean(unknown[0], roles)}."
         )
+
+
+def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
+    """Return the names that the column of ids may have in a side's table of features, the likeliest
+    first: the one in `columns`; or else `id`, or what the interactions call the side."""
+    named = columns.get(f"{side}_id")
+    return ["id", columns.get(side, side)] if named is None else [named]
 
 
 def chosen_columns(stream: TableStream | MemoryTable, columns: Mapping[str, str]) -> dict[str, str]:
@@ -227,6 +251,7 @@ def chosen_columns(stream: TableStream | MemoryTable, columns: Mapping[str, str]
     Raises: DataError: it lacks the query, the candidate or a column of `columns`.
     """
     has = stream.names
+    columns = {role: name for role, name in columns.items() if role in ROLES}
     refuse_unknown(stream.name, columns.values(), has)
     names = {role: role for role in ROLES} | dict(columns)
     absent = [side for side in SIDES if names[side] not in has]

@@ -40,6 +40,7 @@ class KeyedTable:
         separator: of keys in a file of text; "" for no lists.
         columns: those that are read besides the id; None reads all.
         bad_rows: what is done with rows without an id.
+        ids: names of the column of ids, the first that there is; it is called `id` in the result.
     Attributes:
         schema: its columns and their types; the id of int64 or string.
     Raises: DataError: a table is damaged, lacks a column that another has, or has it in a type that
@@ -52,13 +53,16 @@ class KeyedTable:
         separator: str = "|",
         columns: Sequence[str] | None = None,
         bad_rows: BadRows | None = None,
+        ids: Sequence[str] = (ID,),
     ) -> None:
         self._tables, self._separator = tables, separator
+        self._id = next((n for n in ids if n in tables[0].names), ids[0])
         self.bad_rows = BadRows() if bad_rows is None else bad_rows
-        names = list(tables[0].names if columns is None else [ID, *columns])
+        names = list(tables[0].names if columns is None else [self._id, *columns])
+        names = [n for n in names if n in (self._id, *(columns or ())) or n != ID]
         for table in tables:
-            if ID not in table.names:
-                refuse_unknown(table.name, [ID, *names], table.names)
+            if self._id not in table.names:
+                refuse_unknown(table.name, [self._id, *names], table.names)
             for one, other in ((tables[0], table), (table, tables[0])):
                 lacks = [n for n in one.names if n in names or columns is None]
                 lacks = [n for n in lacks if n not in other.names]
@@ -70,7 +74,10 @@ class KeyedTable:
             refuse_unknown(table.name, names, table.names)
         self._texts = [n for n in names if any(n in table.texts for table in tables)]
         of_texts = self._types_of_texts() if self._texts else {}
-        self.schema: pa.Schema = pa.schema([(n, self._type_of(n, of_texts.get(n))) for n in names])
+        self._names = names
+        self.schema: pa.Schema = pa.schema(
+            [(ID if n == self._id else n, self._type_of(n, of_texts.get(n))) for n in names]
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the types of the schema. Raises: DataError: a file is damaged, a row
@@ -80,16 +87,17 @@ class KeyedTable:
         decimals = Decimals()
         for table in self._tables:
             row = 0
-            for batch in table.batches(self.schema.names):
+            for batch in table.batches(self._names):
                 place = Place(table.name, row, texts=table.texts)
                 row += batch.num_rows
                 whole = pa.Table.from_batches([batch])
-                ids, faults = ids_of_cells(decoded(whole[ID]), text_file=ID in table.texts)
-                good = self.bad_rows.good_rows(place, ID, whole[ID], faults)
+                cells = whole[self._id]
+                ids, faults = ids_of_cells(decoded(cells), text_file=self._id in table.texts)
+                good = self.bad_rows.good_rows(place, self._id, cells, faults)
                 if not decimals.settled:
-                    decimals.see(ids, place, ID)
+                    decimals.see(ids, place, self._id)
                 columns = [
-                    self._typed(ids if n == ID else whole[n], n, table) for n in self.schema.names
+                    self._typed(ids if n == self._id else whole[n], n, table) for n in self._names
                 ]
                 yield from pa.table(columns, self.schema).filter(good).to_batches()
         self.bad_rows.finish()
@@ -104,7 +112,8 @@ class KeyedTable:
     def _typed(
         self, cells: pa.ChunkedArray, name: str, table: TableStream | MemoryTable
     ) -> pa.ChunkedArray:
-        kind, cells = self.schema.field(name).type, decoded(cells)
+        kind = self.schema.field(ID if name == self._id else name).type
+        cells = decoded(cells)
         if kind == BAG and name in table.texts:
             cells = pc.split_pattern(cells, self._separator)
         try:
@@ -122,9 +131,9 @@ class KeyedTable:
             (of_texts or pa.string() if name in table.texts else _plain(table.types[name]), table)
             for table in self._tables
         ]
-        if name == ID:
+        if name == self._id:
             for table in self._tables:
-                refuse_non_ids(table.types[ID], ID, table.name)
+                refuse_non_ids(table.types[name], name, table.name)
         widest, first = kinds[0]
         for kind, table in kinds[1:]:
             wider = wider_type(widest, kind)
@@ -134,7 +143,7 @@ class KeyedTable:
                     "write it in one type."
                 )
             widest, first = wider, first if wider == widest else table
-        return pa.int64() if name == ID and pa.types.is_null(widest) else widest
+        return pa.int64() if name == self._id and pa.types.is_null(widest) else widest
 
     def _types_of_texts(self) -> dict[str, pa.DataType]:
         """Return the types of columns of texts."""
@@ -155,11 +164,11 @@ class KeyedTable:
                     elif name in numbers and name not in decimals and name not in plain:
                         found = pc.any(pc.match_substring(texts, ".")).as_py()
                         decimals |= {name} if found else set()
-                    if name != ID and self._separator and name not in bags:
+                    if name != self._id and self._separator and name not in bags:
                         found = pc.any(pc.match_substring(texts, self._separator)).as_py()
                         bags |= {name} if found else set()
         types = dict.fromkeys(self._texts, pa.string())
-        types |= dict.fromkeys((numbers & decimals) - {ID}, pa.float64())
+        types |= dict.fromkeys((numbers & decimals) - {self._id}, pa.float64())
         return types | dict.fromkeys(plain & given, pa.int64()) | dict.fromkeys(bags, BAG)
 
 
@@ -168,13 +177,14 @@ def open_keyed(
     separator: str = "|",
     columns: Sequence[str] | None = None,
     bad_rows: BadRows | None = None,
+    ids: Sequence[str] = (ID,),
 ) -> KeyedTable:
-    """Return the rows of files, each under the id in its column `id`.
+    """Return the rows of files, each under its id.
 
     Args and errors: see `KeyedTable`.
     """
     streams = [TableStream(file) for file in source_files(path)]
-    return KeyedTable(streams, separator, columns, bad_rows)
+    return KeyedTable(streams, separator, columns, bad_rows, ids)
 
 
 def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

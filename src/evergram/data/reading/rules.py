@@ -198,10 +198,13 @@ class Rules:
     Args:
         bad_rows: counts rows that cannot be used.
         clock: how times are written so far.
+        weights: by name of an event the weight of its rows, if the weights are such names.
     """
 
-    def __init__(self, bad_rows: BadRows, clock: Clock) -> None:
-        self.bad_rows, self.clock = bad_rows, clock
+    def __init__(
+        self, bad_rows: BadRows, clock: Clock, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self.bad_rows, self.clock, self._weights = bad_rows, clock, weights
         self._ids = {side: Decimals() for side in SIDES}
 
     def checked(self, table: pa.Table, place: Place) -> pa.Table:
@@ -217,7 +220,11 @@ class Rules:
         bad = _all_false(table.num_rows)
         for role in table.column_names:
             cells = decoded(table[role])
-            read[role] = one = _column(role, cells, place)
+            if role == "weight" and self._weights:
+                one = _Read(*_weights_of_events(cells, self._weights))
+            else:
+                one = _column(role, cells, place)
+            read[role] = one
             for fault in one.faults:
                 if pc.any(fault[0]).as_py():
                     self.bad_rows.note(place, place.name(role), cells, fault)
@@ -350,7 +357,23 @@ def _column(role: str, cells: pa.ChunkedArray, place: Place) -> _Read:
     if role == "time":
         return _times(_comparable(cells, place.name(role), place, dates=True), place)
     cells = _comparable(cells, place.name(role), place)
-    return _Read(*numbers_of_cells(cells, positive=role == "weight"))
+    values, faults = numbers_of_cells(cells, positive=role == "weight")
+    if role == "weight" and is_text(cells.type):
+        named = "a number (of names of events, say their weights in data.weights, --weight)"
+        faults = [(bad, named if wanted == "a number" else wanted) for bad, wanted in faults]
+    return _Read(values, faults)
+
+
+def _weights_of_events(
+    cells: pa.ChunkedArray, weights: Mapping[str, float]
+) -> tuple[pa.ChunkedArray, list[Fault]]:
+    """Return the weight of each event, and the cells that name none, which are null."""
+    names = pc.utf8_trim_whitespace(cells.cast(pa.string()))
+    rows = pc.index_in(names, value_set=pa.array(list(weights), pa.string()))
+    values = pa.array(list(weights.values()), FLOAT32)
+    unknown = _flat(pc.is_null(rows))
+    read = pa.chunked_array([values.take(_flat(rows))])
+    return read, [(unknown, f"an event with a weight: {', '.join(weights)}")]
 
 
 def _comparable(

@@ -46,7 +46,11 @@ class DataRecipe(RecipeTable):
     test: str | None = None
     query_features: str | None = None
     candidate_features: str | None = None
-    columns: dict[Literal["query", "candidate", "value", "time", "weight"], str] = Field(default={})
+    columns: dict[
+        Literal["query", "candidate", "value", "time", "weight", "query_id", "candidate_id"], str
+    ] = Field(default={})
+    # table: the weight of each event, where the column of weights holds their names.
+    weights: dict[str, Weight] = Field(default={})
     shared_ids: bool = False
     # table, adjacency_list: whether an error counts the rows that cannot be used, or they are left
     # out with a warning.

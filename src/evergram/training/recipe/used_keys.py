@@ -191,9 +191,9 @@ RULES = (
     Only("data.query_features data.candidate_features", "data.kind", ("table",)),
     Only("data.shared_ids", "data.kind", ("table",)),
     Only("data.bad_rows", "data.kind", ("table", "adjacency_list", "prepared", "python")),
-    Only("data.test data.columns", "data.kind", ("table", "prepared", "python")),
+    Only("data.test data.columns data.weights", "data.kind", ("table", "prepared", "python")),
     Only(
-        "data.columns data.bad_rows",
+        "data.columns data.weights data.bad_rows",
         "split.kind",
         test=lambda r: r.data.kind != "prepared" or r.split.kind == "given",
         needs="split.kind = 'given' (of prepared data, for the test file)",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
+from evergram.data.columnar.feature_types import TextForm, is_measure, typed
 from evergram.data.prepared.engine.database import Database
 from evergram.data.reading.keyed_table import KeyedTable, open_keyed
 from evergram.data.reading.rules import BadRows, BadRowsChoice
@@ -47,11 +49,13 @@ class FeatureSource:
     Args:
         side: "query" or "candidate".
         types: by name of a feature, its type in the files of entities.
+        forms: of those features that are texts in the source.
         batches: a column `id` and one column a feature; they can be read once.
     """
 
     side: str
     types: dict[str, pa.DataType]
+    forms: dict[str, TextForm]
     batches: Iterator[pa.RecordBatch]
 
     @property
@@ -61,7 +65,10 @@ class FeatureSource:
 
 
 def open_features(
-    paths: Paths | Side, side: str, bad_rows: BadRowsChoice = "refuse"
+    paths: Paths | Side,
+    side: str,
+    bad_rows: BadRowsChoice = "refuse",
+    ids: Sequence[str] = ("id",),
 ) -> FeatureSource:
     """Return the features of one side, whose columns were checked.
 
@@ -69,17 +76,24 @@ def open_features(
         paths: files with a column `id` and one column a feature; or the side of a corpus.
         side: "query" or "candidate".
         bad_rows: what is done with rows without an id.
+        ids: names that the column of ids may have in files.
     Raises: DataError: a file cannot be read, there are no ids, or a column is of a type that no
         feature has, such as numbers with decimals.
     """
     source = f"{side} features"
     if isinstance(paths, str | Path | list | tuple):
-        table = open_keyed(paths, bad_rows=BadRows(bad_rows))
+        table = open_keyed(paths, bad_rows=BadRows(bad_rows), ids=ids)
     else:
         table = KeyedTable([MemoryTable(_table_of_side(paths), source)])
     schema = table.schema
     types = {n: _type_of(schema.field(n).type, n, source) for n in schema.names if n != "id"}
-    return FeatureSource(side, types, table.batches())
+    # What texts are follows from all of them.
+    forms = {n: TextForm(n, source) for n, kind in types.items() if kind == pa.string()}
+    for batch in table.batches() if forms else ():
+        for name, form in forms.items():
+            form.see(batch[name].cast(pa.string()))
+    types |= {name: form.kind for name, form in forms.items()}
+    return FeatureSource(side, types, forms, table.batches())
 
 
 def load_features(
@@ -97,7 +111,7 @@ def load_features(
     id_type = pa.int64() if integers else pa.string()
     columns = [id_type, *source.types.values()]
     stored = pa.schema(list(zip(["id", *features.columns], columns, strict=True)))
-    batches = _checked(source.batches, features, stored, source.name)
+    batches = _checked(source, stored)
     database.create(features.table, stored, batches)
     _refuse_repeats(database, features.table, source.name)
     if must_match and not database.number(
@@ -109,24 +123,27 @@ def load_features(
     return features
 
 
-def _checked(
-    batches: Iterable[pa.RecordBatch], features: FeatureTable, schema: pa.Schema, source: str
-) -> Iterator[pa.RecordBatch]:
+def _checked(source: FeatureSource, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the features under the columns' names of the database, checked."""
     id_type = schema.field("id").type
-    for batch in batches:
+    for batch in source.batches:
         ids = batch["id"]
         if not len(ids):
             continue
         if pa.types.is_integer(id_type) and not pa.types.is_integer(ids.type):
             raise DataError(
-                f"{source} have none of the ids of the interactions: theirs are text, such as "
+                f"{source.name} have none of the ids of the interactions: theirs are text, such as "
                 f"{ids[0].as_py()!r}, and those are integers; are they of the other side? If not, "
                 "write both in one type."
             )
         columns = [ids.cast(id_type)]
-        for name, kind in features.types.items():
-            columns.append(_keys(batch[name], kind, f"{source} column {name!r}"))
+        for name, kind in source.types.items():
+            column, where = batch[name], f"{source.name} column {name!r}"
+            if name in source.forms:
+                column = source.forms[name].read(column.cast(pa.string()))
+            elif is_measure(kind):
+                column = typed(pa.chunked_array([column]), name, source.name).combine_chunks()
+            columns.append(_keys(column, kind, where))
         yield pa.record_batch(columns, schema=schema)
 
 
@@ -141,24 +158,19 @@ def _keys(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
 
 
 def _type_of(kind: pa.DataType, name: str, source: str) -> pa.DataType:
-    """Return the type in which a feature is kept. Raises: DataError: it is none of keys."""
+    """Return the type in which a feature is kept, of text as long as its form is not known.
+
+    Raises: DataError: it is of no feature, see `typed`.
+    """
     if name in TAKEN:
         raise DataError(
             f"{source} have a column {name!r}, a name that counts of interactions have; rename it."
         )
-    many = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    flat = kind.value_type if many or pa.types.is_dictionary(kind) else kind
-    if pa.types.is_floating(flat):
-        raise DataError(
-            f"{source} column {name!r} holds floats; bucket it into integers or strings first."
-        )
-    if pa.types.is_nested(flat) or pa.types.is_binary(flat):
-        raise DataError(
-            f"{source} column {name!r} holds {flat}; a feature is of integers, strings or "
-            "booleans, or of lists of them."
-        )
+    kind = typed(pa.chunked_array([], kind), name, source).type
+    if is_measure(kind):
+        return kind
+    many = pa.types.is_nested(kind)
+    flat = kind.value_type if many else kind
     key = pa.string()
     if pa.types.is_integer(flat):
         key = pa.int64()
@@ -174,10 +186,15 @@ def _refuse_repeats(database: Database, table: str, source: str) -> None:
 
 
 def _table_of_side(side: Side) -> pa.Table:
-    """Return ids and features of a side of a corpus; each feature as lists of keys."""
+    """Return ids and features of a side of a corpus: lists of keys, or numbers or times."""
     columns = {"id": side.vocabulary.keys}
     for name, feature in side.features.items():
         keys = feature.vocabulary.keys.take(pa.array(feature.indices.numpy()))
         offsets = pa.array(feature.offsets.numpy().astype("int32"))
-        columns[name] = pa.ListArray.from_arrays(offsets, keys)
+        if is_measure(keys.type):  # one of each object that has it
+            empty = (feature.offsets[1:] == feature.offsets[:-1]).numpy()
+            rows = np.where(empty, 0, feature.offsets[:-1].numpy())
+            columns[name] = keys.take(pa.array(rows, mask=empty))
+        else:
+            columns[name] = pa.ListArray.from_arrays(offsets, keys)
     return pa.table(columns)

@@ -40,6 +40,7 @@ def kept_settings(record: PreparedRecord, settings: PrepareSettings, out: Path) 
         "unique": choices.unique,
         "k_core": choices.k_core,
         "minimum_value": choices.minimum_value,
+        "weights": choices.weights,
     }
     for name, value in first.items():
         asked = getattr(settings, name)

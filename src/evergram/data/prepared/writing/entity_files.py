@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from evergram.data.columnar.feature_types import type_name
 from evergram.data.prepared.engine.database import Database
 from evergram.data.prepared.engine.feature_tables import FeatureTable
+from evergram.errors import DataError
 
 Counts = Mapping[str, NDArray[np.int64]]
 
@@ -80,10 +82,22 @@ def _batches(
         columns = {"id": batch["id"].cast(schema.field("id").type)}
         for field in schema:
             if field.name in places:
-                columns[field.name] = batch[places[field.name]].cast(field.type)
+                columns[field.name] = _cast(batch[places[field.name]], field)
             elif field.name not in ("id", "count", "query_count", "candidate_count"):
                 columns[field.name] = pa.nulls(batch.num_rows, field.type)
         yield pa.record_batch(columns)
+
+
+def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
+    """Return the values of a feature in its type. Raises: DataError: it is of another."""
+    try:
+        return values.cast(field.type)
+    except pa.ArrowException:
+        raise DataError(
+            f"The feature {field.name!r} is a {type_name(field.type)} ({field.type}) in earlier "
+            f"parts, and a {type_name(values.type)} ({values.type}) in what is appended; write it "
+            "as before, or prepare everything again with --overwrite."
+        ) from None
 
 
 def _is_integer(database: Database, table: str) -> bool:

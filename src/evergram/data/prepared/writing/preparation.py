@@ -36,7 +36,7 @@ from evergram.data.prepared.writing import earlier_parts
 from evergram.data.prepared.writing.entity_files import write_entities
 from evergram.data.prepared.writing.part_files import PartFacts, row_type, write_part
 from evergram.data.prepared.writing.settings import PrepareSettings
-from evergram.data.reading.interaction_source import Interactions, InteractionSource
+from evergram.data.reading.interaction_source import Interactions, InteractionSource, names_of_ids
 from evergram.data.reading.rules import BadRows, Clock
 from evergram.data.reading.source_files import Paths
 from evergram.errors import DataError
@@ -140,6 +140,7 @@ class Preparation:
             sources,
             shared_ids=settings.shared_ids,
             bad_rows=BadRows(settings.bad_rows),
+            weights=settings.weights,
             clock=Clock() if record is None else Clock(record.times, str(self._out)),
             types={} if record is None else earlier_parts.least_types(record),
         )
@@ -202,7 +203,12 @@ class Preparation:
             if side == "candidate" and self._shared_table(features):
                 opened[side] = opened["query"]
             else:
-                opened[side] = open_features(features[side], side, self._settings.bad_rows)
+                opened[side] = open_features(
+                    features[side],
+                    side,
+                    self._settings.bad_rows,
+                    names_of_ids(self._settings.columns, side),
+                )
         self._check_names(opened)
         return opened
 
@@ -307,6 +313,7 @@ class Preparation:
                 k_core=settings.k_core,
                 minimum_value=settings.minimum_value,
                 columns=dict(settings.columns),
+                weights=dict(settings.weights),
             ),
             entity_files=entity_files,
         )

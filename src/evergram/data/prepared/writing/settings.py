@@ -27,7 +27,9 @@ class PrepareSettings:
 
     Args:
         columns: the files' own names of the columns query, candidate, value, time and weight,
-            {"query": "user_id"}.
+            {"query": "user_id"}; and of the ids in files of features, {"candidate_id": "sku"}.
+        weights: by name of an event its weight, {"view": 1, "cart": 3}, where the column of weights
+            holds such names.
         query_features, candidate_features: files with a column `id` and one column a feature.
         shared_ids: query and candidate ids name the same things.
         unique: keep of each pair its first interaction in time; without times, in the sources'
@@ -48,6 +50,7 @@ class PrepareSettings:
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     query_features: Paths | None = None
     candidate_features: Paths | None = None
     shared_ids: bool = False
