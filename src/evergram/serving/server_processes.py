@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -95,7 +95,7 @@ class ServerProcesses:
                 self._running.append(self._start(number))
                 if not number:
                     self._await(0)
-            waits = range(1, count)
+            waits: Sequence[int] = range(1, count)
             while waits:
                 for number in waits:
                     self._await(number)
