@@ -50,7 +50,7 @@ def post(served: Running, path: str, body: bytes) -> Any:
 @pytest.mark.parametrize("text", [False, True])
 def test_many_ids_are_embedded(served: Running, text: bool) -> None:
     ids = [n % 300 for n in range(2048)]
-    sent_ids = [f"{'0' * 10}{n}" for n in ids] if text else ids
+    sent_ids = [str(n) for n in ids] if text else ids
     answer = post(served, "/v1/embeddings", large({"input": sent_ids, "version": "v0"}))
     assert answer.status_code == 200, answer.text
     rows = [row["embedding"] for row in answer.json()["data"]]
