@@ -40,11 +40,12 @@ def test_it_shows_what_the_service_says(
     assert [r[0] for r in certificate] == ["v2", "v1", "v0"]
     past = data.versions[0].past
     assert past is not None
-    assert certificate[2][1:7] == [
-        "20",
-        *map(written, (past.error, past.cosine, past.estimate, past.bound, past.amplification)),
-    ]
-    assert rows(browser, "alignment")[2] == ["v0", *certificate[2][2:3], *certificate[2][4:6]]
+    figures = (past.error, past.cosine, past.measured, past.estimate, past.bound)
+    error, cosine, measured, estimate, bound = map(written, figures)
+    counted = [str(past.unseen), error, cosine, str(past.canaries), measured]
+    assert certificate[2][1:8] == [*counted, estimate, bound]
+    assert certificate[2][8] == written(past.amplification)
+    assert rows(browser, "alignment")[2] == ["v0", error, measured, estimate, bound]
     ads, feed = rows(browser, "consumers")
     assert ads[:3] == ["ads", "v0", "✕ past the limit"]
     assert ads[4:7] == ["0.713", "at least 0.800", "v2: 0.870, v3: 0.713"]
