@@ -95,7 +95,7 @@ REQUESTS = [
     wrong("two versions", EMBEDDINGS, {**IDS, "model": "line@v0", "version": 1}, "version"),
     wrong("a version of floats", EMBEDDINGS, {**IDS, "version": 0.5}, "version"),
     wrong("a negative version", EMBEDDINGS, {**IDS, "version": -1}, "version"),
-    posted("an id that is a word", EMBEDDINGS, {"input": ["a"]}, 400, "data", "a"),
+    posted("an id that is a word", EMBEDDINGS, {"input": ["a"]}, 404, "unknown_id", "a"),
     posted("an unknown id", EMBEDDINGS, {"input": [10**9]}, 404, "unknown_id", "1000000000"),
     posted(
         "an unknown version", EMBEDDINGS, {**IDS, "version": 7}, 404, "unknown_version", "7", **BOSS
