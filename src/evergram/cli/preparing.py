@@ -118,7 +118,7 @@ def prepare(
         refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")
     if kind != "table":
         for option in ("column", "weight"):
-            refuse_idle(context, [option], f"is of columns of a table, and the kind is {kind}")
+            refuse_idle(context, [option], f"names columns of a table, and the kind is {kind}")
     settings = PrepareSettings(
         columns=columns_by_role(column),
         weights=weights_of(weight),
