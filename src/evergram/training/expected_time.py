@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from evergram.data.split import Split
 from evergram.training.monitors.evaluation_work import FREE, SELECTING, distinct
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.automatic import batch_size_of
 
 # Seconds of one core, on the machine of docs/training.md: for a pair and a dimension in an epoch,
-# and for a multiply-add of a ranking.
-PAIR, RANKED = 4e-8, 3.5e-11
+# for a step over a batch, and for a multiply-add of a ranking.
+PAIR, STEP, RANKED = 4e-8, 3e-3, 3.5e-11
 # Epochs until patience ends most trainings.
 SWEEPS, EPOCHS = 25, 50
 
@@ -39,9 +40,10 @@ class ExpectedTime:
 
 def epoch_seconds(recipe: Recipe, split: Split, version: int) -> tuple[float, float]:
     """Return the seconds of an epoch and of its evaluation."""
-    dim = recipe.model.dim_of(version)
+    dim, pairs = recipe.model.dim_of(version), len(split.training)
+    steps = 1 if recipe.training.sweeps else pairs / batch_size_of(recipe, split.training)
     work = distinct(split.selection.query) * len(split.training.candidates) * (dim + SELECTING)
-    return PAIR * len(split.training) * dim, RANKED * min(work, FREE)
+    return PAIR * pairs * dim + STEP * steps, RANKED * min(work, FREE)
 
 
 def in_words(seconds: float) -> str:

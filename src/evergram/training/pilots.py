@@ -141,8 +141,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     best = _climb(starts, measure, _moves(search.recipe) if search.climbs else [])
     pilots.recipe = best.within(recipe)
     if search.solves:
-        training = pilots.recipe.training.model_copy(update={"optimizer": "als"})
-        pilots.recipe = pilots.recipe.model_copy(update={"training": training})
+        pilots.recipe = _by_the_solver(pilots.recipe)
     return pilots
 
 
@@ -151,15 +150,24 @@ def expected_time(
 ) -> ExpectedTime:
     """Return how long a factorization's training takes, pilots included, roughly."""
     search = _Search.of(recipe, split, version, together)
-    epoch, evaluation = epoch_seconds(recipe, split, version)
     piloted = wants_pilots(recipe, split)
-    sweeps = recipe.training.sweeps or (piloted and search.solves)
-    epochs = min(recipe.training.epochs, SWEEPS if sweeps else EPOCHS)
-    each = PILOT_SWEEPS * epoch + evaluation
-    if not search.recipe.training.sweeps or search.climbs:
-        each = epochs * (epoch + evaluation)
-    evaluations = epochs / recipe.training.evaluate_every
-    return ExpectedTime(search.most * each * piloted, epochs * epoch + evaluations * evaluation)
+    last = _by_the_solver(recipe) if piloted and search.solves else recipe
+    pilot, training = (_seconds(each, split, version) for each in (search.recipe, last))
+    return ExpectedTime(search.most * pilot * piloted, training)
+
+
+def _seconds(recipe: Recipe, split: Split, version: int) -> float:
+    """Return how long one training takes, roughly."""
+    settings = recipe.training
+    epoch, evaluation = epoch_seconds(recipe, split, version)
+    usual = SWEEPS if settings.sweeps else EPOCHS
+    epochs = min(settings.epochs, usual) if settings.patience else settings.epochs
+    return epochs * (epoch + evaluation / settings.evaluate_every)
+
+
+def _by_the_solver(recipe: Recipe) -> Recipe:
+    training = recipe.training.model_copy(update={"optimizer": "als"})
+    return recipe.model_copy(update={"training": training})
 
 
 @dataclass(frozen=True)
