@@ -209,6 +209,26 @@ def test_one_time_without_a_zone_is_named_with_its_row_cell_and_column(tmp_path:
     assert "ISO 8601" in message
 
 
+@pytest.mark.parametrize("library", ["list", "pandas", "polars"])
+def test_dates_of_several_kinds_in_memory(library: str) -> None:
+    noon, zoned = datetime(2020, 1, 1, 12), datetime(2020, 1, 1, tzinfo=UTC)
+
+    def corpus(times: list[Any]) -> Corpus:
+        table = {"query": [1, 2], "candidate": [3, 4], "time": times}
+        if library != "list":
+            frames = pytest.importorskip(library)
+            return Corpus.of(frames.DataFrame(table))
+        return Corpus.of(table)
+
+    if library != "polars":  # which itself refuses or converts them
+        for times in ([noon, zoned], [zoned, noon], [date(2020, 1, 1), zoned]):
+            with pytest.raises(DataError, match=r"row 2 \(time is '2020-01-01T"):
+                corpus(times)
+        mixed = corpus([date(2020, 1, 1), noon]).interactions["time"].to_pylist()
+        assert mixed[1] - mixed[0] == 12 * 3600 * 10**6
+    assert len(corpus([noon, noon])) == 2
+
+
 def test_a_gzip_followed_by_zeros_is_read(tmp_path: Path) -> None:
     content = gzip.compress(b"query,candidate\n1,2\n") + bytes(512)
     (tmp_path / "a.csv.gz").write_bytes(content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,9 @@ def _arrow_table(data: Any) -> pa.Table | None:
         # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
         try:
             table = pa.Table.from_pandas(data, preserve_index=False)
+            for i, (name, dtype) in enumerate(data.dtypes.items()):
+                if dtype.kind == "O" and pa.types.is_temporal(table.schema.field(i).type):
+                    table = table.set_column(i, str(name), _column(data[name].tolist(), str(name)))
         except pa.ArrowException:  # its error names no row; `_column` does
             table = pa.table({str(n): _column(data[n].tolist(), str(n)) for n in data.columns})
         return table.replace_schema_metadata(None)
@@ -200,7 +204,7 @@ def _column(values: Any, name: str) -> pa.Array:
         return _without_views(pa.chunked_array(values)).combine_chunks()
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
-    values = list(values)
+    values = _alike_dates(list(values))
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
@@ -217,6 +221,16 @@ def _column(values: Any, name: str) -> pa.Array:
             f"column {name!r} cannot be read (its first value is {first!r}); give it integers of "
             "at most 64 bits, strings, or numbers."
         ) from None
+
+
+def _alike_dates(values: list[Any]) -> list[Any]:
+    """Return values with dates of several kinds as texts: Arrow would take a time without a zone
+    for one in UTC, and of a date with a time, the date alone."""
+    dates = [value for value in values if isinstance(value, date) and value == value]
+    kinds = {(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}
+    if len(kinds) < 2:
+        return values
+    return [value.isoformat() if isinstance(value, date) else value for value in values]
 
 
 def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
