@@ -17,7 +17,7 @@ from evergram.errors import DataError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
-    from evergram.lineage.consumers.record import Consumer, Probe
+    from evergram.lineage.consumers.record import Consumer, Probe, Threshold
     from evergram.lineage.lineage import Lineage
 
 Name = Annotated[
@@ -54,6 +54,21 @@ Least = Annotated[
 ]
 Most = Annotated[
     float | None, typer.Option("--max", help="The largest value of rmse that is good enough.")
+]
+ScoreThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Score from which on the consumer shows hits: 'vectors align' and 'lineage check' say "
+        "how many pass it at a newer version."
+    ),
+]
+ScoreMetric = Annotated[
+    str,
+    typer.Option(
+        "--threshold-metric",
+        help="Metric of the threshold: cosine, ip or l2.",
+        autocompletion=choices("cosine", "ip", "l2"),
+    ),
 ]
 
 
@@ -121,6 +136,8 @@ def add(
     metric: Metric = None,
     least: Least = None,
     most: Most = None,
+    threshold: ScoreThreshold = None,
+    threshold_metric: ScoreMetric = "cosine",
     as_json: Json = False,
 ) -> None:
     """Register a consumer of a lineage, and the model that every new version is tried with."""
@@ -137,6 +154,7 @@ def add(
         allowed=allow or (),
         contact=contact,
         probe=measured,
+        threshold=_threshold(threshold, threshold_metric),
     )
     _print_consumer(added, as_json, registry.issue_token(name) if token else None)
 
@@ -162,6 +180,8 @@ def pin(
     drop_probe: Annotated[
         bool, typer.Option("--drop-probe", help="Leave the consumer without a probe.")
     ] = False,
+    threshold: ScoreThreshold = None,
+    threshold_metric: ScoreMetric = "cosine",
     as_json: Json = False,
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
@@ -178,6 +198,7 @@ def pin(
         lambda version: Lineage.open(lineage).resolve(version),
         probe=measured,
         drop_probe=drop_probe,
+        threshold=_threshold(threshold, threshold_metric),
     )
     _print_consumer(moved, as_json)
 
@@ -295,6 +316,21 @@ class _ProbeOptions:
         return measured_probe(lineage, pinned, probe)
 
 
+def _threshold(value: float | None, metric: str) -> Threshold | None:
+    """Return the threshold of the options. Raises: DataError: it cannot be one."""
+    from pydantic import ValidationError
+
+    from evergram.lineage.consumers.record import Threshold
+    from evergram.validation import sentence_of
+
+    if value is None:
+        return None
+    try:
+        return Threshold.model_validate({"value": value, "metric": metric})
+    except ValidationError as error:
+        raise DataError(f"The threshold cannot be used: {sentence_of(error, Threshold)}") from error
+
+
 def _facts(consumer: Consumer) -> dict[str, Any]:
     """Return a consumer as JSON, with "token" for whether it has one."""
     facts = consumer.model_dump(mode="json", exclude={"token_sha256"})
@@ -309,6 +345,9 @@ def _print_consumer(consumer: Consumer, as_json: bool, token: str | None = None)
     sys.stdout.write(
         f"{consumer.name} reads {consumer.pinned} and may read {', '.join(consumer.allowed)}.\n"
     )
+    if consumer.threshold is not None:
+        limit = consumer.threshold
+        sys.stdout.write(f"Its threshold: {limit.metric} of {limit.value:g}.\n")
     probe = consumer.probe
     if probe is not None and probe.baseline is not None:
         base = probe.baseline

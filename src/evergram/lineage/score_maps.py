@@ -74,7 +74,11 @@ class ScoreMaps:
                 scores[mine] = self.of(source, search).apply(scores[mine])
         return hits.ranked(scores)
 
-    def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
+    def pair_scores(self, source: int, search: ScoredSearch) -> tuple[Doubles, Doubles]:
+        """Return the scores of all pairs of canaries, now and as the target gave them, both [P].
+
+        Raises: as of `of`.
+        """
         target, sides, metric, of_queries = search
         same = sides[0] == sides[1]
         if same:
@@ -86,13 +90,17 @@ class ScoreMaps:
         # A score of a query read from one version with a row of another is not that of both the
         # other way round.
         pairs = _pairs(len(queries), both_ways=of_queries != source) if same else None
-        now = _scores(queries, rows, metric, pairs)
         then = _scores(own, own_rows, metric, pairs)
+        return _scores(queries, rows, metric, pairs), then
+
+    def _fit(self, source: int, search: ScoredSearch) -> ScoreMap:
+        now, then = self.pair_scores(source, search)
         try:
             return ScoreMap.fit(now, then)
         except DataError as error:
             raise LineageError(
-                f"Scores of version {source} cannot be calibrated to those of version {target} by "
+                f"Scores of version {source} cannot be calibrated to those of version "
+                f"{search.target} by "
                 f"the objects that both keep as canaries: {error} Ask for raw scores."
             ) from error
 

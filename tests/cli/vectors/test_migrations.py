@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
+import torch
 from tests.support.command import Command
 from tests.support.two_models import by_two_models
 
@@ -91,3 +93,17 @@ def test_a_seed_beyond_what_draws_take_is_refused(tmp_path: Path, evergram: Comm
     files = [tmp_path / "v.npy"] * 2
     ran = evergram("vectors", "plan-migration", *files, "--seed", str(2**32))
     assert "--seed is '4294967296'; it must be at most 4294967295" in ran.refusal()
+
+
+def test_pairs_that_pass_a_threshold_are_counted(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels, "--threshold", 0.7]
+    pinned = evergram("vectors", "plan-migration", *files, "--json").json["ways"]["pinned"]
+    vectors, _ = by_two_models(3.0, 0.1)
+    assert pinned["pairs_then"] == int((vectors.old_queries @ vectors.old.T >= 0.7).sum())
+    back = torch.linalg.lstsq(vectors.new.double(), vectors.old.double()).solution
+    rows = (vectors.new_queries.double() @ back, vectors.new.double() @ back)
+    queries, texts = (part / part.norm(dim=1, keepdim=True) for part in rows)
+    # The aligner holds a tenth of the texts out.
+    assert pinned["pairs_now"] == pytest.approx(int((queries @ texts.T >= 0.7).sum()), rel=0.15)
+    assert pinned["pairs_now"] > 1.5 * pinned["pairs_then"]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pytest
+import torch
 from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
 from tests.support.running_service import ADDRESS
@@ -104,6 +105,43 @@ def test_at_full_depth_it_is_a_search_of_the_new_model(half_moved: Lineage, metr
     got = [[hit["score"] for hit in row["hits"]] for row in answer.json()["data"]]
     assert_allclose(got, np.take_along_axis(scores, best, 1), rtol=1e-4, atol=1e-4)
     assert answer.json()["evergram"]["computed_from"] == [1]
+
+
+@pytest.fixture
+def sampled(tmp_path: Path) -> Lineage:
+    """As step 3 of docs/migrate.md has it: a lossy way back, so that it proposes other hits."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    old, new = (encoded(tmp_path, address) for address in ADDRESSES[:2])
+    align(old, new, lineage, AlignSettings("low_rank", rank=2), promote=False)
+    write_texts(tmp_path / "texts.csv")
+    return lineage
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_texts_are_served_as_the_plan_measures_its_cascades(sampled: Lineage, both: bool) -> None:
+    """The old model's own queries propose the hits where it is served: *cascade*. Where it is not,
+    and for vectors, the way back does: *bridge_cascade*."""
+    texts = ["word1 word2 word3", "word4 word9", "word5 word6 word7"]
+    new = word_vectors(texts, 1, DIM)
+    with running(sampled, addresses=ADDRESSES if both else ADDRESSES[1:]) as http:
+        fields = {"version": 1, "k": 10, "rerank": 10, "metric": "cosine"}
+        by_text = ids_of(http.post("/v1/search", json={"input": texts, **fields}))
+        by_vector = ids_of(http.post("/v1/search", json={"vectors": new.tolist(), **fields}))
+    old_rows, new_rows = (word_vectors(sentences(), n, d) for n, d in ((0, 10), (1, DIM)))
+    back = sampled.chain.apply(torch.from_numpy(new), 1, 0).numpy()
+
+    def cascaded(proposing: Any) -> list[list[str]]:
+        found = []
+        for first, second in zip(proposing, new, strict=True):
+            hits = np.argsort(-(old_rows @ first) / np.linalg.norm(old_rows, axis=1))[:10]
+            own = new_rows[hits] @ second / np.linalg.norm(new_rows[hits], axis=1)
+            found.append([f"text-{i}" for i in hits[np.argsort(-own, kind="stable")]])
+        return found
+
+    cascade, bridge_cascade = cascaded(word_vectors(texts, 0, 10)), cascaded(back)
+    assert cascade != bridge_cascade
+    assert by_text == (cascade if both else bridge_cascade)
+    assert by_vector == bridge_cascade
 
 
 def test_only_rows_that_have_not_moved_are_encoded_and_each_once(half_moved: Lineage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -145,10 +146,12 @@ def check(
     from evergram.lineage.canary_check import as_json as reading_json
     from evergram.lineage.contradictions import contradictions
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.thresholds import threshold_counts
     from evergram.lineage.version_warnings import version_warnings
 
     opened = Lineage.open(lineage)
     readings = diagnose_lineage(opened)
+    thresholds = threshold_counts(opened)
     checked = opened.checked_files
     wrong = contradictions(opened)
     sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
@@ -163,11 +166,14 @@ def check(
                 "past_limits": sentences,
                 "contradictions": wrong,
                 "warnings": warnings,
+                "thresholds": [asdict(count) for count in thresholds],
                 "checked": checked,
             }
         )
     else:
         _print_readings(opened, readings)
+        for count in thresholds:
+            paragraph(count.sentence)
         paragraph(
             f"{len(checked)} files were compared with their hashes, all that are published: "
             f"{_described(opened, checked)}."

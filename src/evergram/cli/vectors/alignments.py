@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from evergram.cli.printing import (
     dump,
     file_written,
     number,
+    paragraph,
     print_probes,
     shard_facts,
     shards_written,
@@ -118,6 +120,7 @@ def align(
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.thresholds import threshold_counts
     from evergram.releasing.files.align import align as align_files
     from evergram.releasing.files.align_settings import AlignSettings
     from evergram.releasing.files.shared_alignment import take_part_in_alignment
@@ -151,10 +154,14 @@ def align(
         progress=new_progress(),
         strict_probes=strict_probes,
     )
+    thresholds = threshold_counts(target)
     if as_json:
-        dump({"lineage": str(lineage), **facts})
+        counts = [asdict(count) for count in thresholds]
+        dump({"lineage": str(lineage), **facts, "thresholds": counts})
         return None
     _print_alignment(lineage, facts)
+    for count in thresholds:
+        paragraph(count.sentence)
     if facts["probes"]:
         print_probes(facts["probes"])
     return None

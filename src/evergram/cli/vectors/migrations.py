@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,6 +76,13 @@ def plan_migration(
     old_readers: Annotated[
         bool, typer.Option("--old-readers", help="Say that somebody goes on to read old vectors.")
     ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="A threshold on scores of old vectors: count the pairs of query and text that "
+            "pass it, now and for a pinned reader."
+        ),
+    ] = None,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     as_json: Json = False,
@@ -95,6 +103,7 @@ def plan_migration(
 
     files = [old, new, old_queries, new_queries]
     settings = WaySettings(pairs, depth, sidecar_bytes, sidecar_error, similarity.value, seed)
+    settings = replace(settings, threshold=threshold)
     grades = None if judgements is None else read_judgements(judgements)
     columns = columns_of(files, id_column, vector_column)
     id_name, vector_name = columns["id_column"], columns["vector_column"]
@@ -155,6 +164,13 @@ def _print_plan(report: dict[str, Any]) -> None:
             "Vectors differ in length, and these figures are by cosine. Searches are by inner "
             'product unless they say otherwise: search with the metric "cosine", or compare with '
             "--similarity dot."
+        )
+    pinned = report["ways"]["pinned"]
+    if "pairs_then" in pinned:
+        paragraph(
+            f"Of scores of a query and a text {pinned['pairs_then']:,} pass the threshold of "
+            f"{report['settings']['threshold']:g} by the old vectors, and {pinned['pairs_now']:,} "
+            "where both are read back, as pinned readers get them: give these calibrated scores."
         )
     paragraph(f"Verdict: {report['verdict'] or 'none'}.")
     for reason in report["reasons"]:

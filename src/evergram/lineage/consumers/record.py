@@ -72,6 +72,13 @@ class Probe(_StrictRecord):
         return self
 
 
+class Threshold(_StrictRecord):
+    """The score from which on a consumer shows hits, of the version that it is pinned to."""
+
+    value: float
+    metric: Literal["cosine", "ip", "l2"] = "cosine"
+
+
 class Consumer(_StrictRecord):
     """A reader of the lineage.
 
@@ -87,6 +94,7 @@ class Consumer(_StrictRecord):
     contact: str | None = None
     token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     probe: Probe | None = None
+    threshold: Threshold | None = None
 
     @field_validator("since")
     @classmethod

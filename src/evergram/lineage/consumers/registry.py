@@ -28,6 +28,7 @@ from evergram.lineage.consumers.record import (
     ConsumersRecord,
     Probe,
     Resolve,
+    Threshold,
     parse_consumers,
     pin_of,
 )
@@ -91,6 +92,7 @@ class ConsumerRegistry:
         allowed: Iterable[str] = (),
         contact: str | None = None,
         probe: Probe | None = None,
+        threshold: Threshold | None = None,
     ) -> Consumer:
         """Add a consumer; with a probe, its two files are copied into the lineage's folder.
 
@@ -100,6 +102,7 @@ class ConsumerRegistry:
                 the lock, so that nobody is pinned to a version that was retired meanwhile.
             allowed: versions and labels that it may read beside `pinned`.
             probe: with the paths of the files as they are now.
+            threshold: on scores of the version; `threshold_counts` says what becomes of it.
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
             cannot be one, or the folder cannot be written; nothing is then changed.
         """
@@ -121,6 +124,7 @@ class ConsumerRegistry:
                 since=_today(),
                 contact=contact,
                 probe=None if probe is None else self._keep(name, probe),
+                threshold=threshold,
             )
             self._write([*self._record.consumers, added])
         return added
@@ -139,6 +143,7 @@ class ConsumerRegistry:
         *,
         probe: Probe | None = None,
         drop_probe: bool = False,
+        threshold: Threshold | None = None,
     ) -> Consumer:
         """Pin a consumer to another version or label. It may no longer read the one that it was
         pinned to, and keeps all other permissions.
@@ -149,6 +154,7 @@ class ConsumerRegistry:
         Args:
             probe: for the new version.
             drop_probe: whether to remove the probe that it has.
+            threshold: on scores of the new version; without one, that of another version is gone.
 
         Raises: as `add`.
         """
@@ -167,6 +173,7 @@ class ConsumerRegistry:
                 "allowed": tuple(dict.fromkeys([place, *others])),
                 "since": before.since if place == before.pinned else _today(),
                 "probe": kept if probe is None else self._keep(name, probe),
+                "threshold": threshold or (before.threshold if place == before.pinned else None),
             }
             after = before.model_copy(update=changes)
             self._write([after if c is before else c for c in self._record.consumers])

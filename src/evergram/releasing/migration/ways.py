@@ -42,6 +42,7 @@ class WaySettings:
         similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
             inner product of vectors as they are.
         seed: draws the pairs and the intervals.
+        threshold: of scores of old queries and texts; `pinned` then counts the pairs that pass it.
     Raises: DataError: a value is not allowed.
     """
 
@@ -51,6 +52,7 @@ class WaySettings:
     sidecar_error: float | None = None
     similarity: Similarity = "cosine"
     seed: int = 0
+    threshold: float | None = None
 
     def searched(self, vectors: Tensor) -> Tensor:
         """Return vectors [n, D] whose inner products are the scores of a search."""
@@ -157,8 +159,18 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
     ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
     ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
+    if settings.threshold is not None:
+        pairs_then = _passing(old_queries, old, settings.threshold)
+        pairs_now = _passing(queries, texts, settings.threshold)
+        ways["pinned"].facts.update(pairs_then=pairs_then, pairs_now=pairs_now)
     ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
     return ways
+
+
+def _passing(queries: Tensor, texts: Tensor, threshold: float) -> int:
+    """Return how many scores are at least the threshold."""
+    blocks = queries.split(max(1, (1 << 24) // len(texts)))
+    return sum(int((block @ texts.T >= threshold).sum()) for block in blocks)
 
 
 def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,12 +55,14 @@ def reranked_search(
     ids: pa.Array | Sequence[int | str] | None = None,
     filter: Filter | None = None,
     most: int | None = None,
+    old_queries: Callable[[int], npt.ArrayLike | None] | None = None,
 ) -> Reranked:
     """Return the k best of each query by own vectors of a version, of the best by the stored rows.
 
-    The stored rows, most of them of an older version, are searched by the queries through the way
-    back; the best `rerank` are then ranked by the vectors that the version's own model gives them:
-    the stored one where the row has moved already, else a kept one, else one that is computed now.
+    The stored rows, most of them of an older version, are searched by `old_queries`, or by the
+    queries through the way back; the best `rerank` are then ranked by the vectors that the
+    version's own model gives them: the stored one where the row has moved already, else a kept one,
+    else one that is computed now.
     Once every stored row is of the version, this is `Reader.search`, and nothing is computed.
 
     Args:
@@ -70,6 +72,9 @@ def reranked_search(
         rerank: hits of each query to re-rank, at least k. What they miss cannot come back.
         side, metric, ids, filter: as for `Reader.search`.
         most: objects that may be encoded; any number by default.
+        old_queries: returns the same queries as an older version's own model makes them, [Q, D], of
+            the version that it is given; None where it cannot. With it, this is the *cascade* of
+            `plan-migration`, and without, its *bridge_cascade*.
     Raises: as `Reader.search` and `KeptVectors.of`; DataError: `rerank` is below k; ShapeError:
         kept vectors are of another dim. EncodingLimitError: more than `most` objects have neither
         a stored nor a kept vector.
@@ -90,8 +95,10 @@ def reranked_search(
     # Rows of versions before and after j are both read at the oldest: every way leads back.
     start = min(oldest, target)
     asked = reader.queries(queries, target)
-    turned = reader.transform(asked, target, start)
-    first = reader.search(turned, rerank, start, side, metric, ids, filter=filter)
+    proposing = None if old_queries is None or start == target else old_queries(start)
+    if proposing is None:
+        proposing = reader.transform(asked, target, start)
+    first = reader.search(proposing, rerank, start, side, metric, ids, filter=filter)
     if not any(map(len, first)):
         return Reranked(first)
     touched = pc.unique(pa.concat_arrays([hits.ids for hits in first if len(hits)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -77,16 +77,30 @@ def check_rerank(call: Call, options: SearchOptions, version: int, queries: int)
 
 
 def reranked(
-    call: Call, options: SearchOptions, queries: Floats, version: int, side: str, ids: pa.Array
+    call: Call,
+    options: SearchOptions,
+    queries: Floats,
+    version: int,
+    side: str,
+    ids: pa.Array,
+    encode: Callable[[int], Floats] | None = None,
 ) -> Reranked:
     """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
 
     Args:
         ids: to search among; None for all.
+        encode: encodes the queries as a version's own model does; None if they are no texts.
     Raises: RefusedError: an object has no text, the encoder is not at hand, or too many texts would
         have to be encoded. EvergramError: as `reranked_search`.
     """
     assert options.rerank is not None
+    texts = call.state.texts
+
+    def old_queries(older: int) -> Floats | None:
+        if encode is None or texts is None or not texts.can_encode(older):
+            return None
+        return encode(older)
+
     with _refusals():
         return reranked_search(
             call.state.reader,
@@ -100,6 +114,7 @@ def reranked(
             ids=ids,
             filter=options.filter,
             most=call.settings.max_batch,
+            old_queries=old_queries,
         )
 
 

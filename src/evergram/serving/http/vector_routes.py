@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,8 +144,11 @@ def search(call: Call) -> Answer:
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids")).drop_null()
+    encode: Callable[[int], Floats] | None = None
     if isinstance(asked, list):  # of texts, encoded after every limit
-        asked = text_queries(call, version, asked, parsed.request.input_type or "query")
+        role = parsed.request.input_type or "query"
+        encode = partial(text_queries, call, texts=asked, role=role)
+        asked = encode(version)
     queries = asked
     where: dict[str, int] = {}
     query_side = None
@@ -166,7 +170,7 @@ def search(call: Call) -> Answer:
             )
         )
     else:
-        ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids))
+        ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids, encode))
         results, where = ranking.hits, ranking.counts
         if options.scores == "calibrated":
             results = reader.calibrated(

@@ -73,6 +73,11 @@ class ServedTexts:
         problems = [e.problem for n, e in encoders if n >= self._production and e.problem]
         return problems[0] if problems else None
 
+    def can_encode(self, version: int) -> bool:
+        """Return whether a version's own encoder is at hand, and is the recorded one."""
+        encoder = self._encoders.get(version)
+        return encoder is not None and encoder.problem is None
+
     def load(self, lineage: Lineage) -> None:
         """Open and check the encoders of production and of later versions.
 
