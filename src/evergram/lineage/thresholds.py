@@ -76,6 +76,6 @@ def threshold_counts(lineage: Lineage) -> list[ThresholdCount]:
         with suppress(DataError):
             calibrated = int((ScoreMap.fit(now, then).apply(now) >= limit).sum())
         both = int((passed & passes).sum())
-        sums = len(now), int(passed.sum()), int(passes.sum()), both, calibrated
-        counts.append(ThresholdCount(*known, *sums))
+        sums = len(now), int(passed.sum()), int(passes.sum()), both
+        counts.append(ThresholdCount(*known, *sums, calibrated=calibrated))
     return counts

@@ -47,8 +47,10 @@ class JudgedQueries:
             for q, (gains, ideal) in enumerate(zip(self.gains, self.ideals, strict=True))
             if int((gains > 0).sum()) == len(ideal)
         ]
-        lists = ([part[q] for q in kept] for part in (self.places, self.gains, self.ideals))
-        return JudgedQueries(self.rows[kept], *lists, 0)
+        places, gains, ideals = (
+            [part[q] for q in kept] for part in (self.places, self.gains, self.ideals)
+        )
+        return JudgedQueries(self.rows[kept], places, gains, ideals, 0)
 
     @classmethod
     def of(

@@ -37,7 +37,8 @@ def distinct_queries(vectors: MigrationVectors) -> Tensor:
         rows = torch.arange(len(same))
         same[rows, rows + start] = True  # a vector of zeros, too, is its own
         first.append(same.int().argmax(1))
-    return torch.unique(torch.cat(first), return_inverse=True)[1]
+    of_query: Tensor = torch.unique(torch.cat(first), return_inverse=True)[1]
+    return of_query
 
 
 def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
@@ -129,13 +130,15 @@ def _two_maps(x: Tensor, y: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | No
 def _components(vectors: Tensor, most: int) -> Tensor:
     """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
     centred = vectors.double() - vectors.double().mean(0)
-    return centred @ torch.linalg.eigh(centred.T @ centred)[1][:, -most:]
+    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1][:, -most:]
+    return centred @ components
 
 
 def _fit(x: Tensor, y: Tensor) -> Tensor:
     square = x.T @ x
     ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square), dtype=x.dtype)
-    return torch.linalg.solve(square + ridge, x.T @ y)
+    map_: Tensor = torch.linalg.solve(square + ridge, x.T @ y)
+    return map_
 
 
 def _nearer(x: Tensor, y: Tensor, maps: tuple[Tensor, Tensor]) -> Tensor:

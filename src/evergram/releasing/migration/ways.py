@@ -169,7 +169,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
 
 def _passing(queries: Tensor, texts: Tensor, threshold: float) -> int:
     """Return how many scores are at least the threshold."""
-    blocks = queries.split(max(1, (1 << 24) // len(texts)))
+    blocks = torch.split(queries, max(1, (1 << 24) // len(texts)))
     return sum(int((block @ texts.T >= threshold).sum()) for block in blocks)
 
 

@@ -50,6 +50,7 @@ from evergram.serving.http.vector_answers import (
 from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
 from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.text_encoder import Role
 
 
 def embeddings(call: Call) -> Answer:
@@ -146,7 +147,7 @@ def search(call: Call) -> Answer:
         ids = as_ids(store, ids_of(parsed, "ids")).drop_null()
     encode: Callable[[int], Floats] | None = None
     if isinstance(asked, list):  # of texts, encoded after every limit
-        role = parsed.request.input_type or "query"
+        role: Role = parsed.request.input_type or "query"
         encode = partial(text_queries, call, texts=asked, role=role)
         asked = encode(version)
     queries = asked
