@@ -115,9 +115,9 @@ def test_also_a_text_null_in_parquet_is_a_text_and_a_null_is_not(
 def test_also_the_other_files_of_ids_are_read_likewise(evergram: Command, shop: Path) -> None:
     base = ("train", "shop.toml", "--lineage", "l", "--set")
     (shop / "w.csv").write_text("id,weight\n1,2.0\nNaN,1.0\n")
-    assert "w.csv row 2: id is 'NaN'" in evergram.refused(*base, "task.query_measure=w.csv")
+    assert "w.csv row 2: id is 'NaN'" in evergram(*base, "task.query_measure=w.csv").err
     (shop / "w.csv").write_text("id,weight\n1,2.0\n1,1.0\n")
-    assert "w.csv names the id 1 twice" in evergram.refused(*base, "task.query_measure=w.csv")
+    assert "w.csv names the id 1 twice" in evergram(*base, "task.query_measure=w.csv").err
     (shop / "f.csv").write_text("id,tag\nitem1,a\nNULL,b\n")
     features = ("data.candidate_features=f.csv", "--set", "model.kind=two_tower")
     assert "f.csv row 2: id is 'NULL'" in evergram.refused(*base, *features)

@@ -93,12 +93,6 @@ CASES = [
         "--set data.path=clicks.parquet --set data.candidate_features=f.parquet",
     ),
     typed(
-        "features of no object",
-        pa.table({"id": pa.array([], pa.string()), "age": pa.array([], pa.float64())}),
-        "f.parquet",
-        "--set data.path=clicks.parquet --set data.candidate_features=f.parquet",
-    ),
-    typed(
         "features of other objects",
         pa.table({"id": ["x", "y"], "age": [1.0, 2.0]}),
         "f.parquet",
