@@ -4,14 +4,16 @@ Read in this order:
 
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids.
    Its parts are in `columnar/`; `Corpus.of` reads frames, matrices and lists in memory.
-2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
+2. `reading/`: the one reader of tables, in files and in memory; its `rules` are those of types,
+   units, zones and bad rows.
+3. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
    and adjacency lists), `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and
    `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
    recipe names.
-3. `prepared/`: corpora that do not fit into memory; `prepare` makes one by DuckDB: `sources/` read
-   and check, `engine/` orders and numbers, `writing/` writes a folder of columns.
-4. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
-5. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
+4. `prepared/`: corpora that do not fit into memory; `prepare` makes one by DuckDB: `engine/`
+   orders and numbers, `writing/` writes a folder of columns.
+5. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
+6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
    `pools/`: entities that are drawn by what they contribute to the penalty; `whole_queries/`:
    batches of queries with all of their pairs.
 

@@ -1,1 +1,1 @@
-"""The columns of a corpus: keys, features, interactions, and tables in memory."""
+"""The columns of a corpus: keys, features, and blocks of pairs."""

@@ -20,7 +20,6 @@ def read_csv(
     *,
     delimiter: str = ",",
     types: Mapping[str, pa.DataType] | None = None,
-    kinds: Mapping[str, pa.DataType] | None = None,
     header: bool = True,
 ) -> pa.Table:
     """Return the table of a CSV text.
@@ -29,7 +28,6 @@ def read_csv(
         content: a file, or its bytes.
         source: name of the text, for errors.
         types: the columns to keep and their types; None keeps all, of types that Arrow infers.
-        kinds: types of some columns if all are kept.
         header: True if the first line names the columns; if False, `types` names them, and a
             quotation mark is a letter like any other.
     Raises: DataError: a column is missing, or a line cannot be read; the error names the row.
@@ -46,7 +44,7 @@ def read_csv(
                 csv.ConvertOptions(
                     null_values=[""],
                     strings_can_be_null=True,
-                    column_types=types or kinds,
+                    column_types=types,
                     include_columns=list(types) if types else None,
                 ),
             )
