@@ -102,12 +102,14 @@ def _trial(
     wider = NARROWER * (1 + len(seen) / len(unseen)) ** 0.5
     there = float((ndcg["reindex"][unseen] - ndcg["stay"][unseen]).double().mean())
     low, high = ((end - gain.mean) * wider for end in (gain.low, gain.high))
+    chosen = expected = None
+    if len(seen) >= LEAST_QUERIES:
+        chosen = decide(of_seen, Situation()).way
+        expected = decide(of_seen, Situation(worth=WORTH)).way
     return Trial(
         corpus,
-        *(
-            decide(of_seen, situation).way if len(seen) >= LEAST_QUERIES else None
-            for situation in (Situation(), Situation(worth=WORTH))
-        ),
+        chosen,
+        expected,
         {name: float(ndcg[name][unseen].double().mean()) for name in CHOICES},
         encoded,
         low <= there - gain.mean <= high,

@@ -18,6 +18,7 @@ FLOORS = {
     "kinds": 1,
     "validation": 1,
     "file_group": 1,
+    "file_lock": 1,
     "file_content": 1,
     "quotation": 1,
     "system_errors": 1,

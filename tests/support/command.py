@@ -34,9 +34,11 @@ class CommandResult(NamedTuple):
     def refusal(self) -> str:
         """The one sentence with which the command refused its input."""
         assert (self.code, self.out) == (2, ""), self
-        assert self.err.startswith("error: "), self.err
-        assert self.err.count("\n") == 1, self.err
-        return self.err
+        # Lines of progress may come before it.
+        *_, last = self.err.splitlines(keepends=True)
+        assert last.startswith("error: "), self.err
+        assert self.err.count("error: ") == 1, self.err
+        return last
 
 
 class Command:

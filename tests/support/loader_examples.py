@@ -25,6 +25,7 @@ class LoaderSettings:
     query_features: str | None = None
     candidate_features: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     shared_ids: bool = False
     bad_rows: Literal["refuse", "drop"] = "refuse"
     queries: int = 40

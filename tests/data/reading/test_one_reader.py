@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -103,7 +104,7 @@ def test_every_division_and_door_agree(rows: list[Row]) -> None:
         thirds = [rows[:1], rows[1:2], rows[2:]]
         for number, order in enumerate(permutations(thirds)):
             folder = write(root / f"several{number}", [part for part in order if part])
-            assert seen(lambda folder=folder: load_table(folder)) == expected
+            assert seen(partial(load_table, folder)) == expected
         assert seen(lambda: load_table(partition(root / "hive", rows))) == expected
         folder = root / "several0"
         assert seen(lambda: prepared(folder, root / "out")) == expected
@@ -146,7 +147,10 @@ def test_files_of_several_types_are_widened_or_refused_with_both_named(
         for name, cells in zip("ab", halves, strict=True):
             columns = {"query": [1, 2], "candidate": [3, 4]} | {role: cells}
             pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-        doors = (lambda f=folder: load_table(f), lambda f=folder: prepared(f, f / "out"))
+        doors: tuple[Callable[[], Corpus], ...] = (
+            partial(load_table, folder),
+            partial(prepared, folder, folder / "out"),
+        )
         for door in doors:
             if expected is None:
                 with pytest.raises(DataError) as refused:
@@ -290,7 +294,14 @@ def test_bad_rows_are_dropped_and_reported(
         name: [None if cell in ("", "NULL") else cell for cell in cells]
         for name, cells in columns_of(DIRTY).items()
     }
-    assert len(Corpus.of(table, **NAMES, bad_rows="drop")) == 18
+    assert (
+        len(
+            Corpus.of(
+                table, query="user", candidate="item", value="stars", time="when", bad_rows="drop"
+            )
+        )
+        == 18
+    )
 
 
 def prepared_rows(folder: Path) -> pa.Table:

@@ -70,8 +70,8 @@ class JudgedQueries:
             (list(judgements), queries, "the queries"),
             (list(judged), texts, "the texts"),
         ):
-            both = (pa.array(x, pa.string()) for x in (ids, others))
-            refuse_other_form(*both, "the judgements", what)
+            given, known = pa.array(ids, pa.string()), pa.array(others, pa.string())
+            refuse_other_form(given, known, "the judgements", what)
         place = {text: row for row, text in enumerate(texts)}
         rows, places, gains, ideals = [], [], [], []
         absent = 0
