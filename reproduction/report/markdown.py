@@ -17,7 +17,10 @@ runs one ([commands](commands.md)). [G1], [G2] and [BC] are [the papers](method.
 presets fit two cores; they show whether an effect of the papers is there at small size, not whether
 the papers' own figures are right. Lines that are solid are the papers' methods, dashed ones
 baselines or the papers' own figures; bands are 95 % intervals over seeds, where there are three or
-more."""
+more.
+
+Rows of SAGram are of an earlier order of its steps, and rows of Finetune-M0 of twice the present number
+of passes; running their experiments again replaces them."""
 
 
 def page(content: Content) -> str:
