@@ -19,8 +19,8 @@ the papers' own figures are right. Lines that are solid are the papers' methods,
 baselines or the papers' own figures; bands are 95 % intervals over seeds, where there are three or
 more.
 
-Rows of SAGram are of an earlier order of its steps, and rows of Finetune-M0 of twice the present number
-of passes; running their experiments again replaces them."""
+Rows of SAGram are of an earlier order of its steps, and rows of Finetune-M0 of twice the present
+number of passes; running their experiments again replaces them."""
 
 
 def page(content: Content) -> str:
