@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.support.command import PROGRAM
 
+from evergram.cli.standard_streams import _LastingFile
 from evergram.lineage.lineage import Lineage
 
 WORK = """
@@ -91,3 +94,23 @@ def test_a_training_is_published_whatever_reads_it(shop: Path) -> None:
     )
     assert train[0] == 0
     assert Lineage.open("l").newest == 0
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 4096)
+    raw = _LastingFile(writer, "w", closefd=False)
+    written: list[int] = []
+    thread = threading.Thread(target=lambda: written.append(raw.write(b"result")), daemon=True)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    while not os.read(reader, 1 << 16).endswith(b"result"):
+        pass
+    thread.join(10)
+    assert written == [6]
+    os.close(reader)
+    os.close(writer)

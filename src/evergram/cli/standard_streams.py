@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -19,7 +20,9 @@ class _LastingFile(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:
+                select.select([], [self.fileno()], [])  # a pipe that does not block, and is full
+            return written
         except OSError as error:
             self.error = error
             _discard(self.fileno())

@@ -176,3 +176,30 @@ def test_in_evaluation_mode_nothing_is_asked_or_learned() -> None:
     penalty(rows, rows, ids, ids)
     penalty.after_step(rows, rows)
     assert not bool(penalty.query_gramian.any())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_two_calls_may_stand_in_inference_mode_and_a_loaded_state_ends_the_step(
+    mode: type[torch.no_grad],
+) -> None:
+    users, items = (t.requires_grad_() for t in tables())
+    penalty = GramianPenalty(D, "sagram")
+    optimizer = torch.optim.SGD([users, items], lr=0.05)
+    ids = torch.arange(N), torch.arange(N) % M
+    for _ in range(3):
+        with mode():
+            penalty.before_step(users[ids[0]], items[ids[1]], *ids)
+        optimizer.zero_grad()
+        penalty(users[ids[0]], items[ids[1]], *ids).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with mode():
+            penalty.after_step(users[ids[0]], items[ids[1]])
+    assert max(penalty.gramian_error(users, items)) < 1e-5
+    state = penalty.state_dict()
+    with torch.no_grad():
+        penalty.before_step(users[ids[0]], items[ids[1]], *ids)
+        penalty(users[ids[0]], items[ids[1]], *ids)
+        penalty.load_state_dict(state)
+        with pytest.raises(TrainingError):
+            penalty.after_step(users[ids[0]], items[ids[1]])
+        penalty.before_step(users[ids[0]], items[ids[1]], *ids)

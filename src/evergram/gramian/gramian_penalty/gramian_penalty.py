@@ -241,9 +241,10 @@ class GramianPenalty(nn.Module):
                 "optimiser's step, with that batch's embeddings at the new parameters."
             )
         wide, ids = self._checked(query, candidate, query_ids, candidate_ids)
-        if not self._learns:
+        if not self.training:
             return
-        with torch.autocast(query.device.type, enabled=False):
+        # The state stays usable for gradients where the rows were embedded in inference mode.
+        with torch.inference_mode(False), torch.autocast(query.device.type, enabled=False):
             if all(_finite(w) for w in wide):
                 for side, w, i in zip((self.query, self.candidate), wide, ids, strict=True):
                     side.count(i, len(w))
@@ -264,7 +265,7 @@ class GramianPenalty(nn.Module):
             ShapeError: there are not as many rows as those calls had.
         """
         self._check_cache()
-        if not self._learns:
+        if not self.training:
             return
         if not self._calls:
             raise TrainingError(
@@ -280,11 +281,12 @@ class GramianPenalty(nn.Module):
                     f"after_step has {len(rows)} {side.name} rows, and this step's calls had "
                     f"{size}; embed the same rows again."
                 )
-            kept = torch.cat([torch.full_like(ids, learned).bool() for ids, learned in each])
-            moved = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))[kept]
-            if len(moved) and _finite(moved):
-                ids = torch.cat([ids for ids, _ in each])[kept]
-                side.estimator.after_step(side.rows(moved, ids))
+            with torch.inference_mode(False):
+                kept = torch.cat([torch.full_like(ids, learned).bool() for ids, learned in each])
+                moved = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))[kept]
+                if len(moved) and _finite(moved):
+                    ids = torch.cat([ids for ids, _ in each])[kept]
+                    side.estimator.after_step(side.rows(moved, ids))
         self._calls, self._drawn = [], False
 
     @contextmanager
@@ -433,6 +435,10 @@ class GramianPenalty(nn.Module):
 
         super()._apply(widest, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._calls, self._drawn = [], False  # a step under way was of the state before
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process or of another time has no embeddings of this one.
