@@ -190,7 +190,7 @@ def test_the_two_calls_may_stand_in_inference_mode_and_a_loaded_state_ends_the_s
         with mode():
             penalty.before_step(users[ids[0]], items[ids[1]], *ids)
         optimizer.zero_grad()
-        penalty(users[ids[0]], items[ids[1]], *ids).backward()  # type: ignore[no-untyped-call]
+        penalty(users[ids[0]], items[ids[1]], *ids).backward()
         optimizer.step()
         with mode():
             penalty.after_step(users[ids[0]], items[ids[1]])
