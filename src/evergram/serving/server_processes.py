@@ -305,9 +305,9 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
         with suppress(OSError):
             pipe.send({"error": str(error)})
         sys.exit(1)
-    pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
-    # Clients wait until all processes could answer.
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):  # the parent may have ended meanwhile
+        pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
+        # Clients wait until all processes could answer.
         pipe.recv()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     server.run()
