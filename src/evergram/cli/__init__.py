@@ -3,7 +3,7 @@
 Read in this order:
 
 1. `app`: the app, its groups, and the order of its help. `command_line`: options before a command,
-   old names, and completion by a shell. `options`: what several commands share. `printing`:
+   and completion by a shell. `options`: what several commands share. `printing`:
    results as a table or JSON. `failures`: the sentence and the exit code of each error.
    `standard_streams`: why no pipe or encoding ends a run.
 2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),

@@ -314,6 +314,13 @@ def columns_of(text: str) -> dict[str, list[str]]:
     return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
 
 
+def test_where_every_row_is_dropped_the_error_says_why(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text("query;candidate;value\n1;2;9,95\n1;3;4,50\n")
+    refusal = command.refused("init", path, "--out", tmp_path / "r.toml", "--drop-bad-rows")
+    assert "clicks.csv row 1: value is '9,95'; it must be a number (2 such rows)" in refusal
+
+
 @pytest.mark.parametrize("choice", ["refuse", "drop"])
 def test_bad_rows_of_features_and_lists(choice: Literal["refuse", "drop"], tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")

@@ -149,8 +149,9 @@ class Interactions:
                 yield from typed.to_batches()
         rules.finish()
         if not kept:
-            left = "; all of them are bad rows" if self.rows else ""
-            raise DataError(f"{self.name} has no rows{left}; at least one interaction is needed.")
+            if self.rows:
+                raise DataError(f"{self.name} has no row that can be used. {self.bad_rows}.")
+            raise DataError(f"{self.name} has no rows; at least one interaction is needed.")
         if "weight" in self.types and not weighs:
             raise DataError(
                 f"{self.name}: the weight of every row is 0, so nothing would be learned; give "
