@@ -64,7 +64,8 @@ def version_report(
 
 def reads_features(trained: Trained) -> bool:
     """Return whether an encoder has features of any side among its inputs."""
-    return any(len(inputs) > 1 for inputs in trained.encoder.schema.inputs.values())
+    schema = getattr(trained.encoder, "schema", None)  # modules of a user's own have none
+    return schema is not None and any(len(inputs) > 1 for inputs in schema.inputs.values())
 
 
 def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:

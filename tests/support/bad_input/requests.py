@@ -12,7 +12,7 @@ from tests.support.serving_process import newest_vectors
 
 JSON = "application/json"
 EMBEDDINGS, SEARCH, TRANSFORM, FOLD_IN = (
-    f"/v1/{route}" for route in ("embeddings", "search", "vectors transform", "fold-in")
+    f"/v1/{route}" for route in ("embeddings", "search", "transform", "fold-in")
 )
 
 

@@ -68,6 +68,9 @@ def build_estimator(
     return made
 
 
+NOT_FINITE = "is not finite"
+
+
 class EstimatorChecks(Callback):
     """Raises TrainingError where an estimator's moment is no Gramian: after each of a run's first
     steps, where a slip shows before it has reached the loss, and after each epoch."""
@@ -100,6 +103,11 @@ def refuse_wrong_moments(step: Step) -> None:
     for side, estimator in _estimators(step):
         moment = estimator.moment().dense
         wrong = _wrong(moment, (estimator.dim, estimator.dim + step.factors[side].shape[1]))
+        if wrong == NOT_FINITE and type(estimator).__module__.startswith("evergram."):
+            raise TrainingError(
+                f"The loss is not finite in the next step, as {side} embeddings have grown past "
+                "float32; lower the learning rates of [training]."
+            )
         if wrong:
             raise TrainingError(
                 f"The {side} moment of {type(estimator).__name__} {wrong}; correct its update "
@@ -117,7 +125,7 @@ def _wrong(moment: Tensor, shape: tuple[int, int]) -> str:
     if moment.shape != shape or wide:
         return f"is {_words(moment)} and must be float32 {list(shape)}"
     if not bool(torch.isfinite(moment).all()):
-        return "is not finite"
+        return NOT_FINITE
     square = moment[:, : len(moment)].float()
     slack = ROUNDING * float(square.abs().max())
     if float((square - square.T).abs().max()) > slack:
