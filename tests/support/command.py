@@ -37,7 +37,7 @@ class CommandResult(NamedTuple):
         # Lines of progress may come before it.
         *_, last = self.err.splitlines(keepends=True)
         assert last.startswith("error: "), self.err
-        assert self.err.count("error: ") == 1, self.err
+        assert sum(n.startswith("error: ") for n in self.err.splitlines()) == 1, self.err
         return last
 
 
