@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 import shutil
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,19 +19,13 @@ from tests.support.postgres_server import postgres
 from tests.support.searched_arrays import searched
 from tests.support.two_models import by_two_models
 
-from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
-from evergram.compatibility import Aligner, AlignerReport
-from evergram.compatibility.aligner.settings import AlignerSettings
-from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.probes.probe_models import load_probe_model
-from evergram.lineage.disk.lineage_record import FORMAT_VERSION
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.stores.open_store import open_store
 from evergram.texts import open_text_encoder, record_of
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.used_keys import rules
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -127,23 +118,6 @@ def test_every_recipe_key_is_documented_in_its_table_and_no_other() -> None:
         else:
             expected[""].add(name)
     assert {name: set(keys) for name, keys in documented_keys().items()} == expected
-
-
-def test_a_recipe_keys_row_names_the_kinds_that_use_it() -> None:
-    rows = documented_keys()
-    missing = []
-    # Where most kinds use a key, its row says what each does with it.
-    for rule in (r for r in rules() if r.values and len(r.values) <= 3):
-        for key in rule.keys.split():
-            table, name = key.split(".")
-            missing += [(key, v) for v in rule.values if v not in rows[table][name].lower()]
-    assert missing == []
-
-
-def test_the_exit_codes_are_documented() -> None:
-    text = (ROOT / "docs" / "commands.md").read_text()
-    documented = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
-    assert documented == {"0", "1", *map(str, (REFUSED, UNFORESEEN, INTERRUPTED))}
 
 
 @pytest.mark.long
@@ -269,29 +243,6 @@ def saved_vectors(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return newest, new, old
 
 
-def test_the_certificate_of_the_aligner_page_needs_twenty_held_out_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (ROOT / "docs" / "aligner.md").read_text()
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "certify" in b)
-    monkeypatch.chdir(tmp_path)
-    _, new, old = saved_vectors(100)
-    exec(
-        compile(block, "aligner.md", "exec"), {"np": np, "new": new, "old": old, "Aligner": Aligner}
-    )
-    assert capsys.readouterr().out.startswith(
-        "no certificate: a step was measured on fewer than 20"
-    )
-
-
-def test_the_aligner_page_names_every_setting_and_every_figure() -> None:
-    text = (ROOT / "docs" / "aligner.md").read_text()
-    for field in (*fields(AlignerReport), *fields(AlignerSettings)):
-        assert re.search(rf"`[^`]*\b{field.name}\b[^`]*`", text), field.name
-    for kind in KINDS:
-        assert f'`"{kind}"`' in text
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_models_of_the_consumers_page_can_be_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -378,78 +329,3 @@ def test_nothing_points_outside_the_repository() -> None:
             if not (path.parent / target).resolve().is_relative_to(ROOT):
                 outside.append((relative(path), target))
     assert outside == []
-
-
-def test_pages_and_sections_that_sources_cite_exist() -> None:
-    missing = []
-    for path in SOURCES:
-        text = re.sub(r"\s+(?:# )?", " ", path.read_text())
-        for page, section in re.findall(r'`?docs/([\w/-]+\.md)`?(?:, [*"]([^*"]+)[*"])?', text):
-            if not (ROOT / "docs" / page).is_file() or (section and section not in headings(page)):
-                missing.append((relative(path), page, section))
-    assert missing == []
-
-
-@cache
-def headings(page: str) -> list[str]:
-    return re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-
-
-# Keys in the metadata of files and streams, which look like names in the package; and an example.
-METADATA = {"computed_from", "fingerprint", "model", "request", "side", "version"}
-# Spans and their attributes, likewise.
-METADATA |= {"chain", "encoder", "fetch", "search", "source", "store"}
-MADE_UP = {"evergram.stores.redis_store"}
-
-
-def test_names_and_files_of_the_package_that_pages_cite_exist() -> None:
-    missing = []
-    for path in PAGES:
-        text = path.read_text()
-        names = set(re.findall(r"(?<![\w/.-])evergram(?:\.\w+)+", text)) - MADE_UP
-        names = {name for name in names if name.removeprefix("evergram.") not in METADATA}
-        missing += [(relative(path), name) for name in names if not exists(name)]
-        for file in set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text)):
-            homes = (ROOT / file, ROOT / "src" / "evergram" / file)
-            if "NAME" not in file and not any(home.exists() for home in homes):
-                missing.append((relative(path), file))
-    assert missing == []
-
-
-def exists(name: str) -> bool:
-    """Return whether a dotted name is a module, or a member of one."""
-    module, _, member = name.rpartition(".")
-    if importlib.util.find_spec(module) is None:
-        module, _, holder = module.rpartition(".")
-        return hasattr(getattr(importlib.import_module(module), holder), member)
-    return hasattr(importlib.import_module(module), member) or (
-        importlib.util.find_spec(name) is not None
-    )
-
-
-def test_every_format_of_a_lineage_is_documented() -> None:
-    formats = (ROOT / "docs" / "lineage.md").read_text().split("## Formats")[1]
-    documented = re.findall(r"^\| (\d+) \|", formats, re.MULTILINE)
-    assert documented == [str(n) for n in range(1, FORMAT_VERSION + 1)]
-
-
-def test_every_page_is_reached_from_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    linked = set(re.findall(r"\]\((?!https?:)([^)#]+)", index))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
-    extend = (ROOT / "docs" / "extend" / "index.md").read_text()
-    assert "extend/index.md" in linked
-    for page in (ROOT / "docs" / "extend").glob("*.md"):
-        assert page.name == "index.md" or page.name in extend
-
-
-def test_no_place_for_a_benchmarks_table_is_empty() -> None:
-    empty = [
-        name
-        for page in PAGES
-        for name, section in re.findall(
-            r"<!-- ([\w/-]+) -->\n(.*?)<!-- end \1 -->", page.read_text(), re.DOTALL
-        )
-        if not re.search(r"\d", section)
-    ]
-    assert not empty, f"run: python -m benchmarks {' '.join(empty)} --write"

@@ -7,12 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from evergram.encoders.two_tower import TwoTower
-from evergram.gramian.sagram import SAGram
-from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus
@@ -58,20 +55,3 @@ def test_the_recipe_of_the_page_is_sogram_as_printed() -> None:
     groups = [(type(o), g["lr"]) for o in step.optimizers for g in o.param_groups]
     assert set(groups) == {(torch.optim.SGD, 0.01)}
     assert step.objective.penalty == (10.0,)
-
-
-def rows() -> list[str]:
-    table = SECTION.split("|---|---|\n")[1].split("\n\n")[0]
-    return [row.split("|")[2] for row in table.splitlines()[1:]]
-
-
-@pytest.mark.parametrize(
-    ("row", "kind"), [*zip(rows(), (SAGram, SampledGramian, SampledGramian), strict=True)]
-)
-@pytest.mark.parametrize("sampler", ["uniform", "sqrt", "linear"])
-def test_the_keys_of_its_other_methods_are_allowed(row: str, kind: type, sampler: str) -> None:
-    pairs = re.findall(r'`(\w+) = ("[^"]+")`', row)
-    step = setting({"sampler": sampler, **{key: value.strip('"') for key, value in pairs}})
-    assert isinstance(step.estimators["candidate"][0], kind)
-    assert step.independent
-    assert step.samples_gradient == (kind is SampledGramian)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
 from tests.support.command import Command
 
 import evergram
-from evergram import kinds as kinds_of_settings
 from evergram.cli.printing import print_diagnosis
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
@@ -28,8 +25,7 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import DataError, LineageError, RecipeError
 from evergram.gramian.estimator import EntityBatch
-from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
-from evergram.kinds import KindSettings
+from evergram.gramian.kinds import ESTIMATORS
 from evergram.tasks.kinds import TASKS
 from evergram.tasks.pointwise_losses import LOSSES
 from evergram.training.checkpoint import load_encoder
@@ -103,19 +99,6 @@ def test_kinds_from_outside_are_trained_upgraded_and_read_again(tmp_path: Path) 
     for side in SIDES:
         assert again[side].shape[1] == 16
         assert torch.isfinite(again[side]).all()
-
-
-def test_without_the_line_in_the_table_an_error_says_so(kinds: Path) -> None:
-    lineage = evergram.Lineage.create(kinds / "lineage")
-    lineage.publish(evergram.train(Recipe.of(OURS)))
-    for table, kind in zip(TABLES, ("window", "hinge", "bottleneck", "diagonal"), strict=True):
-        del table[kind]
-    opened = evergram.Lineage.open(kinds / "lineage")
-    assert len(opened.view(0).embeddings("candidate")[0]) > 60
-    with pytest.raises(LineageError, match=r"'bottleneck'.*put its settings into .*ENCODERS"):
-        load_encoder(opened, 0)
-    with pytest.raises(RecipeError, match=r"model\.kind is 'bottleneck'; it must be one of"):
-        Recipe.of(OURS)
 
 
 def test_without_a_transforms_kind_its_lineage_is_not_damaged_but_says_so(kinds: Path) -> None:
@@ -227,15 +210,6 @@ def test_the_two_lines_of_the_page_take_what_came_before() -> None:
     assert space["rows"] is seen
 
 
-def test_the_pages_table_names_every_field_of_a_batch_and_argument_of_build() -> None:
-    page = (PAGES / "estimator.md").read_text()
-    for field in fields(EntityBatch):
-        if field.name not in ("collectives", "whole_size"):  # those of several processes
-            assert f"`rows.{field.name}`" in page
-    for name in inspect.signature(EstimatorSettings.build).parameters:
-        assert name == "self" or f"| `{name}` |" in page
-
-
 @pytest.mark.long
 def test_the_estimator_of_the_page_is_typed(tmp_path: Path) -> None:
     (tmp_path / "window_gramian.py").write_text(blocks("estimator")[0])
@@ -322,23 +296,3 @@ def test_the_estimator_of_the_page_is_a_mean_of_batches_and_resumes() -> None:
         estimator.update(batch(batches[3]))
         expected = sum(u.T @ u / 9 for u in batches[2:]) / 2
         torch.testing.assert_close(estimator.gramian(), expected)
-
-
-def test_the_table_of_types_of_settings_is_true() -> None:
-    table = (PAGES / "index.md").read_text().split("## Types of settings")[1].split("\n\n")[2]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
-    types = {name: each for name, each in vars(kinds_of_settings).items() if is_bounded(each)}
-    assert sorted(name for name, *_ in rows) == sorted(f"`{name}`" for name in types)
-    for name, _, allowed, refused in rows:
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            types[name.strip("`")], config=KindSettings.model_config
-        )
-        for value in re.findall("`(.*?)`", allowed):
-            adapter.validate_python(json.loads(value))
-        for value in re.findall("`(.*?)`", refused):
-            with pytest.raises(ValidationError):
-                adapter.validate_python(json.loads(value))
-
-
-def is_bounded(value: object) -> bool:
-    return get_origin(value) is Annotated

@@ -7,7 +7,6 @@ import logging
 import math
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ from evergram.log_lines import (
     LineFormatter,
     LogFormat,
     line_of,
-    log_format,
     log_to_stderr,
     set_log_format,
-    write_line,
 )
 
 
@@ -38,11 +35,6 @@ def record(level: int, message: str, error: bool = False) -> logging.LogRecord:
     return logging.LogRecord("evergram.serving", level, "f.py", 1, message, ("x",), info)
 
 
-def test_for_people_a_line_is_the_sentence_after_its_words() -> None:
-    assert log_format() is LogFormat.text
-    assert line_of("error", "It is so.", level="error", before="error: ", n=3) == "error: It is so."
-
-
 @pytest.mark.usefixtures("as_json")
 def test_for_programs_it_has_the_time_the_level_the_event_and_the_figures() -> None:
     line = line_of("progress", "½\n", before="x", at=0.5, n=3, loss=math.nan, path=Path("a"))
@@ -56,14 +48,6 @@ def test_for_programs_it_has_the_time_the_level_the_event_and_the_figures() -> N
         "loss": None,
         "path": "a",
     }
-
-
-@pytest.mark.usefixtures("as_json")
-def test_a_line_is_of_now(capsys: pytest.CaptureFixture[str]) -> None:
-    before = datetime.now(UTC)
-    write_line("message", "Now.")
-    moment = datetime.fromisoformat(json.loads(capsys.readouterr().err)["time"])
-    assert abs((moment - before).total_seconds()) < 60
 
 
 @pytest.mark.parametrize(
@@ -87,11 +71,6 @@ def test_a_record_of_a_log_is_a_line_with_its_logger(level: int, name: str, even
 def test_the_traceback_of_an_error_is_in_its_line() -> None:
     line = json.loads(LineFormatter("", "service").format(record(logging.ERROR, "%s", error=True)))
     assert line["traceback"].endswith("ValueError: why")
-
-
-def test_for_people_a_record_has_the_pattern() -> None:
-    formatter = LineFormatter("warning: %(message)s", "warning")
-    assert formatter.format(record(logging.WARNING, "of %s")) == "warning: of x"
 
 
 def test_the_log_of_a_service_names_its_process(

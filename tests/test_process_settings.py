@@ -113,12 +113,6 @@ def test_the_last_of_nested_blocks_ends_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert (process_settings.MMAP_MAX, process_settings.USUAL_MMAP_MAX) in calls
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_settings, "_glibc", lambda: None)
-    with kept_memory():
-        assert torch.ones(3).sum() == 3
-
-
 def test_denormals_are_zero_inside_the_block_alone() -> None:
     tiny = torch.tensor([1e-310], dtype=torch.float64)
     with no_denormals():
@@ -152,13 +146,3 @@ def test_sums_have_one_order_inside_the_block_alone(monkeypatch: pytest.MonkeyPa
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert chosen.fill_uninitialized_memory == fills
-
-
-def test_somebodys_own_choice_of_algorithms_stays() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        with ordered_sums():
-            assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 
 import pytest
 import typer
@@ -26,31 +25,6 @@ def test_every_public_object_of_every_room_has_its_place_in_the_reference() -> N
     described = "".join(pages.values())
     for name, home in homes("evergram").items():
         assert f"::: {home}\n" in described or home.startswith("evergram.errors."), name
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of "#rrggbb". Source: WCAG 2."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_the_sites_colours_have_contrast() -> None:
-    assert "extra_css: [site/accessible.css]" in (ROOT / "mkdocs.yml").read_text()
-    rules = (ROOT / "docs/site/accessible.css").read_text().split("}")
-    # The ground of code, which is darker than that of text in the light scheme and lighter in dark.
-    for scheme, ground in (("default", "#f5f5f5"), ("slate", "#272a35")):
-        (rule,) = (r for r in rules if f'scheme="{scheme}"' in r)
-        colours = re.findall(r"(--md-(?:code-hl|typeset-a)[\w-]*): (#\w{6});", rule)
-        assert len(colours) > 5
-        for name, colour in colours:
-            dark, light = sorted(map(luminance, (colour, ground)))
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, name
-
-
-def test_a_package_without_names_has_no_page() -> None:
-    with pytest.raises(ValueError, match=r"evergram\.cli exports no name"):
-        homes("evergram.cli")
 
 
 def test_the_navigation_names_a_page_for_each_room() -> None:

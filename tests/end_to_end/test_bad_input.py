@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,8 +65,3 @@ def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
         sentence = evergram(*case.arguments).refusal()
     assert tree_of(folder) == before
     assert case.names in sentence
-
-
-def test_no_name_is_there_twice() -> None:
-    names = Counter(f"{family}: {case.name}" for family, case in CASES)
-    assert [name for name, count in names.items() if count > 1] == []

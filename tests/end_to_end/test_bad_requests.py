@@ -6,7 +6,6 @@ The refusals of `evergram serve` itself are in test_bad_input.py.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -53,7 +52,3 @@ def test_the_service_answers_good_requests_after_them(guarded: tuple[ServingProc
     answer = served.post("embeddings", {"input": [1]}, Authorization=f"Bearer {token}")
     assert answer.status_code == 200, answer.text
     assert json.loads(answer.text)["data"][0]["embedding"]
-
-
-def test_no_request_is_there_twice() -> None:
-    assert max(Counter(case.name for case in REQUESTS).values()) == 1

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 from tests.support.command import run_process
 from tests.support.lineages import lineage_of
-
-from evergram.cli import failures
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "evergram"
@@ -43,21 +40,3 @@ def test_a_command_ends_with_each_code(tmp_path: Path, code: int) -> None:
     assert ran.code == code, ran.err
     # Each but success says on stderr why.
     assert bool(ran.err) == bool(code)
-
-
-def codes_in(source: str) -> set[int]:
-    """The codes that a file ends the process with, as `sys.exit(1)`, `typer.Exit(1)` or bare."""
-    codes: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("sys.exit", "typer.Exit"):
-            named = ast.unparse(node.args[0]) if node.args else "0"
-            # `main` hands on the code that a command or an error has; others may have a name.
-            codes |= set() if named == "code" else {getattr(failures, named, None) or int(named)}
-    return codes
-
-
-def test_no_file_of_the_package_has_another_code() -> None:
-    ours = {failures.REFUSED, failures.UNFORESEEN, failures.INTERRUPTED, 0}
-    written = {code for path in SOURCE.rglob("*.py") for code in codes_in(path.read_text())}
-    assert ours | written == documented()
-    assert codes_in("sys.exit(3)") == {3}

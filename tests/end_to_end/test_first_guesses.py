@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -42,24 +40,6 @@ def test_an_unknown_name_is_answered_with_the_right_one(
     with pytest.raises(AttributeError) as error:
         getattr(owner, guess)
     assert right in str(error.value)
-
-
-def test_the_names_that_are_answered_exist() -> None:
-    answers = [*vars(evergram)["_lazy_guesses"].values(), *Corpus.guesses.values()]
-    words = [word.strip(",;:") for answer in answers for word in answer.split()]
-    names = {word.split("(")[0] for word in words if word.startswith(("evergram.", "Corpus."))}
-    assert len(names) > 5
-    for name in names:
-        value: Any = evergram
-        for part in name.removeprefix("evergram.").split("."):
-            value = getattr(value, part)
-        assert callable(value), name
-
-
-def test_dunder_names_stay_missing() -> None:
-    assert not hasattr(Corpus, "__array__")
-    assert not hasattr(Aligner(), "__arrow_c_stream__")
-    assert not hasattr(evergram, "__wrapped__")
 
 
 def test_a_property_that_fails_says_why() -> None:

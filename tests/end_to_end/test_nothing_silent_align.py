@@ -174,9 +174,3 @@ def test_5_few_objects_in_common_cannot_be_held_to_a_limit(texts: Command) -> No
     assert "warning: Version 1: It has only 60 objects in common" in done.err
     assert done.json["alignment"]["certificate"] == {}
     assert texts("lineage", "check", "l", "--max-error", "99").code == 1
-
-
-def test_also_strict_probes_of_no_consumer_are_refused(texts: Command) -> None:
-    align = ("vectors", "align", "old.npy", "new.npy", "--lineage", "l")
-    assert "no consumer has a probe" in texts.refused(*align, "--strict-probes")
-    assert not Path("l").exists()

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import httpx
-import pyarrow as pa
 import pytest
 from tests.support.arrow_requests import ARROW, stream
 from tests.support.serving_process import (
@@ -17,24 +16,6 @@ from tests.support.serving_process import (
 )
 
 ROUTES = ("embeddings", "search", "transform")
-
-
-@pytest.mark.long
-def test_13_a_batch_without_a_schema_is_refused(two_versions: Path) -> None:
-    batches = [
-        pa.record_batch([kind], names=["id"]).serialize().to_pybytes()
-        for n in (17, 21, 29, 31, 64)
-        for kind in (pa.array(range(n)), pa.array(["a"] * n), newest_vectors(n))
-    ]
-    assert 312 in map(len, batches)
-    headers = {"Content-Type": ARROW, "Authorization": "Bearer anything"}
-    with serving(two_versions) as served:
-        for route in ROUTES:
-            for body in batches:
-                answer = served.post(route, body, **headers)
-                assert answer.status_code == 400, answer.text
-                assert "send its schema first" in answer.json()["error"]["message"]
-        assert served.alive
 
 
 # Bytes of a body, a little below the limit of a request.

@@ -9,17 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from safetensors.torch import save_file
 from tests.support.command import Command
-from tests.support.publishing import publish_next
-from tests.support.running_service import running
 
 import evergram as library
-from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
-from evergram.compatibility.transforms import LinearTransform
+from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.errors import DegradationError, LineageError
-from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 
 RECIPE = """
@@ -117,39 +112,6 @@ def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: 
     assert "the transform of version 1 was measured on 0 objects" in checked.err
 
 
-def test_4_the_service_says_what_is_not_certified(tmp_path: Path) -> None:
-    with running(tmp_path / "line") as service:
-        versions = service.get("/v1/versions").json()["data"]
-    assert versions[0]["warnings"] == []
-    assert "published without a measured error" in versions[1]["warnings"][0]
-
-
-def test_4_a_certificate_measured_on_nothing_is_none(evergram: Command) -> None:
-    """As older Evergrams published it: a random transform, with an error of nothing."""
-    lineage = Lineage.create("l")
-    ids = pa.array(["a", "b"])
-    for n in range(2):
-        step = StepError(torch.zeros(3, 3, dtype=torch.float64), 0, 0.0)
-        publish_next(
-            lineage,
-            Artefact(
-                dim=3,
-                embeddings={"object": (ids, torch.rand(2, 3))},
-                transform=LinearTransform.from_matrix(torch.rand(3, 3)) if n else None,
-                metrics={"metrics": {"model": {}}},
-                recipe={},
-                error=step if n else None,
-            ),
-        )
-    check = evergram("lineage", "check", "l")
-    assert check.code == 0
-    assert "its certificate is not known: the transform of version 1 was measured on 0" in check.out
-    for limit in ("--max-bound", "--max-error"):
-        assert evergram("lineage", "check", "l", limit, "0.3").code == 1
-    # Of the transform itself all is known.
-    assert evergram("lineage", "check", "l", "--max-amplification", "9").code == 0
-
-
 def test_4_a_limit_on_nothing_that_is_read_fails(shop: Command) -> None:
     assert shop("lineage", "check", "l").code == 0
     assert shop("lineage", "check", "l", "--max-bound", "0.3").code == 1
@@ -205,12 +167,6 @@ def test_also_python_goes_through_the_same_gate(shop: Command) -> None:
     assert Lineage.open("l").metrics(1)["probes"][0]["consumer"] == "ads"
 
 
-def test_also_strict_probes_that_try_nothing_are_refused(shop: Command) -> None:
-    assert "no consumer has a probe" in shop.refused(*UPGRADE, "--strict-probes")
-    assert versions_of("l") == [0]
-    assert shop("consumer", "probe", "l").code == 2
-
-
 def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Command) -> None:
     limit = ("upgrade", "r.toml", "--lineage", "l", "--max-degradation", "100")
     early = shop(*limit, "--set", "upgrade.alone=false")
@@ -225,23 +181,3 @@ def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Command) -
     assert versions_of("l") == [0]
     done = shop(*limit)
     assert done.code == 0, done.err
-
-
-def test_also_compare_says_at_its_start_what_it_cannot_measure(evergram: Command) -> None:
-    """No ratings, and two versions: no consumer task is left."""
-    interactions("old.csv", QUERIES, CANDIDATES)
-    lines = Path("old.csv").read_text().splitlines()
-    timed = [f"{line},{n}" for n, line in enumerate(lines[1:])]
-    Path("timed.csv").write_text("\n".join(["query,candidate,time", *timed]) + "\n")
-    Path("c.toml").write_text(
-        RECIPE.replace("old.csv", "timed.csv").replace("[6, 8, 8]", "[6, 8]")
-        + '[split]\nkind = "time"\nversions = [0.6, 0.8]\n'
-        '[compare]\nmethods = ["keep-all", "non-bc"]\n'
-    )
-    comparison = evergram("compare", "c.toml", "--out", "out")
-    assert comparison.code == 0, comparison.err
-    start = comparison.err.split("seed 0, ")[0]
-    assert "the corpus has no ratings (no column 'value')" in start
-    assert "The task activity is left out" in start
-    assert "(2) and (1)+(2) will not be measured" in start
-    assert "With one seed no deviation is measured" in start

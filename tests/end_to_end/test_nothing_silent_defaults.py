@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from tests.support.command import Command, CommandResult
+from tests.support.command import Command
 
-from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.lineage.lineage import Lineage
 
 ROOT = Path(__file__).parents[2]
@@ -132,15 +127,6 @@ def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
     assert report["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
 
 
-def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Command) -> None:
-    out = evergram("train", "published.toml", "--lineage", "a").out
-    rows = pq.read_table("train.parquet").num_rows
-    assert f"Trained on all {rows} interactions that are not test" in " ".join(out.split())
-    options = ("--set", "training.refit=false")
-    out = evergram("train", "published.toml", "--lineage", "b", *options).out
-    assert "Trained on the training pairs alone" in " ".join(out.split())
-
-
 def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Command) -> None:
     random_ = ("--set", "split.kind=random", "--set", "training.refit=true")
     text = GIVEN.replace('test = "test.parquet"\n', "")
@@ -201,71 +187,3 @@ def test_11_a_best_epoch_that_is_the_last_is_warned_of(tmp_path: Path, evergram:
     upgraded = evergram("upgrade", recipe, *lineage, *short, "--json")
     assert "version 1 alone" in upgraded.err
     assert upgraded.json["training"]["alone"]["warnings"]
-
-
-@pytest.mark.long
-def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Command) -> None:
-    """Not a word about [task] and [training]; λ and l2 are in the report, and follow the data."""
-    (tmp_path / "shop.toml").write_text(SHOP)
-    training = {}
-    for name, count in (("few", 1500), ("many", 6000)):
-        options = ("--lineage", str(tmp_path / name), "--set", f"data.interactions={count}")
-        ran = evergram("train", str(tmp_path / "shop.toml"), *options, "--json").json
-        training[name] = ran["training"]
-        model, popular = ran["metrics"]["model"], ran["metrics"]["popularity"]
-        assert model["recall@20"] > popular["recall@20"]
-        assert Lineage.open(tmp_path / name).recipe(0)["task"]["penalty"] == "auto"
-    assert training["few"]["penalty"] != training["many"]["penalty"]
-    refused = evergram(
-        "train", str(tmp_path / "shop.toml"), "--lineage", str(tmp_path / "no"),
-        "--set", "task.query_measure=[0, 1]", "--set", "task.candidate_measure=[0, 1]",
-    )  # fmt: skip
-    assert refused.code == 2
-    assert "task.penalty" in refused.err
-
-
-def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
-    published: Path, evergram: Command
-) -> None:
-    """The command leaves known pairs out of a test, so what the metric makes of one is asked
-    itself; lists that are longer than the catalogue hold exactly what is not known."""
-    none = torch.zeros(0, dtype=torch.int64)
-    one = torch.zeros(1, dtype=torch.int64)
-    vectors = torch.ones(1, 1), torch.tensor([[2.0], [1.0]])
-    masked = Relevance.of(one, one, one, one)
-    assert rank_metrics(*vectors, masked, ["recall@2", "recall@50", "ndcg@50", "map@50"]) == {
-        "recall@2": 0.0, "recall@50": 0.0, "ndcg@50": 0.0, "map@50": 0.0,
-    }  # fmt: skip
-    assert rank_metrics(*vectors, Relevance.of(one, one, none, none), ["recall@50"]) == {
-        "recall@50": 1.0
-    }
-    report = evergram("train", "published.toml", "--lineage", "l", "--json").json
-    assert report["metrics"]["model"]["recall@500"] == 1.0
-
-
-def benchmarks(*arguments: str, **environment: str) -> CommandResult:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    return CommandResult(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.long
-def test_also_a_section_that_had_crashed_runs_without_real_data(tmp_path: Path) -> None:
-    """All sections do, one by one, in tests/benchmarks/test_sections.py."""
-    ran = benchmarks("towers", "--tiny", EVERGRAM_DATA=str(tmp_path))
-    assert ran.code == 0, ran.err
-    assert "no way around the layers" in ran.out
-
-
-@pytest.mark.long
-def test_also_a_section_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
-    """Data that is damaged, and a section that needs none."""
-    (tmp_path / "gowalla").mkdir()
-    (tmp_path / "gowalla" / "train.txt.gz").touch()
-    ran = benchmarks("gowalla", "timing", EVERGRAM_DATA=str(tmp_path))
-    assert ran.code == 1
-    assert "## timing" in ran.out
-    assert ran.err.rstrip().endswith("Failed: gowalla.")

@@ -45,19 +45,6 @@ def test_9_a_full_disk_in_train_is_one_sentence_and_leaves_nothing(shop: Path) -
     assert not (shop / "new/l").exists()
 
 
-@pytest.mark.long
-def test_9_a_full_disk_under_a_mapped_cache_is_one_sentence_too(shop: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
-    cache = ("gramian.kind=sagram", "gramian.memory=0.0", "model.dim=64")
-    arguments = ["train", "shop.toml", "--lineage", "l", *(p for c in cache for p in ("--set", c))]
-    ran = subprocess.run(
-        [sys.executable, "-c", limit + PROGRAM, *arguments], capture_output=True, text=True
-    )
-    assert ran.returncode == 2, ran.stderr
-    assert re.search(r"error: The cache of SAGram, [\d,]+ bytes, cannot be written", ran.stderr)
-    assert not (shop / "l").exists()
-
-
 def test_9_sizes_that_no_memory_holds_say_how_many_bytes(evergram: Command, shop: Path) -> None:
     sentence = evergram.refused(
         "train", "shop.toml", "--lineage", "l", "--set", "model.dim=10_000_000"
@@ -77,11 +64,6 @@ def test_9_sizes_that_no_memory_holds_say_how_many_bytes(evergram: Command, shop
     sentence = evergram.refused("train", "shop.toml", "--lineage", "l", *drawn)
     assert re.search(r"This needs [\d,]{15,} bytes of memory at once", sentence)
     assert not (shop / "l").exists()
-
-
-def test_9_no_metrics_at_all_are_refused_before_training(evergram: Command, shop: Path) -> None:
-    sentence = evergram.refused("train", "shop.toml", "--lineage", "l", "--set", "metrics=[]")
-    assert "metrics is []; it must be a list of at least 1" in sentence
 
 
 def test_9_a_view_transforms_arrays(evergram: Command) -> None:
@@ -144,43 +126,3 @@ def test_9_no_empty_folder_of_a_run_stays(evergram: Command, shop: Path) -> None
     ran = evergram("upgrade", "shop.toml", "--lineage", "deep/l", *cache, *lost)
     assert ran.code == 2
     assert not (shop / "deep/l/.work").exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("model.dim=none", "model.dim is 'none'; it must be a whole number."),
-        ("model.dim=0", "model.dim is 0; it must be greater than 0."),
-        ("model.dmi=3", "did you mean model.dim?"),
-        ("gramian.rate=fast", "gramian.rate is 'fast'; it must be a number, or 'auto'."),
-        (
-            "task.penalty={}",
-            "task.penalty is {}; it must be a number ≥ 0, a list of them, or 'auto'.",
-        ),
-        ("training.metric=hits", "training.metric is 'hits'; it must be recall@K, ndcg@K or map@K"),
-        ("data.shared_ids=1", "data.shared_ids is 1; it must be true or false."),
-        ("split=random", "split is 'random'; it must be a table of names and values."),
-        ("upgrade.method=[1]", "upgrade.method is [1]; it must be text."),
-    ],
-)
-def test_also_a_wrong_value_is_said_in_our_words(
-    evergram: Command, shop: Path, override: str, sentence: str
-) -> None:
-    refusal = evergram.refused("upgrade", "shop.toml", "--lineage", "l", "--set", override)
-    assert sentence in refusal
-
-
-def test_also_a_probe_and_an_option_are_said_in_our_words(
-    evergram: Command, vector_files: Path
-) -> None:
-    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
-    probe = ("--probe", "m.onnx", "--data", "d.parquet")
-    sentence = evergram.refused(
-        "consumer", "add", "l", "ads", "--pin", "v0", *probe, "--metric", "f1"
-    )
-    assert "metric is 'f1'; it must be one of 'auc', 'accuracy' or 'rmse'" in sentence
-    sentence = evergram.refused("consumer", "add", "l", "ads", "--pin", "v0", *probe, "--min", "7")
-    assert "auc is between 0 and 1" in sentence
-    assert "--port is 'x'; it must be a whole number" in evergram.refused(
-        "serve", "l", "--port", "x"
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from tests.support.command import Command, run_process
+from tests.support.command import Command
 from tests.support.forging import forge
 from tests.support.published_vectors import add_probe
 
@@ -43,15 +43,6 @@ def test_19_a_forged_side_is_read_nowhere(
     assert "'../../../x' cannot be the name of a file or a side" in evergram(*command).refusal()
     assert not Path("out.parquet").exists()
     outside.unlink()
-
-
-@pytest.mark.long
-def test_19_a_forged_side_is_not_served(imported_lineage: Path) -> None:
-    forge_side(imported_lineage, "../../../x")
-    assert (
-        "'../../../x' cannot be the name of a file or"
-        in run_process("serve", "l", "--port", "0").refusal()
-    )
 
 
 def test_19_a_forged_file_of_a_version_is_read_nowhere(
@@ -93,17 +84,6 @@ def test_19_a_link_out_of_the_lineage_is_refused(
     place.symlink_to(outside)
     assert "outside of the lineage's folder, by a symbolic link" in evergram(*command).refusal()
     assert not Path("out.parquet").exists()
-
-
-@pytest.mark.long
-def test_19_a_store_that_leads_out_of_the_lineage_is_not_served(imported_lineage: Path) -> None:
-    (imported_lineage.parent / "outside").mkdir()
-    (imported_lineage / "stores").symlink_to(imported_lineage.parent / "outside")
-    assert (
-        "outside of the lineage's folder, by a symbolic"
-        in run_process("serve", "l", "--port", "0").refusal()
-    )
-    assert not list((imported_lineage.parent / "outside").iterdir())
 
 
 def test_19_nothing_is_cleared_away_outside(evergram: Command, imported_lineage: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,24 +86,6 @@ def test_8_an_option_of_align_that_would_do_nothing_is_refused(
     assert not (vector_files / "l").exists()
 
 
-def test_8_the_options_of_align_still_do_what_they_say(
-    evergram: Command, vector_files: Path
-) -> None:
-    low = ("--transform", "low_rank", "--rank", "3", "--json")
-    ran = evergram(
-        "vectors", "align", "old.parquet", "new.parquet", "--lineage", "l", "--name", "texts", *low
-    )
-    assert ran.code == 0, ran.err
-    assert ran.json["alignment"]["transform"]["rank"] == 3
-    named = evergram("vectors", "align", "1", "old.parquet", "--lineage", "l", "--name", "other")
-    assert "--name is of a new lineage, and l is one already" in named.err
-    scaled = ("--transform", "orthogonal", "--scaled")
-    assert (
-        evergram("vectors", "align", "old.parquet", "new.parquet", "--lineage", "k", *scaled).code
-        == 0
-    )
-
-
 def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Command, vector_files: Path) -> None:
     assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
     sentence = evergram.refused("consumer", "add", "l", "ads", "--pin", "v0", "--metric", "rmse")
@@ -129,14 +109,6 @@ def test_8_every_command_reads_every_option_that_it_has() -> None:
     callbacks = {n: inspect.unwrap(c.callback) for n, c in every_command().items()}
     ignored = {name: unread(callback) for name, callback in callbacks.items()}
     assert {name: options for name, options in ignored.items() if options} == {}
-
-
-def test_8_an_option_that_is_not_read_is_noticed() -> None:
-    assert unread(run_idle) == {"ignored"}
-
-
-def run_idle(path: str, ignored: bool = False) -> str:
-    return path
 
 
 @pytest.mark.parametrize(
@@ -213,17 +185,3 @@ def test_8_an_override_of_a_kind_leaves_out_the_keys_of_the_other_and_says_so(
     assert ran.code == 0, ran.err
     assert "shop.toml: left out, as what was set in its place does not use it: model.hid" in ran.err
     assert Lineage.open("l").manifest(0).recipe["model"]["hidden"] == [64]
-
-
-@pytest.mark.parametrize("name", ["format-1", "format-2", "format-3"])
-def test_8_recipes_that_old_lineages_keep_still_load(
-    evergram: Command, tmp_path: Path, name: str
-) -> None:
-    shutil.copytree(GOLDEN / name / "trained", tmp_path / "l")
-    ran = evergram("diagnose", tmp_path / "l", "--steps", "2", "--every", "1", "--json")
-    assert ran.code == 0, ran.err
-    override = ("--set", "gramian.form=pairs")
-    refusal = evergram("diagnose", tmp_path / "l", "--steps", "2", "--every", "1", *override)
-    assert "gramian.form is used with gramian.kind = 'sampled' only" in refusal.err
-    recipe = json.loads((tmp_path / "l/versions/2/manifest.json").read_text())["recipe"]
-    assert "hidden" in recipe["model"]  # a whole dump, with what a factorization does not use

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-from tests.support.command import PROGRAM, Command
+from tests.support.command import Command
 from tests.support.golden import GOLDEN
 
 from evergram.lineage.lineage import Lineage
-
-
-def test_also_no_promote_reads_as_it_does(evergram: Command, vector_files: Path) -> None:
-    for command in (["upgrade"], ["vectors", "align"]):
-        help_text = evergram(*command, "--help").out
-        start = help_text.index("--no-promote")
-        part = " ".join(re.sub(r"[│╭╰─╮╯]", " ", help_text[start:]).split())
-        assert "and leave production where it is." in part[:200]
-        assert "default: True" not in part[:200]
-    evergram("vectors", "align", "old.parquet", "new.parquet", "--lineage", "l")
-    ran = evergram("vectors", "align", "1", "old.parquet", "--lineage", "l", "--no-promote")
-    assert ran.code == 0, ran.err
-    assert Lineage.open("l").production == 1
 
 
 def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Command) -> None:
@@ -64,24 +47,3 @@ def test_also_check_says_which_files_it_has_compared(evergram: Command, tmp_path
     victim = tmp_path / "l" / random.Random(0).choice(sorted(everything))
     victim.write_bytes(victim.read_bytes()[:-1] + b"#")
     assert evergram("lineage", "check", tmp_path / "l").code == 2
-
-
-@pytest.mark.long
-def test_also_exit_codes_are_what_the_documents_say(evergram: Command, shop: Path) -> None:
-    assert evergram("train", "shop.toml", "--lineage", "l").code == 0
-    trained = GOLDEN / "format-3" / "trained"
-    assert evergram("lineage", "check", trained, "--max-error", "0").code == 1
-    assert evergram("lineage", "list", "none").code == 2
-    assert evergram("lineage", "list", "l", "--nonsense").code == 2
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "train", "shop.toml", "--lineage", "k",
-         "--set", "training.epochs=100000"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stderr is not None
-    process.stderr.readline()  # of the first epoch: it is at work
-    process.send_signal(2)
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, errors
-    assert errors.endswith("interrupted; the lineage is as it was\n")
-    assert "Traceback" not in errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,24 +13,10 @@ import numpy as np
 import pytest
 from tests.support import onnx_graphs
 from tests.support.command import Command
-from tests.support.published_vectors import DIM, ROWS, add_probe
+from tests.support.published_vectors import DIM, add_probe
 
 from evergram.evaluation.probes.probe_process import ProbeProcess
-from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-
-
-@pytest.mark.long
-def test_18_a_probe_that_never_ends_does_not_hang_the_command(
-    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("loop.onnx").write_bytes(onnx_graphs.looping().SerializeToString())
-    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "5")
-    assert (
-        "loop.onnx cannot be used as a probe: it did not answer"
-        in add_probe(evergram, "loop.onnx").refusal()
-    )
-    assert ConsumerRegistry.open(imported_lineage).list() == ()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
@@ -83,29 +68,3 @@ def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
     failed = evergram("consumer", "probe", "l")
     assert failed.code == 1
     assert "ended by SIGSEGV" in failed.err
-
-
-def test_18_a_probe_is_measured_as_before(evergram: Command, imported_lineage: Path) -> None:
-    added = add_probe(evergram, "plain.onnx", "--min", "0.9", "--json")
-    assert json.loads(added.out)["probe"]["baseline"]["value"] == 1.0
-    kept = evergram(
-        "vectors", "align", "0", "new.parquet", "--lineage", "l", "--strict-probes", "--json"
-    )
-    assert kept.code == 0, kept.err
-    (probe,) = json.loads(kept.out)["probes"]
-    assert (probe["broken"], probe["objects"]) == (False, ROWS)
-    assert probe["value"] > 0.99
-
-
-def test_18_a_model_with_one_answer_for_all_is_no_probe(
-    evergram: Command, imported_lineage: Path
-) -> None:
-    Path("one.onnx").write_bytes(onnx_graphs.single().SerializeToString())
-    assert f"gives 1 answers for {ROWS} objects" in add_probe(evergram, "one.onnx").refusal()
-
-
-def test_18_a_limit_that_is_no_number_is_said(
-    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "soon")
-    assert "EVERGRAM_PROBE_SECONDS is 'soon'" in add_probe(evergram, "plain.onnx").refusal()

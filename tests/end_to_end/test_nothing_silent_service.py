@@ -152,21 +152,3 @@ def test_also_the_dashboard_shows_a_backfill_under_way(tmp_path: Path, evergram:
         (shown,) = dashboard(served)["backfill"]
         assert {name: shown[name] for name in expected} == expected
         assert shown["per_minute"] > 0
-
-
-@pytest.mark.long
-def test_also_the_dashboard_shows_requests_at_once(two_versions: Path) -> None:
-    """The first look shows the requests that came before it."""
-    with serving(two_versions) as served:
-        for _ in range(3):
-            assert served.post("embeddings", {"input": [1]}).status_code == 200
-        live = dashboard(served)
-        assert sum(t["per_minute"] for t in live["traffic"]) == 3
-        assert max(rate["per_minute"] for rate in live["rates"]) > 0
-
-
-def test_also_the_service_says_which_files_were_checked(opened: ServingProcess) -> None:
-    assert "embeddings/1/object.parquet" in opened.announcement["checked"]
-    assert "versions/1/canary.parquet" in opened.announcement["unchecked"]
-    for version in opened.http.get("/v1/versions").json()["data"]:
-        assert version["checked"] or version["unchecked"]

@@ -5,13 +5,11 @@ These are the promises 3, 8 and 17.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import httpx
-import pyarrow as pa
 import pytest
 from tests.support.command import Command
 from tests.support.lineages import lineage_of, publish, vectors_of
@@ -153,39 +151,3 @@ def test_17_a_search_has_hits_while_rows_move_to_another_version(
             assert len(answer.json()["data"][0]["hits"]) == 10
         assert moved == [1, 300]
         assert other.count() == {2: 300}
-
-
-@pytest.mark.long
-def test_also_all_of_two_hundred_wait_for_their_turn_on_a_slow_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten connections, each question a tenth of a second: the last waits two seconds, longer than a
-    request waits for a server that does not answer at all."""
-    from evergram.stores.postgres import connection
-    from evergram.stores.postgres.pgvector_store import PgvectorStore
-
-    lineage = lineage_of(tmp_path / "line")
-    address = place(tmp_path, "pgvector", "rows")
-    with open_store(address, create="int64") as store:
-        fill(lineage, store, "object")
-    monkeypatch.setattr(connection, "WAIT", 1.0)
-    read = PgvectorStore._read
-
-    def slowly(self: PgvectorStore, ids: pa.Array) -> Any:
-        self._ask("select pg_sleep(0.1)::text")
-        return read(self, ids)
-
-    with serving_in_thread(
-        monkeypatch, tmp_path / "line", "--store", f"object={address}", "--workers", 200
-    ) as url:
-        monkeypatch.setattr(PgvectorStore, "_read", slowly)
-        limits = httpx.Limits(max_connections=200)
-        with httpx.Client(base_url=url, timeout=60, limits=limits) as http:
-
-            def ask(number: int) -> tuple[int, str]:
-                answer = http.post("/v1/embeddings", json={"input": [number]})
-                return answer.status_code, answer.text
-
-            with ThreadPoolExecutor(200) as clients:
-                answers = list(clients.map(ask, range(200)))
-    assert {code for code, _ in answers} == {200}, next(t for code, t in answers if code != 200)

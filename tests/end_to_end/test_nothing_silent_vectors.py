@@ -1,4 +1,4 @@
-"""Things that were silent to a stranger who knew only the documents: of several promises."""
+"""Vectors, ids and tests of few queries: what would otherwise pass in silence."""
 
 from __future__ import annotations
 
