@@ -57,13 +57,6 @@ def test_sections_without_their_data_are_left_out_and_named(
     )
 
 
-def test_tiny_figures_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["timing", "--tiny", "--write"])
-    assert stop.value.code == 2
-    assert "not for the documents" in capsys.readouterr().err
-
-
 def test_a_run_is_written_compared_and_printed_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,14 +91,6 @@ def test_a_comparison_with_nothing_is_refused_before_anything_is_measured(
     monkeypatch.setitem(SECTIONS, "timing", replace(SECTIONS["timing"], tiny=broken))
     assert main(["timing", "--tiny", *arguments]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_section_without_a_kept_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(benchmarks, "KEPT", tmp_path)
-    assert main(["timing", "--tiny", "--compare", "last"]) == 0
-    assert "No kept run has timing" in capsys.readouterr().out
 
 
 def test_the_list_names_every_section_and_what_needs_data(
