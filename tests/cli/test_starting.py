@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from tests.support.command import Command
 
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
 
 @pytest.fixture
 def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -80,6 +83,56 @@ def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clic
     assert Path("recipe.toml").read_text() == "mine"
     assert evergram("init", "clicks.csv", "--force").code == 0
     assert "[data]" in Path("recipe.toml").read_text()
+
+
+def test_a_german_log_is_read_as_it_is_written(evergram: Command, clicks: Path) -> None:
+    """Names, decimal commas, dates with the day first, and weights of events."""
+    lines = ["Kunden-Nr;Artikel_Nr;Anzahl;Datum;Ereignis"]
+    for i in range(900):
+        day = f"{i % 28 + 1}.{i // 80 + 1:02}.2025 12:00"
+        lines.append(f"{i % 40};a{(3 * i) % 61};{i % 5},50;{day};{'Kauf' if i % 3 else 'Klick'}")
+    Path("log.csv").write_text("\n".join(lines))
+    weights = ("--column", "weight=Ereignis", "--weight", "Kauf=3", "--weight", "Klick=0.5")
+    said = evergram("init", "log.csv", *weights)
+    assert (said.code, said.err) == (0, "")
+    assert "Guessed by their names: query, candidate, value, time" in said.out
+    assert "Values are from 0.5 to 4.5" in said.out
+    assert "from 2025-01-01 12:00 to 2025-12-28 12:00" in said.out
+    assert "UTC" in said.out
+    corpus = load_corpus(Recipe.load(Path("recipe.toml")))
+    assert sorted(set(corpus.column("weight").tolist())) == [0.5, 3]
+    assert evergram.json("prepare", "log.csv", "p", "--column", "query=Kunden-Nr", "--column",
+                         "candidate=Artikel_Nr", "--column", "time=Datum")["first_time"] == (
+        corpus.time_span[0]
+    )  # fmt: skip
+    assert "--weight" in evergram.refused("init", "log.csv", "--force", *weights[:2])
+    assert "--column weight" in evergram.refused("init", "log.csv", "--force", *weights[2:])
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("value=komma",), "row 2: komma is '1.5'"),
+        (("time=tag",), "row 2: tag is '02.01.2025'"),
+        (("time=monat",), "monat is '13/01/2025'"),
+    ],
+)
+def test_a_column_is_written_in_one_way_that_can_be_told(
+    evergram: Command, clicks: Path, more: tuple[str, ...], problem: str
+) -> None:
+    rows = ["user,item,komma,tag,monat"]
+    for i in range(300):
+        komma = '"2,5"' if i % 2 == 0 else "1.5"
+        month = "13/01/2025" if i == 9 else "01/14/2025"
+        rows.append(f"{i % 20},{i % 31},{komma},{i % 12 + 1:02}.01.2025,{month}")
+    Path("log.csv").write_text("\n".join(rows))
+    assert problem in evergram.refused(
+        "init", "log.csv", *(w for m in more for w in ("--column", m))
+    )
+
+
+def test_several_files_are_to_be_put_into_one_folder(evergram: Command, clicks: Path) -> None:
+    assert "one folder" in evergram.refused("init", "clicks.csv", "other.csv")
 
 
 @pytest.mark.parametrize(

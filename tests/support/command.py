@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from evergram.cli import app, main
+from evergram.cli.command_line.words import options_of
 
 # Starts the command; its arguments follow.
 PROGRAM = "from evergram.cli import main; main()"
@@ -52,6 +54,7 @@ class Command:
         code = exit_code(*arguments)
         out, err = self._capture.readouterr()
         assert "Traceback" not in err
+        refuse_foreign_options([str(a) for a in arguments], err)
         return CommandResult(code, out, err)
 
     def json(self, *arguments: object) -> Any:
@@ -61,6 +64,16 @@ class Command:
     def refused(self, *arguments: object) -> str:
         """Run a command that must be refused, and return the sentence with which it is."""
         return self(*arguments).refusal()
+
+
+def refuse_foreign_options(words: list[str], err: str) -> None:
+    """Fail if an error or a warning tells of an option that the command lacks, but for those of
+    other commands, which are named with the option."""
+    own = options_of(words) | {word.partition("=")[0] for word in words} | {"--help"}
+    for line in err.splitlines():
+        if line.startswith(("error: ", "warning: ")):
+            plain = re.sub(r"`[^`]*`|'[^']*\b(evergram|torchrun|pip)\b[^']*'", "", line)
+            assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", plain)) <= own, line
 
 
 def exit_code(*arguments: object) -> int:

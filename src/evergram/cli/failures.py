@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from evergram.cli.command_line.words import command_at
+from evergram.cli.command_line.words import command_at, options_of
 from evergram.collectives import is_first_process
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import EvergramError
@@ -36,6 +36,8 @@ _MEMORY = re.compile(
     r"(?i)can't allocate memory|not enough memory|out of memory|unable to allocate|malloc of size"
     r"|realloc of size|storage size calculation overflowed"
 )
+# An option in brackets after the name that a recipe or Python has for it.
+_OPTION = re.compile(r" \((--[a-z][\w-]*)[^()]*\)")
 _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
@@ -43,7 +45,7 @@ class _WarningPrinter(logging.Handler):
     """Writes each warning as a line to what `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.write(with_own_options(self.format(record)) + "\n")
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
     help was printed instead.
     """
     if isinstance(error, EvergramError):
-        return _one_line(str(error)), REFUSED
+        return with_own_options(_one_line(str(error))), REFUSED
     if hasattr(error, "format_message"):  # typer's, of the command line itself
         return _one_line(_usage(error)), REFUSED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve
@@ -91,6 +93,12 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         f"Something went wrong that Evergram did not foresee ({summary}); {_log(error)}",
         UNFORESEEN,
     )
+
+
+def with_own_options(sentence: str) -> str:
+    """Return a sentence of the library without the options in brackets that the command lacks."""
+    own = options_of(sys.argv[1:])
+    return _OPTION.sub(lambda found: found[0] if found[1] in own else "", sentence)
 
 
 def _of_the_system(error: OSError) -> str:

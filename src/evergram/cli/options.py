@@ -249,6 +249,15 @@ DropBadRows = Annotated[
 ]
 
 
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="EVENT=NUMBER",
+        help="Weight of the rows of an event, where the column of weights holds names; repeatable.",
+    ),
+]
+
+
 def columns_by_role(options: list[str] | None) -> dict[str, str]:
     """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
     names: dict[str, str] = {}

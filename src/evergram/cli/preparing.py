@@ -12,6 +12,7 @@ from evergram.cli.app import app
 from evergram.cli.options import (
     DropBadRows,
     Json,
+    Weights,
     columns_by_role,
     new_progress,
     refuse_idle,
@@ -31,13 +32,6 @@ Column = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ROLE=NAME", help="The files' column of a role, as in query=user_id; repeatable."
-    ),
-]
-Weights = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="EVENT=NUMBER",
-        help="Weight of the rows of an event, where the column of weights holds names; repeatable.",
     ),
 ]
 QueryFeatures = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import DropBadRows, Force, Json, columns_by_role
+from evergram.cli.options import DropBadRows, Force, Json, Weights, columns_by_role, weights_of
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
@@ -19,8 +19,8 @@ from evergram.errors import DataError
     epilog="Example: evergram init clicks.csv --column query=user_id --column candidate=page"
 )
 def init(
-    path: Annotated[
-        Path,
+    paths: Annotated[
+        list[Path],
         typer.Argument(
             metavar="PATH",
             help="Interactions: .parquet, .arrow, .feather, .csv, .tsv (also .gz), lines of ids "
@@ -38,6 +38,7 @@ def init(
             "(default: by their names).",
         ),
     ] = None,
+    weight: Weights = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +56,11 @@ def init(
     from evergram.atomic_files import write_text
     from evergram.training.first_recipe import first_recipe
 
+    if len(paths) > 1:
+        raise DataError(
+            f"{len(paths)} paths are given, and a recipe reads one file or folder; put the files "
+            "into one folder and give that, or prepare them: 'evergram prepare FILE... FOLDER'."
+        )
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")
     if out.exists() and not force:
@@ -64,9 +70,10 @@ def init(
     if not out.parent.is_dir():
         raise DataError(f"--out {out} is in a folder that is not there; make it first.")
     first = first_recipe(
-        path,
+        paths[0],
         kind=kind,
         columns=columns_by_role(column),
+        weights=weights_of(weight),
         folder=out.parent,
         drop_bad_rows=drop_bad_rows,
     )

@@ -33,6 +33,11 @@ NOON = datetime.datetime(2025, 1, 1, 12)
         ([decimal.Decimal("1.5")], [1.5]),
         (["2025-01-01T13:00:00+01:00", "2025-01-01 12:00Z"], [NOON, NOON]),
         (["2025-01-01", "2025-01-01 12:00"], [datetime.datetime(2025, 1, 1), NOON]),
+        (["1.1.2025 12:00", "31.12.2025"], [NOON, datetime.datetime(2025, 12, 31)]),
+        (
+            ["01/01/2025", "12/31/2025"],
+            [datetime.datetime(2025, m, d) for m, d in ((1, 1), (12, 31))],
+        ),
         ([datetime.date(2025, 1, 1)], [datetime.datetime(2025, 1, 1)]),
     ],
 )
@@ -51,6 +56,8 @@ def test_numbers_and_times_are_what_they_are_however_they_are_written(
         ("size", ["17", "18"]),
         ("price", ["1,234.5", "1.234,5"]),
         ("price", ["1,5", "unknown"]),
+        ("listed", ["09.05.2025", "10.05.2025"]),
+        ("listed", ["2025-02-28", "2025-02-30"]),
         ("brand_id", [1, 2]),
         ("brandId", [1, 2]),
         ("tags", [[1, 2], [3]]),
@@ -106,6 +113,7 @@ def test_what_is_said_of_each_feature() -> None:
             "name": [f"lamp {i}" for i in ids],
             "stock": [*map(str, ids[1:]), "sold out"],
             "kind": ["lamp", "shade"] * 20,
+            "day": ["09.05.2025", "10.05.2025"] * 20,
         }
     )
     corpus = Corpus.of([(1, i) for i in ids], candidate_features=features)
@@ -117,5 +125,6 @@ def test_what_is_said_of_each_feature() -> None:
     )
     assert said["listed"].most_frequent == "2025-01-01 00:00:00"
     assert (said["kind"].share, said["kind"].warning) == (0.5, None)
+    assert "'09.05.2025'" in str(said["day"].warning)
     assert "'name' has 40 values for 40 objects" in str(said["name"].warning)
     assert "'sold out' is neither" in str(said["stock"].warning)

@@ -316,9 +316,9 @@ def columns_of(text: str) -> dict[str, list[str]]:
 
 def test_where_every_row_is_dropped_the_error_says_why(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "clicks.csv"
-    path.write_text("query;candidate;value\n1;2;9,95\n1;3;4,50\n")
+    path.write_text("query;candidate;value\n1;2;dear\n1;3;cheap\n")
     refusal = command.refused("init", path, "--out", tmp_path / "r.toml", "--drop-bad-rows")
-    assert "clicks.csv row 1: value is '9,95'; it must be a number (2 such rows)" in refusal
+    assert "clicks.csv row 1: value is 'dear'; it must be a number (2 such rows)" in refusal
 
 
 @pytest.mark.parametrize("choice", ["refuse", "drop"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
+
+import typer
 
 from evergram.log_lines import LogFormat
 
@@ -17,6 +20,20 @@ def command_at(arguments: Sequence[str]) -> int | None:
         # Of the options before a command, only this one is followed by its value.
         place += 2 if arguments[place] == LOG_FORMAT else 1
     return place if place < len(arguments) else None
+
+
+def options_of(arguments: Sequence[str]) -> set[str]:
+    """Return the options of the command that a command line names, and of those around it."""
+    from evergram.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    names = {name for each in command.params for name in each.opts}
+    for word in arguments[command_at(arguments) :]:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        names |= {name for each in command.params for name in each.opts}
+    return names
 
 
 def log_format_of(arguments: Sequence[str]) -> LogFormat:

@@ -13,6 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from evergram.data.reading.written_forms import (
+    COMMA,
+    DAY_FIRST,
+    MONTH_FIRST,
+    POINT,
+    in_iso,
+    moments_of,
+    numbers,
+)
 from evergram.errors import DataError
 from evergram.ids import INTEGER, NOTHING, is_text
 
@@ -21,16 +30,13 @@ NUMBER, TIME = pa.float64(), pa.timestamp("us")
 MOST_BUCKETS, ENOUGH = 64, 4
 # The end of a name of integers that are keys, not numbers.
 CODE = re.compile(r"(\w{3}ids?|code|((^|[\W_])(ids?|key|no|nr|zip|plz)))$", re.IGNORECASE)
-# Numbers as text: 1,234.5 and 1.234,5. The sign for thousands cannot follow a zero.
-_EXPONENT = r"([eE][+-]?\d+)?"
-_POINT = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(,\d{{3}})+)(\.\d*)?|\.\d+){_EXPONENT} *$"
-_COMMA = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(\.\d{{3}})+)(,\d*)?|,\d+){_EXPONENT} *$"
 # Times as text. The second pattern is of one with a zone.
 _DATE = r"^ *\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?"
 _TIME, _ZONED = rf"{_DATE}(Z|[+-]\d\d:?\d\d)?)? *$", rf"{_DATE}(Z|[+-]\d\d:?\d\d)) *$"
 
-# Numbers or times that text may stand for; 00017 is a key.
-MEASURE = rf"{_TIME}|{_POINT}|{_COMMA}"
+# Times, and numbers or times, that text may stand for; 00017 is a key.
+DATE = rf"{_TIME}|{DAY_FIRST}|{MONTH_FIRST}"
+MEASURE = rf"{DATE}|{POINT}|{COMMA}"
 
 
 def is_measure(kind: pa.DataType) -> bool:
@@ -95,7 +101,9 @@ class TextForm:
 
     def __init__(self, name: str, source: str) -> None:
         self._name, self._source, self._rows = name, source, 0
-        self._are = {"time": _TIME, "point": _POINT, "comma": _COMMA, "digits": r"^ *\d+ *$"}
+        self._are = {"point": POINT, "comma": COMMA, "digits": r"^ *\d+ *$"}
+        # The patterns by which all cells are times.
+        self._dates = [_TIME, DAY_FIRST, MONTH_FIRST]
         self._integers, self._words, self._given = True, False, False
         # The first cell with a zone, and the first without.
         self._zones: dict[bool, str] = {}
@@ -107,7 +115,8 @@ class TextForm:
         self._given |= given.null_count < len(given)
         self._are = {form: p for form, p in self._are.items() if _all_match(given, p)}
         self._integers = self._integers and _all_match(given, INTEGER)
-        if "time" in self._are:
+        self._dates = [p for p in self._dates if _all_match(given, p) and _all_times(given, p)]
+        if _TIME in self._dates:
             zoned = pc.match_substring_regex(given, _ZONED)
             for has_one in {True, False} - self._zones.keys():
                 if (row := pc.index(zoned, has_one).as_py()) >= 0:
@@ -120,13 +129,14 @@ class TextForm:
         """NUMBER, TIME or string. Raises: DataError: some times have a zone, and some have none."""
         if not self._given:
             return pa.string()
-        if "time" in self._are:
+        if self._dates:
             if len(self._zones) == 2:
                 raise DataError(
                     f"{self._zones[False]}, without a zone, and others have one; write all of them "
                     "in one way."
                 )
-            return TIME
+            # Of 09.05.2025 alone it does not follow which is the day.
+            return TIME if len(self._dates) == 1 else pa.string()
         if self._integers and self._words and not CODE.search(self._name):
             return NUMBER
         are_numbers = self._are.keys() & {"point", "comma"} and "digits" not in self._are
@@ -137,10 +147,10 @@ class TextForm:
         if self.kind == pa.string():
             return texts.cast(pa.string())
         if self.kind == TIME:
-            return _times(_given(texts))
+            return _times(_given(texts), self._dates[0])
         # Of 1,234 alone it does not follow whether a comma is decimal, but then all are as many
         # times too large.
-        return _numbers(_given(texts), decimal="." if "point" in self._are else ",")
+        return numbers(_given(texts), decimal="." if "point" in self._are else ",")
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
@@ -155,9 +165,11 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if is_text(values.type):
         texts = _given(values.cast(pa.string()))
         if kind == TIME:
-            read = _times(texts)
+            one, other = (_times(texts, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
+            unsure = pc.fill_null(pc.not_equal(one, other), False)
+            read = pc.if_else(unsure, None, pc.coalesce(_times(texts, _TIME), one, other))
         else:
-            point, comma = (_numbers(texts, decimal=sign) for sign in ".,")
+            point, comma = (numbers(texts, decimal=sign) for sign in ".,")
             read = pc.coalesce(point, comma)
             unsure = pc.and_(pc.match_substring(texts, ","), pc.is_valid(pc.add(point, comma)))
             read = pc.if_else(unsure, None, read)
@@ -211,23 +223,19 @@ def bucket_starts(values: NDArray[np.float64], kind: pa.DataType, *, missing: bo
     return pa.concat_arrays([keys, pa.nulls(int(missing), kind)])
 
 
-def _numbers(texts: pa.ChunkedArray, *, decimal: str) -> pa.ChunkedArray:
-    """Return texts as float64; null where one is not a number with this decimal sign."""
-    thousands = "," if decimal == "." else "."
-    matches = pc.match_substring_regex(texts, _POINT if decimal == "." else _COMMA)
-    plain = pc.if_else(matches, pc.utf8_trim_whitespace(texts), None)
-    plain = pc.replace_substring(plain, thousands, "")
-    return pc.replace_substring(plain, decimal, ".").cast(NUMBER)
-
-
-def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts as timestamps in UTC, which one without a zone is in."""
-    zoned = pc.match_substring_regex(texts, _ZONED)
-    plain = pc.replace_substring(pc.utf8_trim_whitespace(texts), ",", ".")
-    plain = pc.if_else(pc.match_substring_regex(texts, _TIME), plain, None)
-    with_zone = pc.if_else(zoned, plain, None).cast(pa.timestamp("ns", "UTC"))
-    without = pc.if_else(zoned, None, plain).cast(pa.timestamp("ns"))
+def _times(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
+    """Return texts of a pattern as timestamps in UTC, which one without a zone is in; null where
+    one is not of it, or no day of the calendar."""
+    plain = pc.if_else(pc.match_substring_regex(texts, pattern), texts, None)
+    plain = pc.replace_substring(pc.utf8_trim_whitespace(in_iso(plain, pattern)), ",", ".")
+    zoned = pc.match_substring_regex(plain, _ZONED)
+    with_zone, _ = moments_of(pc.if_else(zoned, plain, None), "UTC")
+    without, _ = moments_of(pc.if_else(zoned, None, plain), None)
     return pc.coalesce(_in_utc(with_zone), _in_utc(without))
+
+
+def _all_times(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(_times(texts, pattern).null_count == texts.null_count)
 
 
 def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

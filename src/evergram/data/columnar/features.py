@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.feature_types import MEASURE, is_measure, type_name, typed
+from evergram.data.columnar.feature_types import DATE, MEASURE, is_measure, type_name, typed
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.data.reading.keyed_table import KeyedTable
 from evergram.data.reading.table_stream import MemoryTable
@@ -121,6 +121,13 @@ def _not_a_measure(side: str, name: str, feature: Feature) -> str | None:
     keys = feature.vocabulary.keys
     if not pa.types.is_string(keys.type):
         return None
+    dates = keys.filter(pc.match_substring_regex(keys, DATE))
+    if len(dates) >= NEARLY_ALL * len(keys) > 0:
+        return (
+            f"The {side} feature {name!r} is read as categories, as not all of its dates, such as "
+            f"{dates[0].as_py()!r}, are days of the calendar that can be read in one way alone; "
+            "write each as 2025-05-31, or leave it empty."
+        )
     others = keys.filter(pc.invert(pc.match_substring_regex(keys, MEASURE)))
     if not 0 < len(others) <= (1 - NEARLY_ALL) * len(keys):
         return None

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from unicodedata import normalize
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
-# Usual names of the columns, in small letters, without signs and without "id" and its like.
+# Usual names of the columns in English, German, French and Spanish, in small letters, without
+# accents, signs and "id" and its like.
 VARIANTS = {
     "query": "query user u customer client member visitor session reviewer reader listener viewer "
-    "account person author buyer consumer source",
+    "account person author buyer consumer source kunde kunden nutzer benutzer kaufer kaeufer "
+    "besteller mitglied utilisateur acheteur membre usuario cliente comprador",
     "candidate": "candidate item i movie film product article asin track song artist book isbn "
-    "video show game page url document doc business place poi location sku offer ad target",
-    "value": "value rating score star stars overall count plays clicks strength label y",
-    "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day",
+    "video show game page url document doc business place poi location sku offer ad target artikel "
+    "produkt ware buch produit livre producto articulo libro pelicula",
+    "value": "value rating score star stars overall count plays clicks strength label y quantity "
+    "bewertung sterne wert anzahl menge quantite cantidad valor",
+    "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day zeit "
+    "zeitpunkt zeitstempel datum kaufdatum bestelldatum heure fecha hora",
 }
 # The end of a name that says "the id of", or of which kind it is.
-_AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|num|number|code|uuid|name)$")
+_AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|nr|num|number|nummer|code|uuid|name)$")
 # A date, or a Unix time in seconds or smaller units.
 _TIME = re.compile(r"^\s*(\d{4}-\d\d-\d\d|[1-3]\d{9}(\d{3}){0,3}(\.\d+)?\s*$)")
 _NUMBER = re.compile(r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
@@ -106,11 +112,11 @@ def lacking(
     options = " ".join(f"--column {role}={name}" for role, name in what.items())
     return (
         f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which, "
-        f"{doubt}: in a command {options}; in a recipe, under [data], columns = {{{roles}}}"
+        f"{doubt} ({options}); in a recipe, under [data], columns = {{{roles}}}"
     )
 
 
 def _plain(name: str) -> set[str]:
     """Return the plain forms of a name: those of "User ID" are userid and user."""
-    small = re.sub(r"[^0-9a-z]", "", name.lower())
+    small = re.sub(r"[^0-9a-z]", "", normalize("NFKD", name.lower()))
     return {small, _AROUND.sub("", small)}

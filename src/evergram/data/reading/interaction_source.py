@@ -14,7 +14,16 @@ import pyarrow.compute as pc
 
 from evergram.data.files.adjacency_list import pairs_of_lines
 from evergram.data.files.column_names import guess, lacking, refuse_unknown
-from evergram.data.reading.rules import ROLES, SIDES, BadRows, Clock, Place, Rules, rounded
+from evergram.data.reading.rules import (
+    ROLES,
+    SIDES,
+    BadRows,
+    Clock,
+    OtherFormError,
+    Place,
+    Rules,
+    rounded,
+)
 from evergram.data.reading.source_files import SourceFile
 from evergram.data.reading.table_stream import ROWS, MemoryTable, TableStream
 from evergram.did_you_mean import did_you_mean
@@ -124,19 +133,23 @@ class Interactions:
 
         Raises: DataError: the sources have no row, a row that cannot be used, or no weight above 0.
         """
+        second_form: dict[str, str] = {}
         while True:
             if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
                 self.types |= dict.fromkeys(SIDES, pa.string())
             try:
-                return take(pa.schema(list(self.types.items())), self._batches())
+                return take(pa.schema(list(self.types.items())), self._batches(second_form))
             except _WidenedError:
                 continue  # `types` holds the wider type
+            except OtherFormError as error:
+                second_form[error.role] = error.where
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _batches(self, second_form: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         self.rows, weighs = 0, False
         self.bad_rows.count = 0
         self.bad_rows.reasons.clear()
-        rules = Rules(self.bad_rows, Clock(self.clock.form, self.clock.place), self.weights)
+        clock = Clock(self.clock.form, self.clock.place)
+        rules = Rules(self.bad_rows, clock, self.weights, second_form)
         kept = 0
         for source in self.sources:
             for table in source.tables(rules):

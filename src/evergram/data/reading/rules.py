@@ -6,7 +6,7 @@ divided into files nor on the order of the files:
 
 - Ids are int64 if all are integers, else texts. In a file of text and in the name of a folder
   (`user=0017`), an integer is what is written as the integer is printed.
-- Values and weights are float32.
+- Values and weights are float32. In texts, all of a column have a decimal point, or all a comma.
 - Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
   or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
 - A row with a missing id, or with a number or time that is none, is a bad row.
@@ -23,6 +23,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.data.reading.written_forms import (
+    COMMA,
+    DAY_FIRST,
+    MONTH_FIRST,
+    POINT,
+    in_iso,
+    moments_of,
+    numbers,
+)
 from evergram.data.rolling_window import UNITS, unit_of, unit_range
 from evergram.errors import DataError
 from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
@@ -32,9 +41,10 @@ ROLES = ("query", "candidate", "value", "time", "weight")
 SIDES = ("query", "candidate")
 # What is done with bad rows.
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
-HOW_TO_DROP = "bad_rows = 'drop' (in a recipe under [data]; --drop-bad-rows in a command)"
+HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
 # Cells of numbers and dates in a text.
 FLOAT_CELL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
+_WORD = r"^[+-]?(?i:nan|inf|infinity)$"
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
 _ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
 ZONED, NAIVE, NUMBERS = "dates with a time zone", "dates without a time zone", "numbers"
@@ -192,6 +202,19 @@ class _Read:
     forms: dict[str, pa.Array | None] = field(default_factory=dict)
 
 
+class OtherFormError(Exception):
+    """A column is written in the second of two ways; all of it is read again so.
+
+    Args:
+        role: of the column.
+        where: the first cell that tells it.
+    """
+
+    def __init__(self, role: str, where: str) -> None:
+        super().__init__(role, where)
+        self.role, self.where = role, where
+
+
 class Rules:
     """The rules for all batches of interactions that are read together.
 
@@ -199,12 +222,21 @@ class Rules:
         bad_rows: counts rows that cannot be used.
         clock: how times are written so far.
         weights: by name of an event the weight of its rows, if the weights are such names.
+        second_form: by role of a text with decimal commas, or with the month first, the cell that
+            tells it.
     """
 
     def __init__(
-        self, bad_rows: BadRows, clock: Clock, weights: Mapping[str, float] | None = None
+        self,
+        bad_rows: BadRows,
+        clock: Clock,
+        weights: Mapping[str, float] | None = None,
+        second_form: Mapping[str, str] | None = None,
     ) -> None:
         self.bad_rows, self.clock, self._weights = bad_rows, clock, weights
+        self._second_form = second_form or {}
+        # The first date that may be two, until one tells which comes first.
+        self._unsure: str | None = ""
         self._ids = {side: Decimals() for side in SIDES}
 
     def checked(self, table: pa.Table, place: Place) -> pa.Table:
@@ -213,8 +245,8 @@ class Rules:
 
         Args:
             table: its columns are named by role.
-        Raises: DataError: a column is of a type that cannot be used, or times are written in
-            another way than before; the error names the row, or the type.
+        Raises: DataError: a column is of a type that cannot be used, or numbers or times are
+            written in two ways; the error names the row, or the type. OtherFormError.
         """
         read: dict[str, _Read] = {}
         bad = _all_false(table.num_rows)
@@ -223,7 +255,7 @@ class Rules:
             if role == "weight" and self._weights:
                 one = _Read(*_weights_of_events(cells, self._weights))
             else:
-                one = _column(role, cells, place)
+                one = _column(role, cells, place, self._form(role, cells, place))
             read[role] = one
             for fault in one.faults:
                 if pc.any(fault[0]).as_py():
@@ -244,12 +276,49 @@ class Rules:
     def finish(self) -> None:
         """Check what all batches tell together.
 
-        Raises: DataError: there are bad rows that are not to be dropped; or ids are numbers with
-            decimals.
+        Raises: DataError: there are bad rows that are not to be dropped; ids are numbers with
+            decimals; or days cannot be told from months.
         """
+        if self._unsure:
+            raise DataError(
+                f"{self._unsure}, of which the day cannot be told from the month; {TIMES}."
+            )
         self.bad_rows.finish()
         for decimals in self._ids.values():
             decimals.finish()
+
+    def _form(self, role: str, cells: pa.ChunkedArray, place: Place) -> str:
+        """Return the pattern by which the texts of a column are written: that of all so far.
+
+        Raises: OtherFormError, DataError: see `checked`.
+        """
+        first, second = (DAY_FIRST, MONTH_FIRST) if role == "time" else (POINT, COMMA)
+        if role in SIDES or not is_text(cells.type):
+            return first
+        cells = pc.utf8_trim_whitespace(cells)
+        chosen, other = (second, first) if role in self._second_form else (first, second)
+        of_chosen, of_other = (
+            _true(pc.match_substring_regex(cells, pattern)) for pattern in (chosen, other)
+        )
+        row = pc.index(pc.and_not(of_other, of_chosen), True).as_py()
+        if row >= 0:
+            where = f"{place.row(row)}: {place.name(role)} is {_shown(cells[row])}"
+            if chosen == first:
+                raise OtherFormError(role, where)
+            raise DataError(
+                f"{where}, and {self._second_form[role]}, which is written in another way; write "
+                "all of the column in one."
+            )
+        if role == "time" and self._unsure is not None:
+            if pc.any(pc.and_not(of_chosen, of_other)).as_py():
+                self._unsure = None
+            elif not self._unsure:
+                both = pc.not_equal(in_iso(cells, chosen), in_iso(cells, other))
+                row = pc.index(_true(both), True).as_py()
+                if row >= 0:
+                    shown = _shown(cells[row])
+                    self._unsure = f"{place.row(row)}: {place.name(role)} is {shown}"
+        return chosen
 
     def _see_times(self, cells: pa.ChunkedArray, read: _Read, bad: pa.Array, place: Place) -> None:
         for form, mask in read.forms.items():
@@ -284,10 +353,20 @@ class Decimals:
             raise DataError(f"{self._first}; ids must be integers or strings.")
 
 
-def forms_of_times(cells: pa.ChunkedArray) -> set[str]:
-    """Return the ways in which times are written, see `Clock`; none if a cell is no time."""
-    read = _column("time", decoded(cells), Place(""))
-    if not len(cells) or any(pc.any(bad).as_py() for bad, _ in read.faults):
+def forms_of_times(cells: pa.ChunkedArray, *, partly: bool = False) -> set[str]:
+    """Return the ways in which times are written, see `Clock`; none if a day cannot be told from a
+    month, or, unless `partly`, a cell is no time."""
+    cells = decoded(cells)
+    if is_text(cells.type):
+        dates = (in_iso(cells, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
+        ways = [each for each in dates if not _any_match(each, f"{DAY_FIRST}|{MONTH_FIRST}")]
+        if len(ways) == 2 and not ways[0].equals(ways[1]):
+            return set()
+        cells = ways[0] if ways else cells
+    read = _column("time", cells, Place(""), DAY_FIRST)
+    if not partly and any(pc.any(bad).as_py() for bad, _ in read.faults):
+        return set()
+    if not len(cells):
         return set()
     return {form for form, mask in read.forms.items() if mask is None or pc.any(mask).as_py()}
 
@@ -343,23 +422,34 @@ def ids_of_cells(cells: pa.ChunkedArray, *, text_file: bool) -> tuple[pa.Chunked
 def numbers_of_column(cells: pa.ChunkedArray, place: Place, name: str) -> pa.ChunkedArray:
     """Return a whole column of numbers of at least 0 as float64. Raises: DataError: one is none."""
     cells, bad_rows = _comparable(decoded(cells), name, place), BadRows(advice=False)
-    values, faults = numbers_of_cells(cells, pa.float64(), positive=True)
+    decimal = "."
+    if is_text(cells.type):
+        commas = pc.and_not(*(pc.match_substring_regex(cells, form) for form in (COMMA, POINT)))
+        decimal = "," if pc.any(commas).as_py() else "."
+    values, faults = numbers_of_cells(cells, pa.float64(), positive=True, decimal=decimal)
     bad_rows.good_rows(place, name, cells, faults)
     bad_rows.finish()
     return values
 
 
-def _column(role: str, cells: pa.ChunkedArray, place: Place) -> _Read:
+def _column(role: str, cells: pa.ChunkedArray, place: Place, form: str) -> _Read:
+    """Return a column that is read by its role.
+
+    Args:
+        form: see `Rules._form`.
+    """
     if role in SIDES:
         example = cells[0].as_py() if len(cells) else None
         refuse_non_ids(cells.type, place.name(role), place.source, example)
         return _Read(*ids_of_cells(cells, text_file=role in place.texts))
     if role == "time":
-        return _times(_comparable(cells, place.name(role), place, dates=True), place)
+        times = _comparable(cells, place.name(role), place, dates=True)
+        return _times(in_iso(times, form) if is_text(times.type) else times, place)
     cells = _comparable(cells, place.name(role), place)
-    values, faults = numbers_of_cells(cells, positive=role == "weight")
+    decimal = "," if form == COMMA else "."
+    values, faults = numbers_of_cells(cells, positive=role == "weight", decimal=decimal)
     if role == "weight" and is_text(cells.type):
-        named = "a number (of names of events, say their weights in data.weights, --weight)"
+        named = "a number, or the name of an event with a weight in data.weights (--weight)"
         faults = [(bad, named if wanted == "a number" else wanted) for bad, wanted in faults]
     return _Read(values, faults)
 
@@ -401,18 +491,24 @@ def _is_date(kind: pa.DataType) -> bool:
 
 
 def numbers_of_cells(
-    cells: pa.ChunkedArray, kind: pa.DataType = FLOAT32, *, positive: bool = False
+    cells: pa.ChunkedArray,
+    kind: pa.DataType = FLOAT32,
+    *,
+    positive: bool = False,
+    decimal: str = ".",
 ) -> tuple[pa.ChunkedArray, list[Fault]]:
     """Return a column of numbers, or of texts that are numbers, and its bad cells, which are null.
 
     Args:
         kind: the type of floats to return.
         positive: no number is below 0.
+        decimal: the decimal sign of texts.
     """
     faults: list[Fault] = []
     if is_text(cells.type):
-        faults.append((_unlike(cells, FLOAT_CELL), "a number"))
-        cells = pc.utf8_ltrim(_without(cells, faults), "+").cast(pa.float64())
+        words = pc.if_else(pc.match_substring_regex(cells, _WORD), pc.utf8_ltrim(cells, "+"), None)
+        cells = pc.coalesce(numbers(cells, decimal=decimal), words.cast(pa.float64()))
+        faults.append((_flat(pc.is_null(cells)), "a number"))
     # Unsafe, as float32 may round a large count.
     values = cells.cast(kind, safe=False)
     infinite = _not_finite(values)
@@ -446,7 +542,7 @@ def _times(cells: pa.ChunkedArray, place: Place) -> _Read:
     for form, given in dates.items():
         if pc.any(given).as_py():
             zone = "UTC" if form == ZONED else None
-            moments, wrong = _moments(_where(cells, given), zone)
+            moments, wrong = moments_of(_where(cells, given), zone)
             bad = pc.or_(bad, wrong)
             parts.append(_dates(moments, given=pc.and_not(given, wrong)))
     faults = [(bad, A_TIME), *(fault for part in parts for fault in part.faults)]
@@ -454,30 +550,6 @@ def _times(cells: pa.ChunkedArray, place: Place) -> _Read:
     if not parts:
         return _Read(pa.chunked_array([pa.nulls(len(cells), pa.int64())]), faults)
     return _Read(pc.coalesce(*(part.values for part in parts)), faults, forms)
-
-
-def _moments(texts: pa.ChunkedArray, zone: str | None) -> tuple[pa.ChunkedArray, pa.Array]:
-    """Return dates as timestamps, and which cells are none, as of a 13th month."""
-    for unit in ("us", "ns"):
-        try:
-            return texts.cast(pa.timestamp(unit, zone)), _all_false(len(texts))
-        except pa.ArrowInvalid:
-            continue
-    kind = pa.timestamp("us", zone)
-    moments, wrong = [], []
-    for text in texts.to_pylist():
-        try:
-            # Digits beyond microseconds are dropped.
-            moments.append(pa.scalar(text).cast(pa.timestamp("ns", zone)).cast(kind, safe=False))
-        except pa.ArrowInvalid:
-            try:
-                moments.append(pa.scalar(text).cast(kind))
-            except pa.ArrowInvalid:
-                moments.append(None)
-        wrong.append(text is not None and moments[-1] is None)
-    values = [None if one is None else one.value for one in moments]
-    whole = pa.chunked_array([pa.array(values, pa.int64()).cast(kind)])
-    return whole, pa.array(wrong, pa.bool_())
 
 
 def _dates(cells: pa.ChunkedArray, given: pa.Array | None = None) -> _Read:
@@ -577,10 +649,6 @@ def _not_finite(numbers: pa.ChunkedArray) -> pa.Array:
     return _flat(pc.is_null(numbers))
 
 
-def _unlike(texts: pa.ChunkedArray, pattern: str) -> pa.Array:
-    return pc.invert(_true(pc.match_substring_regex(texts, pattern)))
-
-
 def _where(cells: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
     """Return the cells that are marked, and nulls in place of the others."""
     return pc.if_else(mask, cells, pa.scalar(None, cells.type))
@@ -592,6 +660,10 @@ def _without(cells: pa.ChunkedArray, faults: Iterable[Fault]) -> pa.ChunkedArray
         if pc.any(bad).as_py():
             cells = _where(cells, pc.invert(bad))
     return cells
+
+
+def _any_match(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
 def _true(mask: Any) -> pa.Array:

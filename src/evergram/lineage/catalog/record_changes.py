@@ -186,7 +186,7 @@ def without_newest(
         raise LineageError(
             f"Version {number} of {record.name} cannot be withdrawn: the embeddings of version "
             f"{before} are no longer stored. Label a version before the next is published, or "
-            "publish with --no-promote, and they are kept; now publish a better version instead."
+            "do not promote it at once, and they are kept; now publish a better version instead."
         )
     return _changed(
         record,

@@ -64,8 +64,13 @@ class FirstRecipe:
             yield f"Guessed by its cells: {role}; --column {role}=NAME names another."
         if source.unread:
             unread = ", ".join(name or "a column without a name" for name in source.unread)
-            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
+            yield (
+                f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one, and "
+                "--weight EVENT=NUMBER makes a weight of the name of an event."
+            )
         yield from self.survey.sentences()
+        if source.naive:
+            yield "The times have no zone; they are read as UTC."
         yield f"Training takes {in_words(self.seconds)} on an ordinary computer."
         if self.split_again:
             yield self.split_again
@@ -90,6 +95,7 @@ def first_recipe(
     *,
     kind: str | None = None,
     columns: Mapping[str, str] | None = None,
+    weights: Mapping[str, float] | None = None,
     folder: Path | None = None,
     drop_bad_rows: bool = False,
 ) -> FirstRecipe:
@@ -102,6 +108,7 @@ def first_recipe(
         path: a file or folder that `data.path` of a recipe can name.
         kind: as `data.kind`; None tells it by the path.
         columns: by role, columns of a table; the others are told by their names.
+        weights: by name of an event, as `data.weights`.
         drop_bad_rows: leave out the rows that cannot be used, as `data.bad_rows = "drop"`.
         folder: where the recipe will be, to which its path is relative; None for the working one.
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
@@ -113,11 +120,13 @@ def first_recipe(
         raise DataError(
             f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
         ) from None
-    source = source_at(path, kind, columns)
+    source = source_at(path, kind, columns, weights)
     name, where = _name_of(path, source.kind), _path_from(folder or Path(), path)
     data: dict[str, Any] = {"kind": source.kind, "path": where}
     if source.renamed:
         data["columns"] = source.renamed
+    if weights:
+        data["weights"] = dict(weights)
     if drop_bad_rows:
         data["bad_rows"] = "drop"
 

@@ -90,6 +90,7 @@ def _lines(settings: Settings, survey: Survey) -> Iterator[str]:
 _ABOUT = {
     "path": "  # relative to this file",
     "columns": "  # the file's own names",
+    "weights": "  # of the rows of each event",
     "bad_rows": "  # rows that cannot be used are left out, with a warning",
     "last": "  # the latest are held out: some choose the epoch, the others are reported",
     "share": "  # of the pairs are held out: some choose the epoch, the others are reported",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from evergram.data.files.column_names import (
 )
 from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
-from evergram.data.reading.rules import NUMBERS, ROLES, forms_of_times
+from evergram.data.reading.rules import NAIVE, NUMBERS, ROLES, forms_of_times
 from evergram.data.reading.source_files import SUFFIXES, source_files
 from evergram.data.reading.table_stream import DELIMITERS, HEADER, MemoryTable, TableStream
 from evergram.did_you_mean import did_you_mean
@@ -45,6 +46,7 @@ class Source:
         guessed: those of them that nobody named.
         by_content: those of the guessed that the cells told, and not the name.
         unread: the file's other columns.
+        naive: whether times are dates without a zone.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Source:
     guessed: tuple[str, ...] = ()
     by_content: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    naive: bool = False
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -60,13 +63,17 @@ class Source:
 
 
 def source_at(
-    path: Path, kind: str | None = None, named: Mapping[str, str] | None = None
+    path: Path,
+    kind: str | None = None,
+    named: Mapping[str, str] | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Source:
     """Return what is at a path.
 
     Args:
         kind: as `data.kind`; None tells it by the name of the file, or by what is in the folder.
         named: by role, columns of a table; the others are told by their names.
+        weights: by name of an event; only a table has events.
     Raises: DataError: there is no such file or folder, its kind or a column cannot be told, or a
         table is too large to be read at once.
     """
@@ -81,10 +88,12 @@ def source_at(
             f"{did_you_mean(chosen, READ_FROM_A_PATH)}."
         )
     if chosen != "table":
-        if named:
-            raise DataError(
-                f"--column names columns of a table, and {path} is read as {chosen}; leave it out."
-            )
+        for option, given in (("--column", named), ("--weight", weights)):
+            if given:
+                raise DataError(
+                    f"{option} is of columns of a table, and {path} is read as {chosen}; leave it "
+                    "out."
+                )
         return Source(chosen)
     _refuse_too_large(path)
     streams = [TableStream(file) for file in source_files(path)]
@@ -93,11 +102,22 @@ def source_at(
     columns, guessed = columns_of(first.name, names, named or {}, text=first.has_header_line)
     unread = tuple(name for name in names if name not in columns.values())
     times = [] if "time" in columns else [name for name in unread if is_time(name, streams)]
-    if len(times) != 1:
-        return Source(chosen, columns, guessed, unread=unread)
-    unread = tuple(name for name in unread if name not in times)
-    columns, guessed = {**columns, "time": times[0]}, (*guessed, "time")
-    return Source(chosen, columns, guessed, ("time",), unread)
+    by_content = ("time",) if len(times) == 1 else ()
+    if by_content:
+        unread = tuple(name for name in unread if name not in times)
+        columns, guessed = {**columns, "time": times[0]}, (*guessed, "time")
+    naive = "time" in columns and _is_naive(columns["time"], streams)
+    return Source(chosen, columns, guessed, by_content, unread, naive)
+
+
+def _is_naive(name: str, tables: Sequence[TableStream]) -> bool:
+    """Return whether the first times of a column are dates without a zone."""
+    for table in tables:
+        if name in table.names:
+            with suppress(DataError):  # which reading all of it raises
+                for batch in table.batches([name]):
+                    return NAIVE in forms_of_times(pa.chunked_array([batch[name]]), partly=True)
+    return False
 
 
 def is_time(name: str, tables: Sequence[TableStream | MemoryTable]) -> bool:
