@@ -1,4 +1,4 @@
-"""Readings, each against another way to the same number."""
+"""The planted corpus, and readings of a training against another way to the same number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from reproduction.planted import Planted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reproduction.planted import LOYAL, Planted
 from reproduction.readings.fresh_map import FreshMap
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.readings.map_over_time import MapOverTime
@@ -14,10 +16,85 @@ from reproduction.readings.reading import CpuClock, Reading
 from reproduction.readings.score_distributions import ScoreDistributions
 from torch import Tensor
 
-from evergram import Recipe, load_corpus, split_for
+from evergram import Corpus, Recipe, load_corpus, split_for
 from evergram.data import Split
 from evergram.training import RunContext, Trained, fit_encoder
 from reproduction.gramian import growth, methods
+
+SIZES = {
+    "queries": st.integers(1, 60),
+    "candidates": st.integers(1, 500),
+    "seed": st.integers(0, 5),
+}
+
+
+def ids(corpus: Corpus, side: str) -> torch.Tensor:
+    entities = corpus.queries if side == "query" else corpus.candidates
+    keys = torch.tensor(entities.vocabulary.keys.to_pylist())
+    return keys[corpus.column(side)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(**SIZES, interactions=st.integers(1, 900))
+def test_every_candidate_is_there_and_no_other(
+    queries: int, candidates: int, seed: int, interactions: int
+) -> None:
+    corpus = Planted(queries, candidates, seed).corpus(interactions)
+    assert sorted(corpus.candidates.vocabulary.keys.to_pylist()) == list(range(candidates))
+    assert len(corpus) >= interactions
+    assert int(ids(corpus, "query").max()) < queries
+
+
+@settings(max_examples=20, deadline=None)
+@given(**SIZES)
+def test_the_chances_of_a_query_add_up_to_one(queries: int, candidates: int, seed: int) -> None:
+    world = Planted(queries, candidates, seed)
+    segments = torch.arange(world.segments)
+    everything = torch.arange(candidates).expand(len(segments), -1)
+    torch.testing.assert_close(
+        world.chances(segments, everything).sum(1), torch.ones(len(segments)).double()
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(**SIZES, k=st.integers(1, 12))
+def test_the_best_are_the_best_of_all(queries: int, candidates: int, seed: int, k: int) -> None:
+    k = min(k, candidates)
+    world = Planted(queries, candidates, seed)
+    segments = torch.arange(world.segments)
+    everything = torch.arange(candidates).expand(len(segments), -1)
+    expected = world.chances(segments, everything).topk(k).values
+    torch.testing.assert_close(world.chances(segments, world.best(segments, k)), expected)
+
+
+def test_draws_follow_the_chances() -> None:
+    world, interactions = Planted(40, 300), 200_000
+    corpus = world.corpus(interactions)
+    query, candidate = (ids(corpus, side)[:interactions] for side in ("query", "candidate"))
+    counts = torch.zeros(2, 300, dtype=torch.float64)
+    for segment in range(2):
+        drawn = candidate[query % world.segments == segment]
+        counts[segment] = torch.bincount(drawn, minlength=300)
+    chances = world.chances(torch.arange(2), torch.arange(300).expand(2, -1))
+    total = counts.sum(1, keepdim=True)
+    deviation = (total * chances * (1 - chances)).sqrt()
+    z = (counts - total * chances) / deviation
+    assert float(z.abs().max()) < 5.5  # of 600 normal variables
+    assert float(z.square().mean()) == pytest.approx(1, abs=0.25)
+
+
+def test_a_candidate_that_nobody_met_is_met_by_one_who_likes_its_cluster() -> None:
+    world = Planted(200, 20_000)
+    corpus = world.corpus(50)
+    query, candidate = (ids(corpus, side)[50:] for side in ("query", "candidate"))
+    assert len(torch.unique(candidate)) == len(candidate)
+    likes = world.liking(torch.arange(world.segments))
+    shares = likes / likes.sum(0)
+    met = shares[query % world.segments, candidate % world.clusters].mean()
+    expected = (shares.square().sum(0))[candidate % world.clusters].mean()
+    assert float(met) == pytest.approx(float(expected), rel=0.05)
+    assert float(met) > 2 / world.segments > (1 - LOYAL) / world.segments
+
 
 CPU = torch.device("cpu")
 
@@ -66,19 +143,16 @@ def test_map_at_the_end_is_that_of_the_trained_model_by_hand() -> None:
     assert series["validation"] == [pytest.approx(naive_map(trained, held, known), abs=1e-5)]
     assert series["test"]["model"] == trained.metrics["model"]["map@10"]
     assert series["step"] == [len(corpus) // 64]
-
-
-def test_every_evaluation_is_one_point_and_time_goes_on() -> None:
-    series, trained, _ = trained_with(MapOverTime(), epochs=3)
-    assert series["epoch"] == [1, 2, 3]
-    assert series["cpu_seconds"] == sorted(series["cpu_seconds"])
-    assert series["cpu_seconds"][-1] > 0
-    selected = [entry["map@10"] for entry in trained.history]
-    assert series["validation"] == pytest.approx(selected, abs=1e-6)
+    few, _, _ = trained_with(MapOverTime(queries=5, candidates=10), epochs=1)
+    assert few["validation"][0] > series["validation"][0]
 
 
 def test_points_between_evaluations_change_neither_the_training_nor_the_others() -> None:
     plain, one, split = trained_with(MapOverTime(), epochs=2)
+    assert plain["epoch"] == [1, 2]
+    assert 0 < plain["cpu_seconds"][0] < plain["cpu_seconds"][1]
+    selected = [entry["map@10"] for entry in one.history]
+    assert plain["validation"] == pytest.approx(selected, abs=1e-6)
     finer, two, _ = trained_with(MapOverTime(every=10), epochs=2)
     assert torch.equal(one.query, two.query)
     steps = len(split.training) // 64
@@ -92,20 +166,12 @@ def test_points_between_evaluations_change_neither_the_training_nor_the_others()
         assert [finer[part][i] for i in at] == plain[part]
 
 
-def test_a_sample_of_candidates_holds_the_targets_and_is_easier() -> None:
-    whole, _, _ = trained_with(MapOverTime(), epochs=1)
-    few, _, _ = trained_with(MapOverTime(queries=5, candidates=10), epochs=1)
-    assert few["validation"][0] > whole["validation"][0]
-
-
 def test_a_reading_changes_nothing_in_the_training() -> None:
     errors = GramianErrors({"a": methods.looking_on(methods.sampling(), 16)}, 5)
-    vectors = [
-        trained_with(reading, epochs=2)[1].query
-        for reading in (MapOverTime(), ScoreDistributions(), errors)
-    ]
-    assert torch.equal(vectors[0], vectors[1])
-    assert torch.equal(vectors[0], vectors[2])
+    readings = MapOverTime(), ScoreDistributions(), errors
+    one, two, three = (trained_with(reading, epochs=2)[1].query for reading in readings)
+    assert torch.equal(one, two)
+    assert torch.equal(one, three)
 
 
 def test_errors_are_measured_for_each_estimator_and_fall_with_the_batch() -> None:
@@ -133,27 +199,14 @@ def test_densities_have_area_one_and_the_means_of_their_pairs() -> None:
         )
 
 
-def test_settings_tell_readings_apart() -> None:
-    assert MapOverTime().settings() != MapOverTime(queries=3).settings()
-    assert MapOverTime().settings()["reading"] == "map"
-    # Results from before there was `every` keep their keys.
-    assert MapOverTime().settings() == {"reading": "map", "queries": 2000, "candidates": 50_000}
-    assert MapOverTime(every=5).settings()["every"] == 5
-
-
 def test_the_clock_counts_between_ticks_and_not_what_is_left_out() -> None:
     clock = CpuClock()
-
-    def work() -> None:
-        sum(i * i for i in range(300_000))
-
     clock.tick()
-    assert clock.seconds == 0
-    work()
+    sum(i * i for i in range(300_000))
     clock.tick()
     first = clock.seconds
     assert first > 0
-    work()
+    sum(i * i for i in range(300_000))
     clock.resume()
     clock.tick()
     assert clock.seconds - first < first / 2

@@ -1,0 +1,392 @@
+"""Comparisons of methods over versions: columns, tables, figures and claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reproduction.bc.columns import (
+    best,
+    by_task,
+    by_version,
+    keep_all,
+    of_corpus,
+    on_first,
+    on_music,
+    over_time,
+    rank_correlation,
+    swept,
+    times,
+    value,
+    worst,
+)
+from reproduction.bc.comparison import closed_form_distances, compare_methods, sizes
+from reproduction.bc.methods import ALIGNER, FIX, JOINT, JOINT_SINGLE, NAMES, NO_TRANS, NON_BC, TINY
+from reproduction.bc.table3 import SENTENCES
+from reproduction.experiment import Runs
+from reproduction.results import Result
+from tests.support.reproduced_comparisons import TIMES, comparison_result, theirs
+from tests.support.reproduction_results import runs_of
+
+from evergram import Lineage, Recipe, load_corpus
+from evergram.errors import TrainingError
+from evergram.releasing.comparison import compare as compare_module
+from evergram.training import Progress
+from reproduction.bc import basis, claims, figure3, figure4, figure5, methods, table3
+
+GAMES = theirs("Video Games")
+ONE = comparison_result("games", GAMES, strengths=(16.0, 2.0, 4.5))
+
+
+def test_a_figure_is_read_by_method_and_column() -> None:
+    assert value(ONE, ALIGNER, "total") == -3.94
+    assert best(ONE, [FIX, ALIGNER], "intended") == -3.35
+    assert worst(ONE, [FIX, ALIGNER], "intended") == -25.55
+    assert keep_all(ONE, "unintended") == 0.7
+    assert times(ONE) == list(TIMES)
+
+
+def test_versions_tasks_and_strengths_are_numbers_in_order() -> None:
+    assert over_time(ONE, ALIGNER, "error") == {0: 0.0, 1: 0.28, 2: 0.56}
+    assert by_task(ONE, NON_BC) == {"activity": {2: -30.81}}
+    assert list(swept(ONE, JOINT[0], "error")) == [2.0, 4.5, 16.0]
+
+
+def test_a_corpus_has_all_of_its_own_seeds() -> None:
+    results = [comparison_result("a", GAMES, seed) for seed in range(3)]
+    runs = runs_of([*results, comparison_result("b", GAMES, 1)])
+    assert by_version(runs, "a", lambda r: over_time(r, ALIGNER, "error"))[2] == [0.56] * 3
+    assert of_corpus(runs, "b", lambda r: r.seed) == [1]
+    assert on_first(lambda r: r.seed)(runs) == [0, 1, 2]
+    assert runs.seeds == [1]
+
+
+def test_margins_are_of_the_first_corpus_or_of_musical_instruments() -> None:
+    def read(result: Result) -> float:
+        return value(result, FIX, "intended")
+
+    grocery, music = theirs("Grocery"), theirs("Musical Instruments")
+    for label, margin in [("amazon-musical-instruments", -26.81), ("films", -27.79)]:
+        runs = runs_of([comparison_result("a", grocery), comparison_result(label, music)])
+        assert on_first(read)(runs) == [-27.79]
+        assert on_music(read)(runs) == [margin]
+
+
+def test_ranks_are_compared_and_not_values() -> None:
+    assert rank_correlation([1, 2, 3], [1, 10, 100]) == 1
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == -1
+    assert rank_correlation([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(0.8)
+
+
+CORPORA = list(methods.PAPER)
+
+
+def test_the_papers_figures_confirm_its_sentences_but_one() -> None:
+    for corpus in CORPORA:
+        only = comparison_result(corpus, theirs(corpus))
+        margins = {s.read: s.read(only) for s in SENTENCES if s.source.startswith("[BC]")}
+        assert margins.pop(claims.error_stands_for_consumers) > -0.2
+        assert all(margin > 0 for margin in margins.values()), margins
+
+
+def changed(method: str, **columns: float) -> Result:
+    figures = theirs("Video Games")
+    return comparison_result("Video Games", {**figures, method: {**figures[method], **columns}})
+
+
+def test_one_figure_out_of_order_refutes_a_sentence() -> None:
+    for read, method, column, figure, margin in [
+        (claims.non_bc_breaks, methods.NON_BC, "unintended", 0.41, -1.0),
+        (claims.fix_is_worst, methods.FIX, "intended", -5.0, -5.61),
+        (claims.finetune_loses, methods.FINETUNE, "intended", 2.0, -2.0),
+        (claims.finetune_breaks, methods.FINETUNE, "unintended", 1.0, -1.0),
+        (claims.joint_beats_posthoc, methods.POST_SINGLE, "unintended", 0.41, -1.0),
+        (claims.multi_is_no_better_posthoc, methods.POST_MULTI, "unintended", -7.25, -1.0),
+        (claims.no_trans_costs, methods.NO_TRANS, "intended", 1.0, -1.0),
+        (claims.linear_costs_less, methods.NO_TRANS, "intended", 0.0, -3.98),
+        (claims.single_is_worse_for_consumers, methods.JOINT_SINGLE, "unintended", 0.41, -1.0),
+        (claims.multi_is_closer, methods.JOINT_SINGLE, "error", 0.2, -40.0),
+        (claims.aligner_is_closest, methods.NO_TRANS, "error", 0.2, -40.0),
+        (claims.aligner_has_the_best_sum, methods.NO_TRANS, "total", 0.0, -3.94),
+        (claims.ours_has_the_better_sum, methods.EVERGRAM, "total", -4.94, -1.0),
+        (claims.ours_is_better_for_consumers, methods.EVERGRAM, "unintended", -1.59, -1.0),
+        (claims.ours_is_closer, methods.EVERGRAM, "error", 0.35, -25.0),
+    ]:
+        assert read(changed(method, **{column: figure})) == pytest.approx(margin), read
+    best = changed(methods.EVERGRAM, total=5.0, error=0.01)  # ours is no method of theirs
+    assert claims.aligner_has_the_best_sum(best) > 0
+    assert claims.aligner_is_closest(best) > 0
+
+
+def test_the_error_stands_for_consumers_if_both_rank_alike() -> None:
+    figures = theirs("Video Games")
+    alike = {m: {**f, "error": -f["unintended"]} for m, f in figures.items()}
+    assert claims.error_stands_for_consumers(comparison_result("a", alike)) == pytest.approx(0.2)
+    against = {m: {**f, "error": f["unintended"]} for m, f in figures.items()}
+    assert claims.error_stands_for_consumers(comparison_result("a", against)) == pytest.approx(-1.8)
+
+
+def test_closed_forms_are_the_same_below_a_millionth() -> None:
+    for distances, margin in [((1e-9, 1e-8), 2), ((1e-9, 1e-3), -3), ((0.0,), 10)]:
+        by_version = {str(k + 2): d for k, d in enumerate(distances)}
+        only = comparison_result("a", theirs("Grocery"), closed_forms=by_version)
+        assert claims.closed_forms_agree(only) == pytest.approx(margin)
+
+
+def test_a_table_has_the_margins_of_each_corpus() -> None:
+    runs = runs_of([comparison_result(name, theirs(name)) for name in CORPORA])
+    table = claims.by_corpus(SENTENCES, runs)
+    assert list(table.header) == ["", *CORPORA, "the margin is"]
+    assert len(table.rows) == len(SENTENCES)
+    fix = next(row for row in table.rows if "Fix-M0 suffers" in row[0])
+    assert fix[1:4] == ["17.81", "14.94", "3.05"]
+
+
+MUSIC = "amazon-musical-instruments"
+
+
+def grocery_runs(corpus: str, seeds: int = 1, **more: Any) -> Runs:
+    """Return runs in which (1) of all but Keep-All is a point higher with each seed."""
+    figures = theirs("Grocery")
+    results = []
+    for seed in range(seeds):
+        own = {
+            method: {**f, "intended": f["intended"] + seed * (method != methods.KEEP_ALL)}
+            for method, f in figures.items()
+        }
+        results.append(comparison_result(corpus, own, seed, **more))
+    return runs_of(results)
+
+
+def test_the_figures_of_the_same_corpus_stand_beside_ours() -> None:
+    table = table3.corpus_table(grocery_runs(MUSIC), MUSIC)
+    rows = {row[0]: row for row in table.rows}
+    assert set(rows) == set(methods.NAMES.values())
+    assert rows["BC-Aligner"] == [
+        "BC-Aligner", "-3.21", "-0.07", "-3.28", "0.130", "-2.96", "-0.65", "-3.62", "0.38",
+    ]  # fmt: skip
+    assert rows["evergram (ours)"][5:] == [""] * 4
+
+
+def test_another_corpus_has_the_range_of_theirs() -> None:
+    table = table3.corpus_table(grocery_runs("films"), "films")
+    rows = {row[0]: row for row in table.rows}
+    assert rows["Fix-M0"][5:] == ["-27.79 to -25.55", "0.00", "-27.79 to -25.55", "0.00"]
+
+
+def test_the_basis_says_queries_budget_plateaus_and_deviation() -> None:
+    table = basis.table(grocery_runs("films", 3))
+    cells = dict(zip(table.header, *table.rows, strict=True))
+    expected = {
+        "seeds": "3",
+        "users, items, interactions": "5,000, 400, 90,000",
+        "test queries of a version": "2,500 to 4,000",
+        "passes, of theirs": "20, 4 %",
+        "steps, of theirs": "1 %",
+        "models that end on a plateau": "30 of 30",  # ten of eleven runs train a model
+    }
+    assert expected.items() <= cells.items()
+    assert cells["largest deviation of (1) over seeds"].startswith("1.00 points")
+
+
+def test_the_basis_counts_what_was_not_measured_and_what_rose() -> None:
+    model = {"passes": 20, "share_of_passes": 0.04, "last_gain": None, "on_plateau": None}
+    rising = {**model, "passes": 30, "on_plateau": False, "share_of_steps": 0.02}
+    trained = {"keep-all": {"0": {**model, "share_of_steps": 0.01}, "1": rising}}
+    (row,) = basis.table(grocery_runs("films", trained=trained)).rows
+    assert row[-1] == "0 of 2 (1 not measured)"
+    assert row[-2] == "1 to 2 %"
+    assert row[5] == "–"
+
+
+FIGURES = theirs("Musical Instruments")
+STRENGTHS = (1.0, 16.0, 32.0)
+
+
+def runs(**more: Any) -> Runs:
+    return runs_of(
+        [comparison_result("a", FIGURES, seed, strengths=STRENGTHS, **more) for seed in range(3)]
+    )
+
+
+def with_errors(by_method: dict[str, list[float]]) -> Result:
+    """A result whose errors are these at versions 0, 1 and 2."""
+    only = comparison_result("a", FIGURES)
+    for method, errors in by_method.items():
+        over_time = only.series["comparison"]["methods"][method]["over_time"]
+        over_time["error"] = {str(k): e for k, e in enumerate(errors)}
+    return only
+
+
+def test_figure_3_has_three_methods_and_ours_for_each_metric() -> None:
+    panels = figure3.panels(runs())
+    assert [panel.vertical for panel in panels] == list(figure3.VERTICAL.values())
+    for panel in panels:
+        assert [line.label for line in panel.lines] == [NAMES[m] for m in JOINT]
+    intended, unintended, _ = panels
+    assert intended.lines[0].x == [0.5, 0.6, 0.7]
+    assert unintended.lines[0].x == [0.7]  # tested from version 2 on
+    assert unintended.lines[0].values == [(-0.8,)] * 3
+    tables = figure3.tables(runs())
+    assert tables[1].rows[0] == ["a", "Joint-NoTrans", "", "", "-0.80 ± 0.00"]
+
+
+def test_an_error_that_grows_more_is_seen() -> None:
+    sharp = with_errors({JOINT_SINGLE: [0, 1, 3], ALIGNER: [0, 2, 3]})
+    assert figure3.multi_grows_less(sharp) == pytest.approx(1.5)
+    ours = with_errors({"evergram": [0, 1, 1], ALIGNER: [0, 1, 3]})
+    assert figure3.ours_grows_less(ours) == pytest.approx(2)
+
+
+def test_the_best_over_time_is_counted_over_metrics_and_later_versions() -> None:
+    # (1) at versions 1 and 2, (2) at 2, (3) at 1 and 2: of the paper's averages all five are won.
+    assert figure3.aligner_is_best_over_time(comparison_result("a", FIGURES)) == 50
+    lost = with_errors({NO_TRANS: [0, 0.1, 0.9]})
+    assert figure3.aligner_is_best_over_time(lost) == pytest.approx(80 - 50)
+
+
+def test_figure_4_has_a_line_for_each_task_and_keep_alls() -> None:
+    (panel,) = figure4.panels(runs())
+    assert [(line.label, line.dashed) for line in panel.lines] == [
+        ("Keep-All", True),
+        ("activity", False),
+    ]
+    assert figure4.tables(runs())[0].rows == [["a", "activity", "", "", "-0.65 ± 0.00"]]
+
+
+def test_a_task_that_falls_is_not_stable() -> None:
+    only = comparison_result("a", FIGURES)
+    method = only.series["comparison"]["methods"][ALIGNER]
+    method["by_task"] = {"x": {"1": -1.0, "2": -4.0}, "y": {"1": -5.0, "2": 1.0}}
+    assert figure4.tasks_are_stable(only) == pytest.approx(2 - 3)
+    method["by_task"] = {"y": {"1": -5.0, "2": 1.0}}
+    assert figure4.tasks_are_stable(only) == pytest.approx(2)
+
+
+def test_figure_5_has_theirs_at_16_where_scales_are_alike() -> None:
+    intended, _, error = figure5.panels(runs())
+    assert intended.lines[0].x == [1.0, 16.0, 32.0]
+    dashed = [line for line in intended.lines if line.dashed]
+    assert [(line.label, list(line.x), line.values) for line in dashed][-1] == (
+        "BC-Aligner, theirs", [16], [[-2.96]],
+    )  # fmt: skip
+    assert not any(line.dashed for line in error.lines)
+    table = figure5.tables(runs())[0]
+    assert list(table.header) == ["", "", "λ = 1", "λ = 16", "λ = 32"]
+    assert len(table.rows) == 4 * len(JOINT)
+
+
+def sweep(**by_column: tuple[float, float]) -> Result:
+    """A result in which every method has these figures at λ = 1 and at 32."""
+    only = comparison_result("a", FIGURES, strengths=(1.0, 32.0))
+    for rows in only.series["comparison"]["sweep"].values():
+        for place, weight in enumerate(("1", "32")):
+            rows[weight] = {**rows[weight], **{c: v[place] for c, v in by_column.items()}}
+    return only
+
+
+def test_the_method_that_changes_least_decides() -> None:
+    only = sweep(intended=(-1.0, -3.0), unintended=(-5.0, -1.0), error=(0.4, 0.1))
+    assert figure5.large_costs(only) == pytest.approx(2)
+    assert figure5.large_helps_consumers(only) == pytest.approx(4)
+    assert figure5.large_is_closer(only) == pytest.approx(75)
+    only.series["comparison"]["sweep"][NO_TRANS]["32"].update(intended=0.0, unintended=-6.0)
+    assert figure5.large_costs(only) == pytest.approx(-1)
+    assert figure5.large_helps_consumers(only) == pytest.approx(-1)
+    only.series["comparison"]["sweep"]["evergram"]["32"].update(error=9.0)
+    assert figure5.large_is_closer(only) == pytest.approx(75)  # ours is no method of theirs
+
+
+def test_best_or_comparable_is_within_a_point() -> None:
+    only = sweep(total=(-2.0, -3.0))
+    assert figure5.aligner_is_often_best(only) == 1
+    rows = only.series["comparison"]["sweep"]
+    rows[NO_TRANS]["1"].update(total=-1.1)
+    assert figure5.aligner_is_often_best(only) == 1
+    rows[NO_TRANS]["1"].update(total=-0.9)
+    assert figure5.aligner_is_often_best(only) == 0
+
+
+def test_ours_is_compared_at_each_strength() -> None:
+    only = sweep(total=(-2.0, -3.0), unintended=(-4.0, -1.0))
+    assert figure5.ours_has_the_better_sum(only) == 0
+    rows = only.series["comparison"]["sweep"]["evergram"]
+    rows["1"].update(total=-1.0, unintended=-3.0)
+    rows["32"].update(total=-7.0, unintended=-0.5)
+    assert figure5.ours_has_the_better_sum(only) == pytest.approx((1 - 4) / 2)
+    assert figure5.ours_is_better_for_consumers(only) == pytest.approx((1 + 0.5) / 2)
+
+
+QUIET = Progress(quiet=True)
+METHODS = ["keep-all", "fix-m0", "joint-notrans", "bc-aligner", "evergram"]
+
+
+def recipe(*more: str, seed: int = 3) -> Recipe:
+    return Recipe.load(TINY, [f"seed={seed}", f"compare.methods={METHODS}", *more])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The comparison of one seed with a sweep, and its folder."""
+    folder = tmp_path_factory.mktemp("comparison")
+    swept = recipe("compare.lambdas=[1, 16]")
+    return compare_methods(swept, QUIET, "cpu", folder)["comparison"], folder
+
+
+@pytest.mark.long
+def test_every_figure_of_the_paper_is_there(made: tuple[dict[str, Any], Path]) -> None:
+    measured, folder = made
+    assert list(measured["methods"]) == METHODS
+    keep = measured["methods"]["keep-all"]
+    assert (keep["intended"], keep["unintended"], keep["total"], keep["error"]) == (0, 0, 0, 0)
+    aligner = measured["methods"]["bc-aligner"]
+    assert aligner["total"] == pytest.approx(aligner["intended"] + aligner["unintended"])
+    assert aligner["error"] == pytest.approx(sum(aligner["over_time"]["error"].values()) / 3)
+    assert set(aligner["by_task"]["activity"]) == {"2"}
+    assert list(measured["queries"]) == ["0", "1", "2"]
+    assert min(measured["queries"].values()) > 20
+    assert measured["sizes"]["interactions"] == 6000
+    rows = measured["sweep"]["bc-aligner"]
+    assert rows["16"]["error"] == aligner["error"] != rows["1"]["error"]
+    trained = measured["trained"]
+    assert list(trained["keep-all"]) == ["0", "1", "2"]
+    assert trained["fix-m0"] == {}
+    assert set(trained["bc-aligner-lambda-1"]) == {"1", "2"}
+    assert trained["bc-aligner"]["1"]["share_of_passes"] == pytest.approx(2 / 500)
+    assert measured["closed_forms"] == {"2": pytest.approx(0, abs=1e-9)}
+    lineage = Lineage.open(folder / "comparison" / "seed-3" / "keep-all")
+    again = closed_form_distances(recipe(), load_corpus(recipe()), lineage)
+    assert again == measured["closed_forms"]
+
+
+@pytest.mark.long
+def test_an_interrupted_comparison_goes_on_in_its_folder(
+    made: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = compare_module.run_version, [0]
+
+    def interrupted(*rest: Any) -> Any:
+        count[0] += 1
+        if count[0] == 4:
+            raise TrainingError("killed")
+        return real(*rest)
+
+    swept = recipe("compare.lambdas=[1, 16]")
+    monkeypatch.setattr(compare_module, "run_version", interrupted)
+    with pytest.raises(TrainingError, match="killed"):
+        compare_methods(swept, QUIET, "cpu", tmp_path)
+    again = compare_methods(swept, QUIET, "cpu", tmp_path)["comparison"]
+    # Two versions of each run, and the one that was killed.
+    assert count[0] == 2 * len(again["trained"]) + 1
+    assert again == made[0]
+
+
+def test_sizes_count_the_keys_that_candidates_have() -> None:
+    few = load_corpus(recipe()).restrict(torch.arange(5))
+    measured = sizes(few)
+    assert measured["interactions"] == 5
+    assert measured["candidates"] == len(few.candidates) <= 5
+    groups = few.candidates.features["group"].indices.tolist()
+    assert measured["keys"]["group"] == len(set(groups)) < 10

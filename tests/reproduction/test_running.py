@@ -1,0 +1,461 @@
+"""Running experiments, keeping their results, and what is listed and judged."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reproduction.catalogue import EXPERIMENTS, READY, REPRODUCED, ROWS, find, listing
+from reproduction.claims import Claim, judge
+from reproduction.commands import Run, list_all, list_lines, make_report, reproduce
+from reproduction.experiment import Experiment, Preset, Runs
+from reproduction.intervals import _POINTS, gain, interval, shown
+from reproduction.printed import printed
+from reproduction.run import Job, jobs_of, kept_result, run_all
+from tests.support.reproduction_results import map_result, result, runs_of
+
+from evergram import Recipe
+from evergram import train as train_version
+from evergram.errors import DataError
+from evergram.training import Progress
+from reproduction import results, run
+from reproduction.gramian import methods, table2
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {path.parent.name for path in (ROOT / "src" / "evergram").glob("*/__init__.py")}
+# The tree of errors is public as a whole; docs and messages name it. The other is one function,
+# which ends their sentences.
+PUBLIC_FILES = {"evergram.errors", "evergram.did_you_mean"}
+
+
+def private_imports(source: str) -> Iterator[str]:
+    """Yield what a file imports of Evergram except the exports of the package and its rooms."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] == "evergram")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "evergram":
+            module = node.module or ""
+            parts = module.split(".")
+            is_room = parts == ["evergram"] or (len(parts) == 2 and parts[1] in ROOMS)
+            if module in PUBLIC_FILES:
+                continue
+            exports = set(importlib.import_module(module).__all__) if is_room else set()
+            yield from (f"{module}.{a.name}" for a in node.names if a.name not in exports)
+
+
+def test_the_reproduction_imports_public_names_only() -> None:
+    files = (ROOT / "reproduction").rglob("*.py")
+    assert {p: names for p in files if (names := [*private_imports(p.read_text())])} == {}
+    private = "from evergram.training import fit_encoder, FitSettings"
+    assert list(private_imports(private)) == ["evergram.training.FitSettings"]
+    assert list(private_imports("def f():\n    import evergram.data")) == ["evergram.data"]
+
+
+FIGURES = printed("gramian")
+
+
+def printed_gains() -> Iterator[tuple[str, float, float, float]]:
+    """Yield what each gain is of: a name, the value, its baseline, and the gain in %."""
+    for name in ("G1 Table 2", "G2 Table 3", "G2 Table 4"):
+        for row, gains in FIGURES[name]["gain"].items():
+            values = FIGURES[name]["map"][row]
+            for column, printed_gain in gains.items():
+                yield f"{name} {row} {column}", values[column], values["sampling"], printed_gain
+    table = FIGURES["G2 Table 2"]
+    for language, gains in table["gain"].items():
+        for sampler, printed_gain in gains.items():
+            values = table["sogram"][language][sampler], table["sampling"][language][sampler]
+            yield f"G2 Table 2 {language} {sampler}", *values, printed_gain
+
+
+def test_printed_gains_and_sums_are_those_of_the_printed_values() -> None:
+    for name, value, baseline, printed_gain in printed_gains():
+        # The papers computed gains before rounding: four digits of a MAP of 0.03 are 0.3 %.
+        rounding = 100 * 1e-4 / baseline
+        assert gain(value, baseline) == pytest.approx(printed_gain, abs=rounding + 0.1), name
+    for corpus, rows in printed("bc")["Table 3"]["rows"].items():
+        for method, row in rows.items():
+            both = row["intended"] + row["unintended"]
+            assert both == pytest.approx(row["sum"], abs=0.011), (corpus, method)
+
+
+def tail(point: float, freedom: int) -> float:
+    """The chance that Student's variable is above a point, by integrating its density."""
+    constant = math.gamma((freedom + 1) / 2) / (
+        math.sqrt(freedom * math.pi) * math.gamma(freedom / 2)
+    )
+    x = torch.linspace(0, point, 200_001, dtype=torch.float64)
+    density = constant * (1 + x.square() / freedom).pow(-(freedom + 1) / 2)
+    return 0.5 - float(torch.trapezoid(density, x))
+
+
+def test_the_points_leave_a_fortieth_above() -> None:
+    above = [tail(point, freedom) for freedom, point in enumerate(_POINTS, 1)]
+    assert above == pytest.approx([0.025] * len(above), abs=2e-5)
+
+
+def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:
+    draw = torch.Generator().manual_seed(0)
+    samples = torch.randn(4000, 4, generator=draw, dtype=torch.float64) + 3
+    bounds = [interval(row) for row in samples.tolist()]
+    covered = sum(b is not None and b[0] < 3 < b[1] for b in bounds)
+    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_mean_is_shown_with_its_interval_only_where_there_is_one() -> None:
+    assert shown([]) == "–"
+    assert shown([0.25]) == "0.2500"
+    assert shown([1.0, 2.0, 3.0], 1) == "2.0 ± 2.5"
+    for values in ([], [1.0, 2.0], [1.0, 2.0, math.nan], [1.0, 2.0, math.inf]):
+        assert interval(values) is None
+        assert "±" not in shown(values)
+
+
+def test_gains_are_percentages_of_the_baseline() -> None:
+    assert gain(0.03, 0.02) == pytest.approx(50)
+    assert gain(0.01, 0.02) == pytest.approx(-50)
+    assert math.isnan(gain(0.01, 0.0))
+
+
+def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
+    whole, half = runs_of([result("a")]), runs_of([result("a", 0), result("b", 1)])
+    for runs, margins, verdict in [
+        (whole, [1.0, 1.1, 0.9], "confirmed"),
+        (whole, [-1.0, -1.1, -0.9], "refuted"),
+        (whole, [1.0, -1.0, 0.5], "not separable"),
+        (whole, [5.0, 5.0], "not separable"),
+        (whole, [0.0, 0.0, 0.0], "not separable"),
+        (half, [1.0, 1.1, 0.9], "not measured"),
+        (None, [1.0, 1.1, 0.9], "not measured"),
+    ]:
+        claim = Claim("A is better.", "[G2] §1", "A less B", lambda runs, found=margins: found)
+        judgement = judge(claim, runs)
+        assert judgement.verdict == verdict
+        assert judgement.as_json()["verdict"] == verdict
+
+
+def test_seeds_are_those_that_every_training_has() -> None:
+    runs = runs_of([result("a", 1), result("a", 0), result("b", 0), result("b", 2)])
+    assert runs.seeds == [0]
+    assert [r.seed for r in runs.of("a")] == [0, 1]
+    assert runs.values("a", lambda r: r.seed + 10.0) == [10.0]
+    assert len(runs.all) == 4
+    assert Runs([], runs.all).seeds == []
+    chosen = runs.only(["b"])
+    assert [r.seed for r in chosen.of("b")] == [0, 2]
+    with pytest.raises(KeyError):
+        chosen.of("a")
+
+
+def test_a_claim_is_judged_on_each_corpus_with_what_is_remarked_of_it() -> None:
+    presets = {
+        "tiny": Preset((), ""),
+        "small": Preset((), "", corpus="Here"),
+        "there": Preset((), "", corpus="There"),
+        "paper": Preset((), ""),
+    }
+    claim = Claim("A is.", "[G1]", "A", lambda runs: [], "few", {"there": "many"})
+    experiment = Experiment("a/b", {}, "", "", presets, list, list, (claim,))  # type: ignore[arg-type]
+    assert experiment.reported == ["small", "there"]
+    shown = {p: [(c.measured, c.remark) for c in experiment.claims_on(p)] for p in presets}
+    assert shown["small"] == [("A; Here", "few")]
+    assert shown["there"] == [("A; There", "many")]
+    assert shown["tiny"] == shown["paper"] == [("A", "few")]
+
+
+def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = result("linear SOGram, α = 0.1", 3, map={"validation": [0.25, 0.5]})
+    path = results.write(tmp_path, made)
+    assert path == results.path_of(tmp_path, made.experiment, "small", made.label, 3)
+    assert results.read(path) == made
+    assert results.read_all(tmp_path, made.experiment, "small") == [made]
+    assert results.read_all(tmp_path, made.experiment, "paper") == []
+
+
+def test_numbers_have_six_digits_and_json_has_no_nan(tmp_path: Path) -> None:
+    made = replace(result("a"), series={"x": [1 / 3, math.nan, math.inf, 7]})
+    text = results.write(tmp_path, made).read_text()
+    assert json.loads(text)["series"]["x"] == [0.333333, None, None, 7]
+
+
+def test_names_of_files_are_plain_and_differ(tmp_path: Path) -> None:
+    labels = ["λ = 0.01", "λ = 0.1", "α = 0.01", "uniform sampling", "η", "β"]
+    names = [results.path_of(tmp_path, "g/x", "small", label, 0).name for label in labels]
+    assert len(set(names)) == len(labels)
+    assert all(name.isascii() and name[0] != "." and " " not in name for name in names)
+
+
+def test_what_is_half_written_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = result("a")
+
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        results.write(tmp_path, made)
+    assert results.read_all(tmp_path, made.experiment, "small") == []
+    assert list(tmp_path.rglob(".*.part"))
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"format": 9}', '{"format": 1, "x": 2}'):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(DataError, match=r"a\.json"):
+            results.read(tmp_path / "a.json")
+
+
+def test_the_key_is_of_settings_and_seed() -> None:
+    given = [(10.0, 0), (10.0, 0), (10.0, 1), (1.0, 0)]
+    one, same, *others = [results.key_of({"penalty": value}, seed) for value, seed in given]
+    assert one == same
+    assert one not in others
+
+
+QUIET = Progress(quiet=True)
+PRESET = table2.EXPERIMENT.presets["tiny"]
+EXPERIMENT = replace(
+    table2.EXPERIMENT, presets={"tiny": replace(PRESET, trainings=PRESET.trainings[:2])}
+)
+
+
+def test_a_run_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = jobs_of(EXPERIMENT, "tiny", [0])
+    running = run_all(jobs, tmp_path, QUIET)
+    first = next(running)
+    running.close()  # killed after the first training
+    trained: list[str] = []
+    real = run.train
+
+    def counted(job: Job, *rest: object) -> results.Result:
+        trained.append(job.training.label)
+        return real(job, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "train", counted)
+    both = list(run_all(jobs, tmp_path, QUIET))
+    assert trained == [jobs[1].training.label]
+    assert both[0].series["map"]["validation"] == pytest.approx(
+        first.series["map"]["validation"], rel=1e-5
+    )
+    kept = [
+        results.path_of(tmp_path, job.experiment, job.preset, job.training.label, job.seed)
+        for job in jobs
+    ]
+    assert list(run_all(jobs, tmp_path, QUIET)) == [results.read(path) for path in kept]
+    assert len(trained) == 1
+
+
+def test_a_result_of_other_settings_is_not_kept(tmp_path: Path) -> None:
+    job = jobs_of(EXPERIMENT, "tiny", [0])[0]
+    list(run_all([job], tmp_path, QUIET))
+    assert kept_result(job, tmp_path) is not None
+    changed = replace(job.training, settings={**job.training.settings, "task.penalty": 3.0})
+    assert kept_result(replace(job, training=changed), tmp_path) is None
+    other_reading = replace(job.training, readings=())
+    assert kept_result(replace(job, training=other_reading), tmp_path) is None
+    assert kept_result(replace(job, seed=1), tmp_path) is None
+
+
+def test_data_or_a_preset_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="wikipedia-en"):
+        list(run_all(jobs_of(table2.EXPERIMENT, "paper", [0], tmp_path), tmp_path, QUIET))
+    with pytest.raises(DataError, match="tiny"):
+        jobs_of(EXPERIMENT, "huge", [0])
+
+
+def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
+    job = jobs_of(EXPERIMENT, "tiny", [0])[0]
+    one, two = (run.train(job, {}, QUIET, tmp_path).series["map"] for _ in range(2))
+    assert one["validation"] == two["validation"]
+    other = run.train(replace(job, seed=1), {}, QUIET, tmp_path).series["map"]
+    assert one["validation"] != other["validation"]
+
+
+def test_the_recipe_is_read_once_so_that_the_key_is_of_what_was_trained(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(methods.TINY.read_text())
+    job = Job("a/b", "tiny", replace(PRESET.trainings[0], recipe=recipe), 0)
+    key = job.key
+    recipe.write_text(recipe.read_text().replace("penalty = 10.0", "penalty = 1.0"))
+    assert job.key == key
+    assert Job("a/b", "tiny", job.training, 0).key != key
+
+
+def test_the_folder_of_data_is_no_part_of_the_key(tmp_path: Path) -> None:
+    training = table2.EXPERIMENT.presets["small"].trainings[0]
+    here, there = Job("a/b", "small", training, 0), Job("a/b", "small", training, 0, tmp_path)
+    assert here.key == there.key
+    assert there.recipe().data.path == str(tmp_path / "wikispeedia")
+    assert "$EVERGRAM_DATA/" in json.dumps(here.settings)
+
+
+def two_models(recipe: Recipe, progress: Progress, device: str, work: Path) -> dict[str, Any]:
+    """A program that trains more than once."""
+    recipes = (recipe, recipe.model_copy(update={"seed": recipe.seed + 1}))
+    trained = [train_version(r, device=device, progress=progress) for r in recipes]
+    return {"map": [a.metrics["metrics"]["model"]["map@10"] for a in trained]}
+
+
+def test_what_a_program_returns_is_kept_like_a_training(tmp_path: Path) -> None:
+    training = replace(PRESET.trainings[0], label="two", readings=(), program=two_models)
+    job = Job("a/b", "tiny", training, 0)
+    (made,) = run_all([job], tmp_path, QUIET)
+    assert made.series["map"][0] != made.series["map"][1]
+    assert kept_result(job, tmp_path) is not None
+    assert kept_result(replace(job, training=replace(training, program=None)), tmp_path) is None
+
+
+def counting_its_starts(
+    recipe: Recipe, progress: Progress, device: str, work: Path
+) -> dict[str, Any]:
+    """A program that is killed the first time that it runs."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "starts").open("a") as file:
+        file.write("x")
+    starts = len((work / "starts").read_text())
+    if starts == 1:
+        raise DataError("killed")
+    return {"starts": starts}
+
+
+def test_a_program_finds_what_it_left_and_leaves_nothing_at_the_end(tmp_path: Path) -> None:
+    training = replace(PRESET.trainings[0], readings=(), program=counting_its_starts)
+    job = Job("a/b", "tiny", training, 0)
+    with pytest.raises(DataError, match="killed"):
+        list(run_all([job], tmp_path, QUIET))
+    work = run.work_folder(job, tmp_path)
+    assert (work / "starts").is_file()
+    # Other settings are another folder, and what is half-done is no result.
+    assert run.work_folder(replace(job, seed=1), tmp_path) != work
+    changed = replace(training, settings={**training.settings, "task.penalty": 3.0})
+    assert run.work_folder(replace(job, training=changed), tmp_path) != work
+    assert results.read_all(tmp_path, "a/b", "tiny") == []
+    (made,) = run_all([job], tmp_path, QUIET)
+    assert made.series == {"starts": 2}
+    assert not work.exists()
+    work.mkdir()  # as if it had been killed between the result and this
+    list(run_all([job], tmp_path, QUIET))
+    assert not work.exists()
+
+
+# How many figures and tables each paper has.
+PAPERS = {"G1": (8, 3), "G2": (9, 5), "BC": (5, 3)}
+# Listed under a number of the other paper, or not a result: [BC] Table 1 names the methods.
+NOT_RESULTS = {("BC", "Table 1")}
+
+
+def test_every_table_and_figure_has_its_row() -> None:
+    missing = set()
+    for paper, (figures, tables) in PAPERS.items():
+        missing |= {(paper, f"Figure {i + 1}") for i in range(figures)}
+        missing |= {(paper, f"Table {i + 1}") for i in range(tables)}
+        for row in ROWS.values():
+            text = row.shown.get(paper, "")
+            for kind, numbers in re.findall(r"(Figure|Table)s? (\d+\w?(?:, \d+\w?)*)", text):
+                missing -= {(paper, f"{kind} {n.rstrip('abcd')}") for n in numbers.split(", ")}
+    assert missing == NOT_RESULTS
+
+
+def test_every_experiment_has_its_row_and_the_other_rows_say_why_they_have_none() -> None:
+    assert set(EXPERIMENTS) <= set(ROWS)
+    for name, row in ROWS.items():
+        assert bool(row.state) == (name not in EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gramian/table", "did you mean gramian/table"),
+        ("x", "lists all"),
+        ("bc/figure1", "cannot be run: a drawing"),
+    ],
+)
+def test_a_name_that_cannot_be_run_is_refused(name: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        find(name)
+
+
+def test_the_state_is_what_the_folder_has(tmp_path: Path) -> None:
+    def states() -> dict[str, tuple[str, list[int]]]:
+        return {row.name: (row.state, row.seeds) for row in listing(tmp_path)}
+
+    assert states()["gramian/movielens"] == (READY, [])
+    jobs = jobs_of(find("gramian/movielens"), "small", [0])
+    for job in jobs:  # of other settings
+        results.write(tmp_path, replace(result(job.training.label), experiment=job.experiment))
+    for job in jobs:
+        made = replace(result(job.training.label), experiment=job.experiment, key=job.key)
+        assert states()["gramian/movielens"] == (READY, [])  # until every training is there
+        results.write(tmp_path, made)
+    assert states()["gramian/movielens"] == (f"{REPRODUCED}small", [0])
+
+
+def test_the_state_names_every_corpus_that_was_run_and_the_seeds_of_all(tmp_path: Path) -> None:
+    experiment = find("gramian/table2")
+    assert experiment.reported == ["small", "gowalla"]
+    for preset, seeds in (("small", [0, 1]), ("gowalla", [1, 2])):
+        for job in jobs_of(experiment, preset, seeds):
+            made = replace(result(job.training.label, job.seed), key=job.key)
+            results.write(tmp_path, replace(made, experiment=job.experiment, preset=preset))
+    (row,) = (line for line in listing(tmp_path) if line.name == "gramian/table2")
+    assert (row.state, row.seeds) == (f"{REPRODUCED}small, gowalla", [1])
+
+
+@pytest.mark.long
+def test_a_run_returns_tables_verdicts_and_where_its_results_are(tmp_path: Path) -> None:
+    run = Run("gramian/movielens", "tiny", seeds=1, out=tmp_path)
+    outcome = reproduce(run, QUIET)
+    assert outcome.seeds == [0]
+    assert len(list(outcome.folder.glob("*.json"))) == 4
+    values = outcome.as_json()
+    assert [claim["verdict"] for claim in values["claims"]] == ["not separable"] * 2
+    assert values["tables"][0]["rows"]
+    assert outcome.sentences[0].startswith("not separable: The best validation MAP")
+    more = reproduce(Run("gramian/movielens", "tiny", seeds=2, out=tmp_path), QUIET)
+    assert more.seeds == [0, 1]
+
+
+def test_the_list_has_a_line_for_each_row(tmp_path: Path) -> None:
+    rows = list_all(tmp_path)
+    lines = list_lines(rows)
+    assert len(lines) == len(rows)
+    assert any("bc/figure1" in line and "a drawing" in line for line in lines)
+
+
+def test_a_report_of_a_folder_is_written_into_it(tmp_path: Path) -> None:
+    results.write(tmp_path, replace(map_result("zero", [0.5]), experiment="gramian/table2"))
+    paths = make_report(tmp_path)
+    assert paths[0] == tmp_path / "reproduction.md"
+    assert all(path.is_file() for path in paths)
+
+
+def test_a_folder_without_results_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=str(tmp_path)):
+        make_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_folder_is_refused_before_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("reproduction.commands.run_all", lambda *_: pytest.fail("it trains"))
+    for below in (".", "below"):
+        with pytest.raises(DataError, match="file is a file"):
+            reproduce(Run("gramian/table2", "tiny", out=tmp_path / "file" / below), QUIET)
+        with pytest.raises(DataError, match="file is a file"):
+            make_report(tmp_path / "file" / below)
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,576 @@
+"""Word vectors: text, counts, pairs, PPMI, judgements, scores, programs and claims."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import tomllib
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reproduction.claims import judge
+from reproduction.experiment import Runs
+from reproduction.gramian.words.counts import Counts, count_words
+from reproduction.gramian.words.experiment import (
+    ALONE,
+    CLAIMS,
+    FLOOR,
+    PEER,
+    SAMPLING,
+    SOGRAM,
+    above_floor,
+    panels,
+    tables,
+)
+from reproduction.gramian.words.judgements import (
+    KINDS,
+    PAIRS,
+    QUESTIONS,
+    Judgements,
+    read_judgements,
+)
+from reproduction.gramian.words.made_up import ROLES, TOPICS, made_up_judgements, made_up_paragraphs
+from reproduction.gramian.words.pairs import corpus_of, subsampled
+from reproduction.gramian.words.ppmi import ppmi, svd_vectors
+from reproduction.gramian.words.programs import Floor, Objective, PpmiSvd, Program, Text, read
+from reproduction.gramian.words.scores import analogies, cosines, judged, similarity, spearman
+from reproduction.gramian.words.text import ARTICLES, paragraphs, running_text, words_of
+from reproduction.results import Result
+from scipy.stats import spearmanr
+from tests.support.reproduction_results import result, runs_of
+
+from evergram import Corpus, Recipe, split_for
+from evergram.errors import DataError
+from evergram.training import Progress, RunContext, fit_encoder
+from reproduction.gramian import methods
+from reproduction.gramian.words import counts as counting
+from reproduction.gramian.words import scores as scoring
+
+
+def slow_words(text: str) -> list[str]:
+    """The words of a text, letter by letter."""
+    words, word = [], ""
+    for letter in text.lower() + " ":
+        latin = "a" <= letter <= "z" or ("ß" <= letter <= "ɏ" and letter != "÷")
+        if latin:
+            word += letter
+        elif word:
+            words.append(word)
+            word = ""
+    return words
+
+
+@given(st.text(alphabet=st.one_of(st.characters(max_codepoint=0x260), st.sampled_from("ab é-'3"))))
+def test_words_are_runs_of_latin_letters(text: str) -> None:
+    assert words_of(text) == slow_words(text)
+
+
+ARTICLE = """   #copyright
+
+Åland
+
+2007 Schools Wikipedia Selection. Related subjects: Countries; European
+Countries
+
+   Åland is an archipelago
+   in the Baltic Sea.
+
+   Retrieved from " http://en.wikipedia.org/wiki/%C3%85land"
+   This reference article is mainly selected from the English Wikipedia
+"""
+
+
+def test_the_frame_of_an_article_is_left_out() -> None:
+    words = [words_of(part) for part in running_text(ARTICLE)]
+    assert words == [["åland"], ["åland", "is", "an", "archipelago", "in", "the", "baltic", "sea"]]
+
+
+def archive(folder: Path, texts: dict[str, str]) -> None:
+    with tarfile.open(folder / ARTICLES, "w:xz") as file:
+        for name, text in texts.items():
+            member = tarfile.TarInfo(f"plaintext_articles/{name}")
+            member.size = len(text.encode())
+            file.addfile(member, io.BytesIO(text.encode()))
+
+
+def test_the_articles_of_an_archive_are_read(tmp_path: Path) -> None:
+    archive(tmp_path, {"a.txt": ARTICLE, "b.txt": "One.\n\nTwo.", "c.jpg": "no text"})
+    assert [words_of(p)[0] for p in paragraphs(tmp_path)] == ["åland", "åland", "one", "two"]
+
+
+def test_the_lines_of_files_are_paragraphs(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("one\ntwo\n", encoding="utf-8")
+    (tmp_path / "2.txt.gz").write_bytes(gzip.compress("drei ä\n".encode()))
+    (tmp_path / "3.txt.bz2").write_bytes(bz2.compress(b"four\n"))
+    (tmp_path / "4.txt.xz").write_bytes(lzma.compress(b"five\n"))
+    (tmp_path / "5.html").write_text("six")
+    words = [words_of(line) for line in paragraphs(tmp_path)]
+    assert words == [["one"], ["two"], ["drei", "ä"], ["four"], ["five"]]
+
+
+def test_a_text_that_is_not_there_is_named_with_its_command(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"curl .*wikispeedia_articles_plaintext"):
+        list(paragraphs(tmp_path / "wikispeedia"))
+
+
+@pytest.mark.parametrize("name", [ARTICLES, "1.txt.gz", "1.txt.bz2", "1.txt.xz", "1.txt"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\xff\x00 no archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        list(paragraphs(tmp_path))
+
+
+PARAGRAPHS = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=12), max_size=6)
+
+
+def slow_counts(
+    paragraphs: list[list[str]], vocabulary: int, window: int
+) -> tuple[list[str], dict[tuple[str, str], float]]:
+    """The vocabulary, and the count of each pair, window by window."""
+    text = [word for paragraph in paragraphs for word in paragraph]
+    frequency = Counter(text)
+    words = sorted(frequency, key=lambda w: (-frequency[w], text.index(w)))[:vocabulary]
+    pairs: dict[tuple[str, str], float] = defaultdict(float)
+    for paragraph in paragraphs:
+        for i, word in enumerate(paragraph):
+            # word2vec's window of every size, each as likely as the others.
+            for size in range(1, window + 1):
+                around = paragraph[max(0, i - size) : i] + paragraph[i + 1 : i + 1 + size]
+                for context in around:
+                    if word in words and context in words:
+                        pairs[word, context] += 1 / window
+    return words, pairs
+
+
+def as_dict(counts: Counts) -> dict[tuple[str, str], float]:
+    keys = zip(counts.query, counts.candidate, strict=True)
+    pairs = [(counts.words[a], counts.words[b]) for a, b in keys]
+    assert len(set(pairs)) == len(pairs)
+    return dict(zip(pairs, counts.count.tolist(), strict=True))
+
+
+@given(PARAGRAPHS, st.integers(1, 8), st.integers(1, 5))
+def test_counts_are_those_of_all_windows(
+    paragraphs: list[list[str]], vocabulary: int, window: int
+) -> None:
+    words, pairs = slow_counts(paragraphs, vocabulary, window)
+    if not pairs:
+        with pytest.raises(DataError, match=r"no two words|no word"):
+            count_words(paragraphs, vocabulary=vocabulary, window=window)
+        return
+    counts = count_words(paragraphs, vocabulary=vocabulary, window=window)
+    assert list(counts.words) == words
+    assert as_dict(counts) == pytest.approx(pairs)
+    text = [word for paragraph in paragraphs for word in paragraph]
+    assert counts.tokens == len(text)
+    assert counts.frequency.tolist() == [text.count(word) for word in words]
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    paragraphs = [[f"w{'abcdefghij'[i]}" for i in draw.integers(10, size=30)] for _ in range(8)]
+    whole = count_words(paragraphs, vocabulary=9, window=4)
+    monkeypatch.setattr(counting, "CELLS", 20)
+    monkeypatch.setattr(counting, "PLACES", 7)
+    parts = count_words(paragraphs, vocabulary=9, window=4)
+    for name in ("query", "candidate", "count", "frequency"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name))
+
+
+def test_counts_are_the_same_in_both_directions() -> None:
+    counts = as_dict(count_words([list("abcab"), list("ca")], vocabulary=3, window=2))
+    assert counts == {(b, a): count for (a, b), count in counts.items()}
+    # b and c at distance 1 once, and at 2 once; a and b at 1 twice, and at 2 once.
+    assert counts["b", "c"] == 1.5
+    assert counts["a", "b"] == 2.5
+
+
+def test_a_paragraph_has_one_word_among_those_of_its_topic_and_its_role() -> None:
+    text = list(made_up_paragraphs())
+    for paragraph in text[:50]:
+        (one,) = [w for w in paragraph if w[0] == "w"]
+        assert {w[1] for w in paragraph if w[0] == "t"} == {one[1]}
+        assert {w[1] for w in paragraph if w[0] == "r"} == {one[2]}
+        assert words_of(" ".join(paragraph)) == paragraph
+
+
+def test_the_judgements_are_of_words_of_the_text() -> None:
+    text = {w for paragraph in made_up_paragraphs() for w in paragraph}
+    judgements = made_up_judgements()
+    for pairs in judgements.pairs.values():
+        assert len(pairs) == TOPICS * ROLES * (TOPICS * ROLES - 1) / 2
+        assert {w for a, b, _ in pairs for w in (a, b)} <= text
+        assert {score for *_, score in pairs} == {9.0, 5.0, 1.0}
+    for questions in judgements.questions.values():
+        for a, b, c, d in questions:
+            assert (a[1], c[1]) == (b[1], d[1])
+            assert (a[2], b[2]) == (c[2], d[2])
+
+
+LETTERS = count_words([list("abacabad"), list("dabbaca")], vocabulary=4, window=3)
+
+
+def repeats(corpus: Corpus) -> np.ndarray:
+    """How often each pair is in a corpus, [V, V]."""
+    made = np.zeros((4, 4))
+    keys = [side.vocabulary.keys.to_pylist() for side in (corpus.queries, corpus.candidates)]
+    pairs = zip(corpus.column("query").tolist(), corpus.column("candidate").tolist(), strict=True)
+    for query, candidate in pairs:
+        made[keys[0][query], keys[1][candidate]] += 1
+    return made
+
+
+def test_a_pair_is_repeated_in_proportion_to_its_count() -> None:
+    expected = np.zeros((4, 4))
+    expected[LETTERS.query, LETTERS.candidate] = LETTERS.count / LETTERS.count.sum() * 100
+    made = [repeats(corpus_of(LETTERS, rows=100, seed=seed)) for seed in range(100)]
+    for one in made:
+        assert np.abs(one - expected).max() < 1
+    # The mean of 100 such roundings: a standard error of at most 0.5 / 10.
+    assert np.abs(np.mean(made, axis=0) - expected).max() < 0.2
+
+
+def test_frequent_words_are_thinned_out() -> None:
+    share = LETTERS.frequency / LETTERS.tokens
+    thinned = subsampled(LETTERS, 0.2)
+    kept = [min(1.0, (0.2 / f) ** 0.5) for f in share]
+    assert kept[0] < kept[1] < 1.0 == kept[-1]
+    for a, b, before, after in zip(
+        LETTERS.query, LETTERS.candidate, LETTERS.count, thinned.count, strict=True
+    ):
+        assert after == pytest.approx(before * kept[a] * kept[b])
+    assert subsampled(LETTERS, 0) is LETTERS
+
+
+COUNTS = count_words(made_up_paragraphs(), vocabulary=40, window=5)
+
+
+def dense_ppmi(counts: Counts, smoothing: float, shift: float) -> np.ndarray:
+    table = np.zeros((len(counts.words),) * 2)
+    table[counts.query, counts.candidate] = counts.count
+    joint = table / table.sum()
+    context = table.sum(0) ** smoothing
+    context /= context.sum()
+    with np.errstate(divide="ignore"):
+        information = np.log(joint / np.outer(joint.sum(1), context)) - np.log(shift)
+    return np.where(information > 0, information, 0.0)
+
+
+@pytest.mark.parametrize(("smoothing", "shift"), [(1.0, 1.0), (0.75, 1.5)])
+def test_ppmi_is_that_of_the_dense_table(smoothing: float, shift: float) -> None:
+    made = ppmi(COUNTS, smoothing=smoothing, shift=shift)
+    expected = dense_ppmi(COUNTS, smoothing, shift)
+    assert made.is_sparse
+    assert 0 < (expected > 0).mean() < 1
+    assert np.abs(made.to_dense().numpy() - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_vectors_are_singular_vectors_scaled_by_singular_values(power: float) -> None:
+    matrix = ppmi(COUNTS, smoothing=1.0, shift=1.0)
+    left, singular, _ = np.linalg.svd(dense_ppmi(COUNTS, 1.0, 1.0))
+    before = torch.random.get_rng_state()
+    vectors = svd_vectors(matrix, dim=6, power=power, seed=0).double().numpy()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert vectors.shape == (40, 6)
+    expected = left[:, :6] * singular[:6] ** power
+    # Singular vectors are determined up to sign (and rotation where values are equal).
+    assert np.abs(vectors @ vectors.T - expected @ expected.T).max() < 1e-3
+
+
+def write_judgements(folder: Path, **changed: str) -> Path:
+    texts = dict.fromkeys(PAIRS.values(), "Tiger\tcat\t7.35\nlove sex 6\n")
+    texts[QUESTIONS] = ": capitals\nAthens Greece Oslo Norway\n: gram8-plural\ncat cats dog dogs\n"
+    for name, text in {**texts, **changed}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_pairs_and_questions_are_read_in_lower_case(tmp_path: Path) -> None:
+    judgements = read_judgements(write_judgements(tmp_path))
+    assert set(judgements.pairs) == {"MEN", "WordSim-353", "SimLex-999"}
+    assert judgements.pairs["MEN"] == (("tiger", "cat", 7.35), ("love", "sex", 6.0))
+    assert judgements.questions == {
+        "semantic": (("athens", "greece", "oslo", "norway"),),
+        "syntactic": (("cat", "cats", "dog", "dogs"),),
+    }
+
+
+def test_halves_share_nothing_and_are_all() -> None:
+    words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
+    pairs = tuple((one, two, 1.0) for one, two in pairwise(words))
+    questions = tuple(zip(words, words[1:], words[2:], words[3:], strict=False))
+    whole = Judgements({"MEN": pairs}, {"semantic": questions})
+    one, two = (whole.half(number) for number in (0, 1))
+    assert set(one.pairs["MEN"]) | set(two.pairs["MEN"]) == set(pairs)
+    assert not set(one.pairs["MEN"]) & set(two.pairs["MEN"])
+    assert set(one.questions["semantic"]) ^ set(two.questions["semantic"]) == set(questions)
+    assert 30 < len(one.pairs["MEN"]) < 70
+    again = Judgements({"MEN": pairs[::-1]}, {"semantic": questions}).half(0)
+    assert set(again.pairs["MEN"]) == set(one.pairs["MEN"])
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+    (write_judgements(tmp_path) / QUESTIONS).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=QUESTIONS):
+        read_judgements(tmp_path)
+    for name in (PAIRS["MEN"], QUESTIONS):
+        (write_judgements(tmp_path) / name).unlink()
+        with pytest.raises(DataError, match=name):
+            read_judgements(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (PAIRS["MEN"], "a b 1\na b\n", "row 2 is 'a b'"),
+        (PAIRS["MEN"], "a b c\n", "row 1 is 'a b c'"),
+        (QUESTIONS, ": x\na b c\n", "row 2 is 'a b c'"),
+        (QUESTIONS, "a b c d\n", "row 1 is 'a b c d'"),
+    ],
+)
+def test_a_row_of_another_form_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=words):
+        read_judgements(write_judgements(tmp_path, **{name: text}))
+
+
+NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=20)
+ROWS = {word: row for row, word in enumerate("abcdefgh")}
+
+
+@given(NUMBERS)
+def test_the_correlation_is_scipys_with_ties(pairs: list[tuple[int, int]]) -> None:
+    one, two = zip(*pairs, strict=True)
+    if len(set(one)) == 1 or len(set(two)) == 1:
+        assert spearman(one, two) == 0
+    else:
+        assert spearman(one, two) == pytest.approx(spearmanr(one, two).statistic)
+
+
+def test_similarity_is_over_pairs_in_the_vocabulary() -> None:
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0], [-3.0, 0.0]])
+    pairs = [("a", "b", 9.0), ("a", "c", 5.0), ("a", "d", 1.0), ("a", "zebra", 10.0)]
+    rows = {word: row for row, word in enumerate("abcd")}
+    assert similarity(cosines(vectors), rows, pairs) == {"rho": 1.0, "pairs": 3, "of": 4}
+    assert similarity(cosines(-vectors), rows, pairs)["rho"] == 1.0
+    turned = [(a, b, -score) for a, b, score in pairs]
+    assert similarity(cosines(vectors), rows, turned)["rho"] == -1.0
+    assert similarity(cosines(vectors), {}, pairs) == {"rho": 0.0, "pairs": 0, "of": 4}
+
+
+def slow_accuracy(vectors: np.ndarray, questions: list[tuple[str, ...]]) -> float:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    right = 0
+    for a, b, c, d in questions:
+        best, answer = -np.inf, ""
+        for word, row in ROWS.items():
+            if word not in (a, b, c):
+                target = unit[ROWS[b]] - unit[ROWS[a]] + unit[ROWS[c]]
+                cosine = float(target @ unit[row])
+                if cosine > best:
+                    best, answer = cosine, word
+        right += answer == d
+    return right / len(questions)
+
+
+def test_analogies_are_answered_as_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    vectors = draw.standard_normal((8, 3))
+    questions = [tuple(draw.choice(list(ROWS), 4, replace=False)) for _ in range(200)]
+    expected = slow_accuracy(vectors, questions)
+    assert 0.05 < expected < 0.8
+    monkeypatch.setattr(scoring, "BLOCK", 7)
+    made = analogies(torch.from_numpy(vectors), ROWS, questions)
+    assert made == {"accuracy": pytest.approx(expected), "questions": 200, "of": 200}
+
+
+def test_vectors_that_are_all_alike_answer_nothing() -> None:
+    questions = [("a", "b", "c", "d"), ("a", "b", "c", "zebra")]
+    made = analogies(torch.ones(8, 3), ROWS, questions)
+    assert made == {"accuracy": 0.0, "questions": 1, "of": 2}
+
+
+def test_a_question_is_not_answered_by_its_own_words() -> None:
+    # d is what is asked for; b is nearer, and left out.
+    vectors = torch.zeros(8, 3)
+    vectors[:4] = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.99, 0, 0.1], [0, 0.9, 0.4]])
+    right, wrong = ("a", "b", "c", "d"), ("a", "b", "c", "b")
+    judgements = Judgements(
+        {"one": (("a", "c", 2.0), ("a", "b", 1.0)), "two": (("a", "c", 1.0), ("a", "b", 2.0))},
+        {"semantic": (right,), "syntactic": (wrong, wrong, wrong)},
+    )
+    made = judged(vectors, ROWS, judgements)
+    assert made["accuracy"] == 0.25
+    assert made["analogies"]["semantic"]["accuracy"] == 1
+    assert [one["rho"] for one in made["similarity"].values()] == [1, -1]
+    assert made["mean_rho"] == 0
+
+
+TEXT = Text("", vocabulary=200, window=8, threshold=0.0)
+QUIET = Progress(quiet=True)
+PENALTY = {"penalty": 1.0, "query_measure": 1.0, "candidate_measure": 1.0, "l2": 0.0}
+
+
+def recipe(penalty: bool = True, **changed: dict[str, Any]) -> Recipe:
+    values = tomllib.loads((methods.RECIPES / "words-tiny.toml").read_text())
+    if penalty:
+        values |= {"task": PENALTY, "gramian": methods.sogram(0.1)}
+        values["training"]["precondition"] = 0.0
+    else:
+        values["task"]["penalty"] = 0.0
+    for table, keys in changed.items():
+        values[table] = keys if "kind" in keys else {**values[table], **keys}
+    return Recipe.of(values)
+
+
+@pytest.mark.long
+def test_the_objective_learns_the_planted_likeness_and_analogies() -> None:
+    def series(program: Program, penalty: bool = True) -> dict[str, Any]:
+        return program(recipe(penalty), QUIET, "cpu")
+
+    objective = Objective(TEXT, rows=20_000)
+    made, alone = series(objective), series(objective, penalty=False)
+    for name, least in (("mean_rho", 0.7), ("accuracy", 0.9)):
+        assert made["reported"][name] > least
+        last = made["curve"][name][made["best_epoch"] - 1]
+        assert last == pytest.approx(made["reported"][name])
+    assert alone["reported"]["accuracy"] < made["reported"]["accuracy"] - 0.3
+    assert made["curve"]["epoch"] == [1, 2]
+    assert made["words"] == {"vocabulary": 128, "tokens": 27_000}
+    floor = series(Floor(TEXT, 16))
+    assert abs(floor["reported"]["mean_rho"]) < 0.2
+    assert floor["reported"]["accuracy"] < 0.2
+    assert abs(floor["frequency"]["MEN"]["rho"]) < 0.2
+
+
+def test_the_peer_learns_them_too() -> None:
+    peer = PpmiSvd(TEXT, dim=16, smoothing=1.0, shift=1.0, power=0.5)
+    reported = peer(recipe(), QUIET, "cpu")["reported"]
+    assert reported["mean_rho"] > 0.7
+    assert reported["accuracy"] > 0.9
+
+
+def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
+    text = "Text(folder='', vocabulary=200, window=8, threshold=0.0)"
+    assert Objective(TEXT, 9).__name__ == f"Objective(text={text}, rows=9, readout='query')"
+    assert Floor(TEXT, 1).__name__ != Floor(TEXT, 2).__name__
+
+
+def test_a_word_of_both_sides_is_the_sum_of_its_vectors() -> None:
+    both, own = (Objective(TEXT, rows=3000, readout=r) for r in ("sum", "query"))
+    quick = recipe(training={"epochs": 1, "batch_size": 3000})
+    one, two = (p(quick, QUIET, "cpu")["reported"]["mean_rho"] for p in (both, own))
+    assert one != two
+
+
+def test_judgements_that_are_not_there_are_named_before_the_text_is_read(tmp_path: Path) -> None:
+    (tmp_path / "wikispeedia").mkdir()
+    text = Text("wikispeedia", 100, 5, 0.0)
+    with pytest.raises(DataError, match=r"words/EN-MEN-TR-3k\.txt: get people's judgements"):
+        read(text, str(tmp_path))
+
+
+@pytest.mark.long
+def test_the_best_scores_are_a_logistic_function_of_mutual_information() -> None:
+    """docs/method.md, "The best score of a pair": with D = V the rank sets no limit."""
+    draw = np.random.default_rng(0)
+    chances = 0.6 ** np.arange(8)
+    paragraphs = [
+        list(draw.choice(list("abcdefgh"), 6, p=chances / chances.sum())) for _ in "ab" * 20
+    ]
+    counts = count_words(paragraphs, vocabulary=8, window=2)
+    corpus = corpus_of(counts, rows=4000, seed=0)
+    values = recipe(
+        model={"dim": 8},
+        gramian={"kind": "exact"},
+        training={"epochs": 60, "batch_size": 256, "table_rate": 0.3, "evaluate_every": 60},
+        split={"share": 0.1},
+    )
+    split = split_for(values, corpus, 0)
+    trained = fit_encoder(values, split, 0, RunContext(torch.device("cpu"), warns=False))
+    scores = trained.query @ trained.candidate.T
+    pairs = np.zeros((8, 8))
+    np.add.at(pairs, (split.training.column("query"), split.training.column("candidate")), 1)
+    joint = pairs / pairs.sum()
+    ratio = joint / np.outer(joint.sum(1), joint.sum(0))
+    expected = ratio / (ratio + 2 * PENALTY["penalty"])
+    assert np.ptp(expected) > 0.3
+    assert np.abs(scores.numpy() - expected).max() < 0.03
+
+
+RHO = {SOGRAM: 0.5, SAMPLING: 0.4, ALONE: 0.1, PEER: 0.6, FLOOR: 0.01}
+ANSWERED = {SOGRAM: 0.3, SAMPLING: 0.35, ALONE: 0.0, PEER: 0.4, FLOOR: 0.0}
+
+
+def words_result(label: str, seed: int = 0, by_frequency: float = 0.05) -> Result:
+    """A result in which sets differ by .1 and kinds by .2 around the label's numbers."""
+    rho, right = RHO[label], ANSWERED[label]
+    reported: dict[str, Any] = {
+        "similarity": {
+            name: {"rho": rho + step, "pairs": 90, "of": 100}
+            for name, step in zip(PAIRS, (-0.1, 0.0, 0.1), strict=True)
+        },
+        "mean_rho": rho,
+        "analogies": {kind: {"accuracy": right, "questions": 40, "of": 200} for kind in KINDS},
+        "accuracy": right + 0.01 * seed,
+    }
+    series: dict[str, Any] = {"reported": reported}
+    if label == FLOOR:
+        series["frequency"] = {name: {"rho": by_frequency} for name in PAIRS}
+    if label in (SOGRAM, SAMPLING, ALONE):
+        series["curve"] = {"epoch": [1, 2], "mean_rho": [rho / 2, rho], "accuracy": [0, right]}
+    return result(label, seed, **series)
+
+
+def made(seeds: int = 1, **more: Any) -> Runs:
+    return runs_of([words_result(label, seed, **more) for seed in range(seeds) for label in RHO])
+
+
+def test_the_tables_have_each_set_and_kind_with_its_coverage() -> None:
+    similarity, analogies = tables(made())
+    rows = {row[0]: row[1:] for row in similarity.rows}
+    assert rows[SOGRAM] == ["0.400", "0.500", "0.600", "0.500"]
+    assert rows["frequency of both words"] == ["0.050"] * 4
+    assert rows["pairs"] == ["90 of 100"] * 3 + [""]
+    rows = {row[0]: row[1:] for row in analogies.rows}
+    assert rows[PEER] == ["40.0", "40.0", "40.0"]
+    assert rows["questions"] == ["40 of 200 (20 %)"] * 2 + [""]
+
+
+def test_the_panels_have_curves_of_what_is_trained_and_levels_of_the_rest() -> None:
+    similarity, analogies = panels(made(2))
+    lines = {line.label: line for line in analogies.lines}
+    assert list(lines) == list(RHO)
+    assert lines[SOGRAM].values == [[0, 30.0]] * 2
+    assert lines[PEER].values == [[40.0, 40.0], [41.0, 41.0]]
+    assert [line.label for line in similarity.lines if not line.dashed] == [SOGRAM]
+
+
+def test_similarity_is_judged_by_the_better_floor() -> None:
+    assert above_floor(made()) == [pytest.approx(0.45)]
+    assert above_floor(made(by_frequency=-0.2)) == [pytest.approx(0.49)]
+
+
+def test_each_claim_is_of_the_right_pair() -> None:
+    margins = [judge(claim, made(2)).margins for claim in CLAIMS]
+    assert margins[0] == pytest.approx([0.45, 0.45])
+    assert margins[1] == pytest.approx([30, 30])
+    assert margins[2] == pytest.approx([-5, -5])
+    assert margins[3] == pytest.approx([0.1, 0.1])
+
+
+def test_a_seed_that_is_not_whole_is_left_out() -> None:
+    results = [words_result(label) for label in RHO] + [words_result(SOGRAM, 1)]
+    assert len(above_floor(runs_of(results))) == 1
+    assert len(panels(runs_of(results))[0].lines[0].values) == 1
+    assert tables(runs_of([])) == []
