@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# As in the audit of an earlier release: 606,000 queries and 155,000 candidates.
 PAIRS, QUERIES, CANDIDATES = 10_000_000, 606_000, 155_000
 GROUPS = 200
 BLOCK = 1_000_000

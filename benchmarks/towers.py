@@ -85,9 +85,9 @@ def rows(
                 row |= shares(trained.encoder, split.training)
             if isinstance(trained.encoder, TwoTower) and split.training.candidates.features:
                 assert isinstance(trained.encoder, RowEncoder)
-                strangers = _without_ids(trained.encoder, split.training)
+                unseen = _without_ids(trained.encoder, split.training)
                 relevance = test_relevance(split)
-                row["features_alone"] = rank_metrics(trained.query, strangers, relevance, [metric])[
+                row["features_alone"] = rank_metrics(trained.query, unseen, relevance, [metric])[
                     metric
                 ]
             yield row

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 from tests.support.command import every_command
+from tests.support.golden import TRAINED
 from tests.support.lineages import lineage_of
 from tests.support.own_tables import own_table
 from tests.support.postgres_server import postgres
@@ -267,7 +268,7 @@ def test_the_models_of_the_consumers_page_can_be_probes(
 
 def test_the_python_of_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lineage_folder = tmp_path / "lineages" / "films"
-    shutil.copytree(ROOT / "tests" / "golden" / "format-4" / "trained", lineage_folder)
+    shutil.copytree(TRAINED, lineage_folder)
     monkeypatch.chdir(tmp_path)
     with open_store("snapshot:DIR", create="int64") as store:
         fill(Lineage.open(lineage_folder), store, "candidate")

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.support.golden import TRAINED
 
 import evergram
 
@@ -50,8 +51,7 @@ def examples() -> list[doctest.DocTest]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    golden = ROOT / "tests" / "golden" / "format-4" / "trained"
-    shutil.copytree(golden, tmp_path / "lineages" / "films")
+    shutil.copytree(TRAINED, tmp_path / "lineages" / "films")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

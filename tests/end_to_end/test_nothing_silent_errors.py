@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.support.click_shop import RECIPE
 from tests.support.command import PROGRAM, Command
-from tests.support.golden import GOLDEN
+from tests.support.golden import TRAINED
 
 from evergram.errors import ShapeError
 from evergram.lineage.lineage import Lineage
@@ -68,7 +68,7 @@ def test_9_sizes_that_no_memory_holds_say_how_many_bytes(evergram: Command, shop
 
 def test_9_a_view_transforms_arrays(evergram: Command) -> None:
     """What Python's users meet; the command gives no vectors to a view."""
-    view = Lineage.open(GOLDEN / "format-3" / "trained").view(0)
+    view = Lineage.open(TRAINED).view(0)
     rows = np.random.default_rng(0).normal(size=(5, 3))
     expected = view.transform(torch.from_numpy(rows).float())
     transformed = view.transform(rows.astype(np.float32))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.click_shop import RECIPE
 from tests.support.command import Command, every_command
-from tests.support.golden import GOLDEN
+from tests.support.golden import TRAINED
 from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
@@ -169,8 +169,8 @@ def test_8_so_is_one_on_the_command_line(evergram: Command, shop: Path) -> None:
         (("upgrade", "shop.toml", "--lineage", "l"), "compare.seeds=3"),
         (("compare", "shop.toml", "--out", "o"), "upgrade.method=non-bc"),
         (("tune", "shop.toml", "--out", "o"), "upgrade.method=non-bc"),
-        (("evaluate", GOLDEN / "format-3" / "trained"), "model.dim=3"),
-        (("diagnose", GOLDEN / "format-3" / "trained"), "upgrade.rank=3"),
+        (("evaluate", TRAINED), "model.dim=3"),
+        (("diagnose", TRAINED), "upgrade.rank=3"),
     ):
         sentence = evergram.refused(*command, "--set", override)
         assert f"--set {override} changes nothing here" in sentence

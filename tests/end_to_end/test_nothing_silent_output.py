@@ -8,32 +8,36 @@ import shutil
 from pathlib import Path
 
 from tests.support.command import Command
-from tests.support.golden import GOLDEN
+from tests.support.golden import TRAINED
 
 from evergram.lineage.lineage import Lineage
 
 
-def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Command) -> None:
-    path = GOLDEN / "format-3" / "operated"
+def test_also_versions_fit_80_columns_and_say_what_one_came_for(
+    evergram: Command, trained_lineage: Path
+) -> None:
+    path = trained_lineage
+    Lineage.open(path).promote()
+    Lineage.open(path).retire(0)
     ran = evergram("lineage", "list", path)
-    assert max(map(len, ran.out.splitlines()[1:])) <= 80
+    assert max(len(line) for line in ran.out.splitlines() if line[:1] in "┏┡└│┃") <= 80
     words = [re.sub(r"[│┃ ]+", " ", line).split() for line in ran.out.splitlines()]
-    assert ["version", "dim", "created", "recall@20", "fingerprint", "labels"] in words
-    rows = {w[0]: w[1:] for w in words if w and w[0] in {"0", "1", "3"}}
+    assert ["version", "dim", "created", "recall@5", "fingerprint", "labels"] in words
+    rows = {w[0]: w[1:] for w in words if w and w[0] in {"0", "1", "2"}}
     manifests = {str(m.version): m for m in Lineage.open(path).versions}
     for number, row in rows.items():
         assert row[:2] == [str(manifests[number].dim), manifests[number].created[:10]]
     assert rows["0"][4:] == ["retired"]
-    assert rows["1"][4:] == ["stable,", "production"]
+    assert rows["2"][4:] == ["stable,", "production"]
     assert "Compared with their hashes: lineage.json, and manifest.json and metrics.json" in ran.out
     listed = evergram("lineage", "list", path, "--json").json
-    assert [v["production"] for v in listed["versions"]] == [False, True, False]
-    assert "versions/3/metrics.json" in listed["checked"]
-    assert "versions/3/encoder.safetensors" not in listed["checked"]
+    assert [v["production"] for v in listed["versions"]] == [False, False, True]
+    assert "versions/2/metrics.json" in listed["checked"]
+    assert "versions/2/encoder.safetensors" not in listed["checked"]
 
 
 def test_also_check_says_which_files_it_has_compared(evergram: Command, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "format-3" / "trained", tmp_path / "l")
+    shutil.copytree(TRAINED, tmp_path / "l")
     ran = evergram("lineage", "check", tmp_path / "l", "--json")
     everything = {
         p.relative_to(tmp_path / "l").as_posix()

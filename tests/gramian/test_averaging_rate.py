@@ -167,15 +167,3 @@ def test_the_first_batch_of_an_epoch_which_has_no_pair_says_nothing_of_drift(
                 errors[rate] += float((estimator.gramian() - exact).norm() / exact.norm()) / 100
         before, rows = rows, rows + 0.01 * moves
     assert errors["auto"] < 1.5 * errors[0.1]
-
-
-def test_a_state_of_before_pairs_were_counted_is_read() -> None:
-    """A run that was interrupted goes on; of its window all batches are taken to have a pair."""
-    before = AveragingRate(SHAPE, "auto", recursive=True)
-    for _ in range(WINDOW + 5):
-        before.observe(torch.ones(SHAPE), torch.tensor(1.0), torch.tensor(0.1))
-    state = before.state_dict()
-    after = AveragingRate(SHAPE, "auto", recursive=True)
-    after.load_state_dict({**state, "sums": state["sums"][:2]})
-    assert torch.equal(after.get_buffer("sums"), state["sums"])
-    assert float(state["sums"][2]) == 5

@@ -1,146 +1,97 @@
-"""Lineages of every format that ever was, as they lie on people's disks."""
+"""A lineage that was published earlier, as it lies on people's disks."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.golden import TRAINED
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import diagnose_lineage
-from evergram.lineage.disk.lineage_record import FORMAT_VERSION, READABLE
 from evergram.lineage.lineage import Lineage
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-LINEAGES = sorted(p.parent for p in GOLDEN.glob("format-*/*/lineage.json"))
-NAMES = [f"{p.parent.name}/{p.name}" for p in LINEAGES]
+EXPECTED: dict[str, Any] = json.loads(TRAINED.with_name("expected.json").read_text())
+# What a manifest says for people alone.
+NAMES_ONLY = {"created", "evergram", "name"}
 
 
-def format_of(path: Path) -> int:
-    return int(path.parent.name.removeprefix("format-"))
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TRAINED, tmp_path / "lineage"))
 
 
-def test_there_is_one_of_every_format() -> None:
-    assert {format_of(path) for path in LINEAGES} == set(READABLE)
-    assert set(json.loads((GOLDEN / "fingerprints.json").read_text())) == set(NAMES)
+def test_every_view_is_what_it_was() -> None:
+    lineage = Lineage.open(TRAINED)
+    assert [m.fingerprint for m in lineage.versions] == EXPECTED["fingerprints"]
+    for name, vectors in load_file(TRAINED.with_name("expected.safetensors")).items():
+        version, side = name.split("/")
+        ids, read = lineage.view(int(version)).embeddings(side)
+        assert ids.to_pylist() == EXPECTED["ids"][side]
+        torch.testing.assert_close(read, vectors, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_every_view_is_what_it_was(path: Path) -> None:
-    lineage = Lineage.open(path)
-    assert json.loads((path / "lineage.json").read_text())["format_version"] == format_of(path)
-    expected = load_file(path.with_suffix(".safetensors"))
-    ids = json.loads(path.with_suffix(".json").read_text())
-    read = {
-        f"{version}/{side}": lineage.view(version, lineage.newest).embeddings(side)
-        for version in lineage.readable
-        for side in lineage.manifest(version).embeddings
-    }
-    assert set(read) == set(expected)
-    for name, (side_ids, vectors) in read.items():
-        assert side_ids.to_pylist() == ids[name.split("/")[1]]
-        torch.testing.assert_close(vectors, expected[name], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_every_file_is_read(path: Path) -> None:
-    lineage = Lineage.open(path)
+def test_every_file_is_read() -> None:
+    lineage = Lineage.open(TRAINED)
     lineage.check()
-    errors = lineage.step_errors
-    for manifest in lineage.versions:
-        n = manifest.version
+    for n, manifest in enumerate(lineage.versions):
         assert "metrics" in lineage.metrics(n)
-        assert lineage.canaries(n)
-        if manifest.encoder is not None:
-            lineage.encoder_parts(n)
-        if format_of(path) < 3:
-            assert lineage.moments(n) == {}
-        else:
-            assert set(lineage.moments(n)) == set(manifest.embeddings)
-        if format_of(path) > 1 and n:
-            assert errors[n].objects > 0
-    forward = lineage.forward(0, lineage.newest)
-    assert (forward is None) == (format_of(path) < 3)
-    if forward is not None:
-        assert forward[0].shape == (lineage.manifest(lineage.newest).dim, lineage.manifest(0).dim)
-    for reading in diagnose_lineage(lineage):
-        assert reading.measured is not None
+        assert set(lineage.canaries(n)) == set(lineage.moments(n)) == set(manifest.embeddings)
+        assert lineage.query_form(n) is not None
+        lineage.encoder_parts(n)
+    assert all(lineage.step_errors[n].objects > 0 for n in (1, 2))
+    assert lineage.forward(0, 2) is not None
+    assert lineage.pair_history.untested is None
 
 
-@pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_fingerprints_never_change(path: Path) -> None:
-    expected = json.loads((GOLDEN / "fingerprints.json").read_text())
-    fingerprints = {str(m.version): m.fingerprint for m in Lineage.open(path).versions}
-    assert fingerprints == expected[f"{path.parent.name}/{path.name}"]
-
-
-@pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "lineage"
-    shutil.copytree(path, copy)
+def test_it_goes_on(copy: Path) -> None:
     lineage = Lineage.open(copy)
-    number, dim = lineage.next_version, lineage.manifest(lineage.newest).dim
-    sides = lineage.manifest(lineage.newest).embeddings
-    before = {side: lineage.embeddings(side, lineage.newest) for side in sides}
+    before = {side: lineage.embeddings(side) for side in lineage.manifest(2).embeddings}
     publish_next(
         lineage,
         Artefact(
-            dim=dim,
+            dim=3,
             embeddings=before,
-            transform=LinearTransform.from_matrix(torch.eye(dim)),
+            transform=LinearTransform.from_matrix(torch.eye(3)),
             metrics={"metrics": {"model": {}}},
             recipe={},
         ),
         promote=False,
     )
     again = Lineage.open(copy)
-    text = json.loads((copy / "lineage.json").read_text())
-    assert (text["format_version"], again.newest) == (FORMAT_VERSION, number)
-    assert again.production == again.labels["stable"] != number
+    assert (again.newest, again.production) == (3, 2)
     for side, (_, vectors) in before.items():
-        assert torch.equal(again.embeddings(side, number)[1], vectors)
-    again.withdraw(number, "made by a test")
-    assert Lineage.open(copy).newest == Lineage.open(path).newest
+        assert torch.equal(again.embeddings(side, 3)[1], vectors)
 
 
-def test_a_lineage_after_operations_is_read() -> None:
-    lineage = Lineage.open(GOLDEN / "format-3" / "operated")
-    assert lineage.labels == {"stable": 1, "canary": 3}
-    assert (lineage.newest, lineage.production, lineage.next_version) == (3, 1, 4)
-    assert (lineage.versions_with_embeddings, lineage.retired) == ([1, 3], [0])
-    assert lineage.withdrawn[2].reason == "made to be withdrawn"
-
-
-@pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_a_flipped_bit_in_any_file_is_noticed(path: Path, tmp_path: Path) -> None:
-    for number, file in enumerate(sorted(p for p in path.rglob("*") if p.is_file())):
+def test_a_flipped_bit_in_any_file_is_noticed(copy: Path) -> None:
+    for file in sorted(p for p in copy.rglob("*") if p.is_file()):
         if file.name in ("manifest.json", "lineage.json"):
             continue  # See the next test.
-        copy = tmp_path / str(number)
-        shutil.copytree(path, copy)
-        damaged = copy / file.relative_to(path)
-        content = bytearray(damaged.read_bytes())
+        whole = file.read_bytes()
+        content = bytearray(whole)
         content[len(content) // 3] ^= 4
-        damaged.write_bytes(content)
+        file.write_bytes(content)
         with pytest.raises(IntegrityError, match=file.name):
             Lineage.open(copy).check()
+        file.write_bytes(whole)
 
 
 @pytest.mark.long
-def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "lineage"
-    shutil.copytree(GOLDEN / "format-3" / "operated", path)
-    lineage = Lineage.open(path)
-    expected = lineage.labels, lineage.readable, lineage.withdrawn.keys()
-    manifests = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in lineage.versions}
-    for file in (path / "lineage.json", path / "versions" / "1" / "manifest.json"):
+def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(copy: Path) -> None:
+    opened = Lineage.open(copy)
+    opened.label("canary", 1)
+    opened.retire(0)
+    expected = opened.labels, opened.readable, opened.withdrawn.keys()
+    manifests = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in opened.versions}
+    for file in (copy / "lineage.json", copy / "versions" / "1" / "manifest.json"):
         content = file.read_bytes()
         noticed = 0
         for place in range(len(content)):
@@ -148,7 +99,7 @@ def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_pa
             flipped[place] ^= 1
             file.write_bytes(flipped)
             try:
-                lineage = Lineage.open(path)
+                lineage = Lineage.open(copy)
                 lineage.check()
                 read = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in lineage.versions}
                 _ = lineage.chain
@@ -159,7 +110,3 @@ def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_pa
             assert read == manifests, (file.name, place)
         file.write_bytes(content)
         assert noticed > len(content) / 2
-
-
-# What a manifest says for people alone.
-NAMES_ONLY = {"created", "evergram", "name"}

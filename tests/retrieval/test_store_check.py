@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.dictionary_store import DictionaryStore
+from tests.support.golden import TRAINED
 from tests.support.lineages import lineage_of
 
 from evergram.errors import DataError, IntegrityError
@@ -20,13 +21,11 @@ from evergram.retrieval.store_check import check_store
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Rows
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
 
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
     """Two sides, whose ids are numbers from 0 on, both of them."""
-    shutil.copytree(GOLDEN / "format-3" / "trained", tmp_path / "line")
+    shutil.copytree(TRAINED, tmp_path / "line")
     return Lineage.open(tmp_path / "line")
 
 

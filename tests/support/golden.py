@@ -1,4 +1,4 @@
-"""Lineages and stores that earlier versions of Evergram wrote."""
+"""The lineage of three trained versions in `tests/golden`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+TRAINED = Path(__file__).parents[1] / "golden" / "lineage-1" / "trained"
 
 
 @pytest.fixture
 def trained_lineage(tmp_path: Path) -> Path:
     """A copy of a lineage of three trained versions; ids of both sides are numbers from 0 on."""
-    shutil.copytree(GOLDEN / "format-3" / "trained", tmp_path / "shop")
+    shutil.copytree(TRAINED, tmp_path / "shop")
     return tmp_path / "shop"

@@ -180,16 +180,13 @@ class GraphSageSettings(EncoderSettings):
         return GraphSage
 
     def options(self, version: int) -> dict[str, Any]:
-        # The names and the order that published versions have.
-        options: dict[str, Any] = {
+        return {
             "layers": at_version(self.layers, version),
             "width": self.input_dim,
             "ids": self.ids,
+            "shared_scale": self.shared_scale,
+            "repeats": self.repeats,
         }
-        # These came later: versions without them have none in their manifests.
-        if self.shared_scale is not None:
-            options["shared_scale"] = self.shared_scale
-        return options | ({"repeats": True} if self.repeats else {})
 
     def layer_numbers(self, dim: int, version: int) -> int:
         inner, layers = self.input_dim or dim, at_version(self.layers, version)

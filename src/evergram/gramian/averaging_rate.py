@@ -150,16 +150,6 @@ class AveragingRate(HostBuffers):
         apart = 2 * float(noise.clamp(max=1)) / WINDOW
         return max(float(moved) - apart, UNSEEN * apart) / WINDOW**2
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
-    ) -> None:
-        # A run that was begun before pairs were counted; of this window all are taken to have one.
-        sums = state_dict.get(f"{prefix}sums")
-        if sums is not None and len(sums) == 2:
-            counted = sums.new_tensor([int(state_dict[f"{prefix}steps"]) % WINDOW])
-            state_dict[f"{prefix}sums"] = torch.cat([sums, counted])
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def skip(self) -> None:
         """Count a step of a fixed or decaying rate, which learns nothing from batches."""
         self.steps = self.steps + 1

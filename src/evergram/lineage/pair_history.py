@@ -15,8 +15,8 @@ class PairHistory:
     """The pairs that a version of the lineage may not be tested on.
 
     Args:
-        salt: of the pairs' hashes, recorded with version 0; None before that, and in lineages of
-            before format 4.
+        salt: of the pairs' hashes, recorded with version 0; None before that, and in a lineage of
+            files.
         trained: the pairs that any version was trained on, hashed with this salt.
         untested: a sentence on why no pair is known to be held out from all versions; None if that
             is known.
@@ -62,6 +62,6 @@ def _unrecorded(versions: Sequence[int], where: str) -> str:
     names = ", ".join(map(str, versions))
     return (
         f"No test figure: the training pairs of version{'s' * (len(versions) > 1)} {names} of "
-        f"{where} were not recorded (before format 4 none were), so no pair is known to be held "
-        "out from every version; train a new lineage to have test figures."
+        f"{where} were not recorded, so no pair is known to be held out from every version; train "
+        "a new lineage to have test figures."
     )

@@ -178,8 +178,7 @@ class ReadOnlyLineage:
         return self._catalog.reader(version).canaries()
 
     def moments(self, version: int) -> dict[str, Moments]:
-        """Return, for each side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64;
-        nothing for a version that is older than format 3."""
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
         return self._catalog.reader(version).moments()
 
     def query_form(self, version: int) -> QueryForm | None:
@@ -304,7 +303,7 @@ class ReadOnlyLineage:
     @property
     def opened_files(self) -> list[str]:
         """The JSON files whose checksums were compared when the lineage was opened, by their paths
-        in it; those that were written before format 3 have none."""
+        in it."""
         return self._catalog.opened_files
 
     @property

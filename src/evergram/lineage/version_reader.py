@@ -123,8 +123,6 @@ class VersionReader:
 
     def moments(self) -> dict[str, Moments]:
         """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
-        if "moments.safetensors" not in self.manifest.files:
-            return {}
         dim = self.manifest.dim
         shapes: dict[str, tuple[int, ...]] = {}
         for side in self.manifest.embeddings:

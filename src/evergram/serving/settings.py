@@ -100,7 +100,7 @@ class ServiceSettings:
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Refuse settings that would let strangers in, that no request could match, or that no
+        """Refuse settings that would let anybody in, that no request could match, or that no
         clock has.
 
         Args:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -45,14 +43,6 @@ class TextEncoderRecord(BaseModel):
     texts: list[str] = Field(min_length=1)
     vectors: list[str]
     matryoshka: list[int] = []
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # An Evergram that cuts nothing refuses the field, and reads all else.
-        fields: dict[str, Any] = write(self)
-        if not fields.get("matryoshka", True):
-            del fields["matryoshka"]
-        return fields
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

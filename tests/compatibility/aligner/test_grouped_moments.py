@@ -76,17 +76,3 @@ def test_of_many_held_out_vectors_the_number_is_estimated(monkeypatch: pytest.Mo
     assert len(moments.hashes) == 500
     # One standard deviation is 1 / √500, 4.5 %.
     assert moments.held_objects == pytest.approx(objects, rel=0.15)
-
-
-def test_moments_of_before_hashes_were_kept_count_rows() -> None:
-    new, old, _ = planted_map(90, 3, 5)
-    state = filled(new, old).state_dict()
-    del state["held.hashes"]
-    moments = GroupedMoments(3, 5, 0.2)
-    moments.load_state_dict(state)
-    moments.merge(filled(new, old))
-    assert moments.held_objects == moments.held.count > 0
-    other = filled(new, old)
-    other.merge(moments)
-    assert other.held_objects == other.held.count
-    assert "held.hashes" not in other.state_dict()

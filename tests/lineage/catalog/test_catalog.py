@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from tests.support.artefacts import shop_of_three
 from tests.support.lineages import lineage_of
 
@@ -38,21 +37,6 @@ def test_damaged_json_is_noticed(lineage: Lineage, name: str) -> None:
     (lineage.path / name).write_text("{")
     with pytest.raises(IntegrityError, match="damaged"):
         Lineage.open(lineage.path)
-
-
-def test_format_1_is_still_read(lineage: Lineage) -> None:
-    expected = lineage.view(0).embeddings("query")[1]
-    for path in (lineage.path, *(lineage.path / "versions").iterdir()):
-        file = path / ("lineage.json" if path == lineage.path else "manifest.json")
-        facts = json.loads(file.read_text())
-        if "format_version" in facts:
-            facts = {k: facts[k] for k in ("name", "versions")} | {"format_version": 1}
-        else:
-            del facts["fingerprint"], facts["check"]
-            facts["transform"] = facts["transform"] and facts["transform"]["kind"]
-        file.write_text(json.dumps(facts))
-    again = Lineage.open(lineage.path)
-    assert torch.equal(again.view(0).embeddings("query")[1], expected)
 
 
 def test_a_later_format_is_refused(lineage: Lineage) -> None:

@@ -57,7 +57,7 @@ def test_an_error_of_the_disk_is_one_of_the_lineage(tmp_path: Path) -> None:
 def test_a_record_that_another_process_has_changed_is_not_the_one_that_was_opened(
     tmp_path: Path,
 ) -> None:
-    opened = LineageRecord(format_version=4, name="shop", versions=[0, 1])
+    opened = LineageRecord(format_version=1, name="shop", versions=[0, 1])
     write_record(tmp_path, opened)
     assert unchanged(tmp_path, opened, "shop", labels=True).versions == [0, 1]
     labelled = opened.model_copy(update={"labels": {"stable": 0}})
@@ -71,7 +71,7 @@ def test_a_record_that_another_process_has_changed_is_not_the_one_that_was_opene
 
 
 def test_a_new_lineage_is_unchanged_while_nothing_is_written(tmp_path: Path) -> None:
-    opened = LineageRecord(format_version=4, name="shop", versions=[])
+    opened = LineageRecord(format_version=1, name="shop", versions=[])
     assert unchanged(tmp_path, opened, "shop", labels=True).versions == []
 
 
@@ -79,7 +79,7 @@ def test_only_folders_of_published_versions_stay(tmp_path: Path) -> None:
     for parent in ("versions", "embeddings"):
         for name in ("0", "1", ".1.part", "x"):
             (tmp_path / parent / name).mkdir(parents=True)
-    clear_left(tmp_path, LineageRecord(format_version=4, name="shop", versions=[0]))
+    clear_left(tmp_path, LineageRecord(format_version=1, name="shop", versions=[0]))
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("*/*")) == [
         "embeddings/0",
         "versions/0",

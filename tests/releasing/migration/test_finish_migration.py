@@ -89,7 +89,7 @@ def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
         "share_to_encode": 29 / 50,
         "text_bytes": len("".join(ROWS[21:]).encode()),
         "vector_bytes": 50 * 12 * 4,
-        "strangers": 1,
+        "unknown_ids": 1,
         "repeated": 1,
         "checked": rest.checked,
         "differing": pytest.approx(1 - 0.05 ** (1 / 4)),

@@ -62,13 +62,13 @@ def test_each_text_gets_its_own_kept_vector_whatever_the_files(
     folder = tmp_path_factory.mktemp("kept")
     encoder = open_text_encoder(ADDRESSES[1])
     vectors = word_vectors([*ROWS, *["word1"] * 20], 1, DIM)
-    paths, strangers = [], 0
+    paths, unknown_ids = [], 0
     expected: dict[int, Vectors] = {}
     for number, rows in enumerate(files):
         ids = [f"t{row}" for row in rows]
         paths.append(saved(folder / f"{number}.parquet", encoder, ids, vectors[rows]))
         expected |= {row: vectors[row] for row in rows if row < 60}
-        strangers += sum(row >= 60 for row in rows)
+        unknown_ids += sum(row >= 60 for row in rows)
     if not expected:
         with pytest.raises(DataError, match="is among the 60 texts"):
             read_kept(paths, TEXTS, encoder)
@@ -77,8 +77,8 @@ def test_each_text_gets_its_own_kept_vector_whatever_the_files(
     assert by_text(kept).keys() == expected.keys()
     for row, vector in by_text(kept).items():
         np.testing.assert_array_equal(vector, expected[row])
-    assert kept.strangers == strangers
-    assert kept.repeated == sum(map(len, files)) - strangers - len(expected)
+    assert kept.unknown_ids == unknown_ids
+    assert kept.repeated == sum(map(len, files)) - unknown_ids - len(expected)
     check = check_kept(kept, TEXTS, encoder, 1000)
     assert (check.checked, check.differing) == (len(expected), 0)
 
@@ -104,7 +104,7 @@ def test_numbers_are_the_same_ids_as_text(tmp_path: Path, new: TextEncoder) -> N
     path = saved(tmp_path / "k.parquet", new, ["4", "2", "002"], own([4, 2, 5]))
     kept = read_kept([path], numbered, new)
     assert kept.texts.tolist() == [2, 4]
-    assert kept.strangers == 1
+    assert kept.unknown_ids == 1
 
 
 def test_vectors_of_another_encoder_of_other_prompts_or_dims_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from evergram.retrieval.backfilling.backfill_state import BackfillPlan, Backfill
 
 pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 
-WHOLE = {"target": 2, "fingerprint": "sha256:a", "batch": 64, "rows": 300, "without": 20}
+PLAN = BackfillPlan("object", "snapshot:x", 2, "sha256:a", 64, 300, 20, 3)
+WHOLE = asdict(PLAN)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,8 @@ WHOLE = {"target": 2, "fingerprint": "sha256:a", "batch": 64, "rows": 300, "with
         ("progress.json", {"state": "planned", "done": -1}),
         ("progress.json", []),
         ("plan.json", {"target": 2}),
-        ("plan.json", {"target": True, "fingerprint": 1, "batch": 1, "rows": 1, "without": 1}),
+        ("plan.json", {**WHOLE, "target": True}),
+        ("plan.json", {**WHOLE, "store": 1}),
         ("plan.json", {**WHOLE, "absent": -1}),
         ("plan.json", {**WHOLE, "absent": "none"}),
     ],
@@ -44,15 +47,9 @@ def test_a_plan_or_progress_that_cannot_be_read_is_an_error(
 def test_a_plan_and_its_progress_are_read_as_they_were_written(tmp_path: Path) -> None:
     state = BackfillState(tmp_path, 0o600)
     assert not state.is_planned
-    plan = BackfillPlan("object", "snapshot:x", 2, "sha256:a", 64, 300, 20, 3)
-    state.write_plan(plan)
+    state.write_plan(PLAN)
     assert state.is_planned
-    assert (state.plan(), state.progress()) == (plan, ("planned", 0))
+    assert (state.plan(), state.progress()) == (PLAN, ("planned", 0))
     state.write_progress("under way", 64)
     assert BackfillState(tmp_path, 0o600).progress() == ("under way", 64)
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_plan_of_an_earlier_evergram_does_not_say_what_is_absent(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({"side": "object", "store": "x", **WHOLE}))
-    assert BackfillState(tmp_path, 0o600).plan().absent is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from psycopg.sql import SQL
-from tests.support.postgres_rows import NAMES, rows
+from tests.support.postgres_rows import NAMES
 from tests.support.postgres_server import PostgresServer
 
 from evergram.errors import DataError, StoreError
@@ -43,17 +43,6 @@ def test_without_the_right_to_make_the_extension_the_error_says_what_to_do(
     address = server.uri.replace("postgres:@/postgres", "visitor@/bare")
     with pytest.raises(StoreError, match="create extension vector"):
         open_store(f"{address}#emb", create="int64")
-
-
-def test_a_store_of_before_the_side_was_kept(server: PostgresServer, store: PgvectorStore) -> None:
-    store.upsert(rows(range(3)))
-    name = store.address.rpartition("#")[2]
-    server.sql(f"drop table {name}_side")
-    with open_store(store.address) as again:
-        assert again.side is None
-        assert again.count() == {0: 3}
-        again.take_side("candidate")
-    assert store.side == "candidate"
 
 
 def test_tables_of_somebody_else_are_refused_and_left_alone(server: PostgresServer) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from tests.support import onnx_graphs
 from tests.support.command import exit_code
-from tests.support.golden import GOLDEN
+from tests.support.golden import TRAINED
 
 from evergram.vector_files.writers import write_vectors
 
@@ -67,4 +67,4 @@ def make_good_files(folder: Path) -> None:
         "store fill l --store object=s",
     ):
         assert exit_code(*command.split()) == 0, command
-    shutil.copytree(GOLDEN / "format-4" / "trained", folder / "t")
+    shutil.copytree(TRAINED, folder / "t")

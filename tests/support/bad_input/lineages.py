@@ -86,7 +86,7 @@ CASES = [
     edited(
         "a record of a format of text",
         "l/lineage.json",
-        lambda v: v.update(format_version="4"),
+        lambda v: v.update(format_version="1"),
     ),
     edited("a record without its check", "l/lineage.json", lambda v: v.pop("check")),
     edited("a manifest edited by hand", MANIFEST, lambda v: v.update(dim=3)),

@@ -102,18 +102,6 @@ def test_titles_that_begin_alike_are_different_runs(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_file_of_an_earlier_release_is_said_and_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened(tmp_path).save(state(1), 1)
-    (path,) = tmp_path.iterdir()
-    path.rename(tmp_path / "version-1.safetensors")
-    assert number_of(opened(tmp_path)) == 1
-    (tmp_path / "version-1.safetensors").write_bytes(b"old")
-    assert opened(tmp_path).load() is None
-    assert "version-1.safetensors is damaged" in caplog.text
-
-
 def test_never_drops_what_is_there_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

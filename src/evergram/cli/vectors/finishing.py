@@ -105,9 +105,9 @@ def _print_rest(facts: dict[str, int | float]) -> None:
         f"({facts['share_to_encode']:.1%}) are to be encoded, {facts['text_bytes']:,} bytes of "
         f"text. The file will have {facts['vector_bytes']:,} bytes of vectors."
     )
-    if facts["strangers"] or facts["repeated"]:
+    if facts["unknown_ids"] or facts["repeated"]:
         paragraph(
-            f"Left out: {facts['strangers']:,} kept ids that no text has, {facts['repeated']:,} "
+            f"Left out: {facts['unknown_ids']:,} kept ids that no text has, {facts['repeated']:,} "
             "that an earlier file has with the same vector."
         )
     others = "these are all"

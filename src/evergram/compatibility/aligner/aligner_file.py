@@ -2,10 +2,9 @@
 
 Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
 changing order, and equal aligners should be equal files.) Tensors: `moments.GROUP.sum` and `.dims`
-of each group and `moments.held.hashes` (not in files of before it was kept), if rows can still be
-added; `map.weight` (and `map.offset`) in float64 and `transform.*` in float32, if a map has been
-fitted. The file holds no code. `sha256` in the record is the hash of all the rest; files of before
-it was added have none, and are read without a check.
+of each group and `moments.held.hashes`, if rows can still be added; `map.weight` (and `map.offset`)
+in float64 and `transform.*` in float32, if a map has been fitted. The file holds no code. `sha256`
+in the record is the hash of all the rest.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ class AlignerRecord(BaseModel):
     dims: tuple[int, int]
     zeros: tuple[int, int] | None
     map: _MapRecord | None
-    # None in files of before hashes were stored.
-    sha256: str | None = None
+    sha256: str = ""
 
 
 def write_aligner(path: Path, state: AlignerState) -> None:
@@ -141,7 +139,7 @@ def read_aligner(path: Path) -> AlignerState:
             f"{path} has the format version {version}, and this Evergram reads version "
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
         )
-    if content.get("sha256") not in (None, _digest(content, tensors)):
+    if content.get("sha256") != _digest(content, tensors):
         raise IntegrityError(
             f"{path} is damaged: its content differs from what Aligner.save wrote; save it "
             "again, or take another copy."

@@ -27,7 +27,7 @@ class GroupedMoments:
     Attributes:
         zeros: how many old and how many new vectors are zero.
         hashes: the `KEPT_HASHES` smallest hashes of the held-out new vectors, int64, ascending,
-            each once; None in what was saved before they were kept.
+            each once.
     """
 
     def __init__(self, old_dim: int, new_dim: int, share: float) -> None:
@@ -37,7 +37,7 @@ class GroupedMoments:
         self.held: SecondMoments
         self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in GROUPS)
         self.zeros: tuple[int, int] = (0, 0)
-        self.hashes: Tensor | None = torch.empty(0, dtype=torch.int64)
+        self.hashes: Tensor = torch.empty(0, dtype=torch.int64)
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -51,16 +51,15 @@ class GroupedMoments:
 
     @property
     def held_objects(self) -> int:
-        """How many different new vectors the held-out rows have; all rows, if that is not known.
+        """How many different new vectors the held-out rows have.
 
         Source: of more than are kept, Bar-Yossef et al., "Counting distinct elements in a data
             stream", 2002: the smallest hashes lie the closer to 0, the more there are.
         """
-        rows = self.held.count
-        if self.hashes is None or len(self.hashes) < KEPT_HASHES:
-            return rows if self.hashes is None else len(self.hashes)
+        if len(self.hashes) < KEPT_HASHES:
+            return len(self.hashes)
         estimate = (KEPT_HASHES - 1) * self.share * 2**32 / float(self.hashes[-1] + 1)
-        return min(rows, round(estimate))
+        return min(self.held.count, round(estimate))
 
     def add(self, old: Tensor, new: Tensor) -> None:
         """Fold in a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
@@ -102,7 +101,7 @@ class GroupedMoments:
             for name in GROUPS
             for key, tensor in self._of(name).state_dict().items()
         }
-        return state if self.hashes is None else {**state, "held.hashes": self.hashes}
+        return {**state, "held.hashes": self.hashes}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore a `state_dict`. Raises: DataError: it is not one, or has other dims."""
@@ -115,15 +114,12 @@ class GroupedMoments:
                     f"{self.dims[0]} and {self.dims[1]} are needed."
                 )
             setattr(self, name, moments)
-        self.hashes = state.get("held.hashes")
+        self.hashes = state["held.hashes"]
 
-    def _keep(self, hashes: Tensor | None) -> None:
-        """Add hashes of held-out vectors; with unknown ones the number is unknown."""
-        if self.hashes is None or hashes is None:
-            self.hashes = None
-        else:
-            different: Tensor = torch.unique(torch.cat([self.hashes, hashes]))
-            self.hashes = different[:KEPT_HASHES].clone()
+    def _keep(self, hashes: Tensor) -> None:
+        """Add hashes of held-out vectors."""
+        different: Tensor = torch.unique(torch.cat([self.hashes, hashes]))
+        self.hashes = different[:KEPT_HASHES].clone()
 
     def _sum(self, *names: str) -> SecondMoments:
         total = SecondMoments(*self.dims)

@@ -44,7 +44,7 @@ class Sidecar:
         levels: float64 [2040], what codes of 1, 2, … 8 bits may stand for, as of `trellis_levels`.
         missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
-        memory: as of `trellis.TAPS`; 0 in files of before, whose coordinates are rounded alone.
+        memory: as of `trellis.TAPS`; 0 rounds each coordinate alone.
     Source: docs/migrate.md, "In Python".
 
     >>> import torch

@@ -119,11 +119,11 @@ def write_summary(path: Path, values: Mapping[str, object]) -> None:
 
 
 def verify_files(path: Path) -> None:
-    """Read the columns beside a summary through, if it has their SHA-256.
+    """Read the columns beside a summary through, and compare them with their SHA-256.
 
     Raises: DataError: the summary or a column is damaged.
     """
-    digests = _summary(path).get("sha256", {})
+    digests = _summary(path).get("sha256")
     if not isinstance(digests, dict):
         raise DataError(f"{path} is damaged: sha256 is {digests!r}.")
     for name, digest in digests.items():

@@ -189,9 +189,7 @@ class EntityMeasure(nn.Module):
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object
     ) -> None:
         identity = state_dict.get(prefix + "identity")
-        if identity is None and prefix + "counts" in state_dict:
-            state_dict = {**state_dict, prefix + "identity": self.identity}
-        elif identity is not None and not bool(identity == self.identity):
+        if identity is not None and not bool(identity == self.identity):
             raise TrainingError(
                 f"The state is of another {self.name}_measure than this penalty's; make the "
                 "penalty with the measure that it had when the state was saved."

@@ -260,10 +260,8 @@ class PenaltySide(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object
     ) -> None:
-        name = prefix + "prior_identity"
-        if name not in state_dict and prefix + "id_use" in state_dict:
-            state_dict = {**state_dict, name: self.prior_identity}  # it was not always stored
-        elif name in state_dict and not bool(state_dict[name] == self.prior_identity):
+        identity = state_dict.get(prefix + "prior_identity")
+        if identity is not None and not bool(identity == self.prior_identity):
             raise TrainingError(
                 f"The state is of another prior than this penalty's, by its {self.name} factors; "
                 "make the penalty with the prior that it had when the state was saved."

@@ -229,10 +229,7 @@ class Catalog:
     @property
     def opened_files(self) -> list[str]:
         """The JSON files whose checksums were compared when the lineage was opened."""
-        records = {"lineage.json": self.record} | {
-            f"versions/{n}/manifest.json": m for n, m in self.manifests.items()
-        }
-        return [name for name, record in records.items() if "check" in record.model_fields_set]
+        return ["lineage.json", *(f"versions/{n}/manifest.json" for n in self.manifests)]
 
     # For the rest of this room.
 

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from evergram.errors import FormatError, IntegrityError
 from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecord, first_problem
+from evergram.lineage.disk.names import NAME
 
 FORMAT_VERSION = 1
-# Names as `add` takes them, and some that it took before there was one rule of names.
-READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
 # Returns the number of a version, by its number in text or a label.
 Resolve = Callable[[str], int]
 
@@ -87,7 +86,7 @@ class Consumer(_StrictRecord):
         allowed: versions and labels that it may read; the pinned one is among them.
     """
 
-    name: str = Field(pattern=f"^{READABLE_NAME}$")
+    name: str = Field(pattern=f"^{NAME}$")
     pinned: str
     allowed: tuple[str, ...]
     since: str
@@ -156,10 +155,7 @@ def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
                 f"{where} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
                 "upgrade Evergram to read it."
             )
-        record = ConsumersRecord.of_json(text)
-        if "check" in record.model_fields_set:
-            return record
-        what = "it has no checksum"
+        return ConsumersRecord.of_json(text)
     except (ValidationError, ChecksumError) as error:
         what = first_problem(error, ConsumersRecord)
     except json.JSONDecodeError as error:

@@ -13,8 +13,7 @@ from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.disk.names import is_name
 from evergram.validation import sentence_of
 
-FORMAT_VERSION = 4
-READABLE = (1, 2, 3, 4)
+FORMAT_VERSION = 1
 
 
 class FrozenRecord(BaseModel):
@@ -29,7 +28,7 @@ class ChecksumError(ValueError):
 
 class ChecksummedRecord(FrozenRecord):
     """A JSON record with a checksum over its other fields, so that a flipped bit cannot move a
-    label. Records of before format 3 have none.
+    label.
 
     Args:
         check: SHA-256 of the other fields, as it was read; `to_json` computes it anew.
@@ -41,16 +40,15 @@ class ChecksummedRecord(FrozenRecord):
     def of_json(cls, text: str | bytes) -> Self:
         """Return the record in a file, after comparing its checksum.
 
-        The checksum is over the fields as they stand in the file, so that a field that a later
-        Evergram added, and that the file does not have, changes nothing.
-
-        Raises: ValidationError: it is no such record. ChecksumError: it was changed.
+        Raises: ValidationError: it is no such record. ChecksumError: it was changed, or has no
+            checksum.
         """
         record = cls.model_validate_json(text)
-        if "check" in record.model_fields_set:
-            written = json.loads(text)
-            if written.pop("check") != _digest(written):
-                raise ChecksumError("its checksum is not that of its contents")
+        written = json.loads(text)
+        if "check" not in written:
+            raise ChecksumError("it has no checksum")
+        if written.pop("check") != _digest(written):
+            raise ChecksumError("its checksum is not that of its contents")
         return record
 
     def to_json(self) -> str:
@@ -81,7 +79,7 @@ class LineageRecord(ChecksummedRecord):
         withdrawn: by number, which is never used again.
         retired: versions that are no longer read, though the chain still leads through them.
         salt: of the hash that chooses the held-out pairs, from the recipe of version 0; None in a
-            lineage of files, and in one that is older than format 4.
+            lineage of files.
     """
 
     format_version: int
@@ -99,10 +97,9 @@ class LineageRecord(ChecksummedRecord):
 
     @field_validator("name")
     @classmethod
-    def _can_be_shown(cls, value: str) -> str:
-        # Older lineages may have names that `create` would refuse today.
-        if not value.isprintable():
-            raise ValueError("it has characters that cannot be printed")
+    def _is_a_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(f"{value!r} cannot be the name of a lineage")
         return value
 
     @field_validator("labels")
@@ -152,18 +149,15 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
     try:
         # The rest of a later format's fields may mean anything.
         header = _Format.model_validate_json(text)
-        if header.format_version not in READABLE:
+        if header.format_version != FORMAT_VERSION:
             raise FormatError(
                 f"{path} has format_version {header.format_version}; this Evergram reads "
-                f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
+                f"{FORMAT_VERSION}, so upgrade Evergram to read it."
             )
-        record = LineageRecord.of_json(text)
+        return LineageRecord.of_json(text)
     except (ValidationError, ChecksumError) as error:
         problem = first_problem(error, LineageRecord)
         raise IntegrityError(f"{path} is damaged: {problem}; restore it from a backup.") from error
-    if record.format_version >= 3 and not record.model_fields_set & {"check"}:
-        raise IntegrityError(f"{path} is damaged: it has no checksum; restore it from a backup.")
-    return record
 
 
 class _Format(BaseModel):

@@ -5,19 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    computed_field,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import to_json
 
 from evergram.errors import IntegrityError
 from evergram.lineage.disk.lineage_record import (
@@ -57,7 +49,31 @@ class TransformRecord(FrozenRecord):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-_OPTIONAL = ("text_encoder", "canary_error")
+def fingerprint_of(manifest: Mapping[str, Any]) -> str:
+    """Return the identity of a version's space: "sha256:" and 64 hexadecimal digits.
+
+    It is a hash of the hashes of the encoder's tensors and vocabularies, of how it is built and
+    normalised, of the recipe and of D; for a version from files, of the hashes of its vectors and
+    of D. The number, the name, the time and the Evergram that made it are left out, so that the
+    same training always has the same fingerprint.
+
+    Args:
+        manifest: the fields of a `Manifest`.
+    """
+    encoder, files = manifest["encoder"], manifest["files"]
+    if encoder is None:
+        identity = {"dim": manifest["dim"], "embeddings": manifest["embeddings"]}
+    else:
+        identity = {
+            "dim": manifest["dim"],
+            "encoder": {name: getattr(encoder, name) for name in ("kind", "options", "inputs")},
+            "weights": files.get("encoder.safetensors"),
+            "vocabularies": files.get("vocabularies.parquet"),
+            "recipe": manifest["recipe"],
+        }
+    plain = json.loads(to_json(identity, inf_nan_mode="null"))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 class Manifest(ChecksummedRecord):
@@ -82,20 +98,8 @@ class Manifest(ChecksummedRecord):
     # The relative error of the transform on canaries of this version and of the one before, if
     # both have some.
     canary_error: float | None = None
-    # Before format 3 none was written.
-    written_fingerprint: str = Field(default="", alias="fingerprint", exclude=True)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @cached_property
-    def fingerprint(self) -> str:
-        """The identity of the version's space, see `fingerprint_of`."""
-        return fingerprint_of(self)
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # An Evergram that does not know a field refuses it, and reads all else.
-        fields: dict[str, Any] = write(self)
-        return {k: v for k, v in fields.items() if k not in _OPTIONAL or v is not None}
+    # The identity of the version's space.
+    fingerprint: str = Field(default_factory=fingerprint_of)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -109,11 +113,6 @@ class Manifest(ChecksummedRecord):
         carried = settings.get("fingerprint") if isinstance(settings, dict) else None
         return carried if isinstance(carried, str) else None
 
-    @field_validator("transform", mode="before")
-    @classmethod
-    def _of_format_1(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
-
     @field_validator("files", "embeddings")
     @classmethod
     def _stay_in_the_folder(cls, value: dict[str, str]) -> dict[str, str]:
@@ -125,35 +124,9 @@ class Manifest(ChecksummedRecord):
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
-        if self.written_fingerprint not in ("", self.fingerprint):
+        if self.fingerprint != fingerprint_of(vars(self)):
             raise ValueError("its fingerprint is not that of its contents")
         return self
-
-
-def fingerprint_of(manifest: Manifest) -> str:
-    """Return the identity of a version's space: "sha256:" and 64 hexadecimal digits.
-
-    It is a hash of the hashes of the encoder's tensors and vocabularies, of how it is built and
-    normalised, of the recipe and of D; for a version from files, of the hashes of its vectors and
-    of D. The number, the name, the time and the Evergram that made it are left out, so that the
-    same training always has the same fingerprint.
-    """
-    fields = json.loads(
-        manifest.model_dump_json(include={"encoder", "recipe", "dim", "embeddings"})
-    )
-    encoder = fields["encoder"]
-    if encoder is None:
-        identity = {"dim": fields["dim"], "embeddings": fields["embeddings"]}
-    else:
-        identity = {
-            "dim": fields["dim"],
-            "encoder": {name: encoder[name] for name in ("kind", "options", "inputs")},
-            "weights": manifest.files.get("encoder.safetensors"),
-            "vocabularies": manifest.files.get("vocabularies.parquet"),
-            "recipe": fields["recipe"],
-        }
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -166,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest in a version's folder. Raises: IntegrityError: missing or damaged."""
     path = folder / "manifest.json"
     try:
-        manifest = Manifest.of_json(path.read_bytes())
+        return Manifest.of_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(
             f"{path} cannot be read: {error.strerror}; restore it from a backup."
@@ -175,12 +148,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise IntegrityError(
             f"{path} is damaged: {first_problem(error, Manifest)}; restore it from a backup."
         ) from error
-    if (
-        "written_fingerprint" in manifest.model_fields_set
-        and "check" not in manifest.model_fields_set
-    ):
-        raise IntegrityError(f"{path} is damaged: it has no checksum; restore it from a backup.")
-    return manifest
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:

@@ -49,8 +49,8 @@ def fold_in(
     """
     if form is None:
         raise LineageError(
-            f"{owner} was published without what folding in needs: it came from files, or from "
-            "an earlier Evergram. The next version that is trained has it."
+            f"{owner} was published without what folding in needs: it came from files, or "
+            "from a training loop of your own. The next version that a recipe trains has it."
         )
     lists = as_lists(candidates, "candidates")
     ids = [key for row in lists for key in row]

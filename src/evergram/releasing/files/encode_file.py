@@ -191,9 +191,6 @@ def _settings(texts: Texts, record: TextEncoderRecord, known: KnownVectors) -> d
     }
     if kept := known.digest():
         settings["kept"] = kept
-    if record.fingerprint is None:
-        # Parts that were written without it may be of two models, and are refused.
-        settings["checked"] = "with a canary text in each batch"
     return settings
 
 

@@ -171,7 +171,6 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
             "a file of vectors can follow another file only. Choose another folder."
         )
     file = open_embeddings(lineage.stored(SIDE, lineage.newest))
-    # Before this was recorded, ids were taken at their word.
     settings = newest.recipe.get("align") or newest.recipe.get("import") or {}
     file.has_ids = bool(settings.get("has_ids", True))
     return file

@@ -27,7 +27,7 @@ class MigrationRest:
         to_encode: of these, without a kept vector.
         text_bytes: of the texts to encode, as UTF-8.
         vector_bytes: of all vectors in the file that will be written, float32.
-        strangers: kept ids that no text has, which are left out.
+        unknown_ids: kept ids that no text has, which are left out.
         repeated: kept ids that are in several files, with the same vector.
         checked, differing: of `SampleCheck`.
         known: the kept vectors, with the record of the encoder that they were compared with.
@@ -37,7 +37,7 @@ class MigrationRest:
     to_encode: int
     text_bytes: int
     vector_bytes: int
-    strangers: int
+    unknown_ids: int
     repeated: int
     checked: int
     differing: float
@@ -89,7 +89,7 @@ def plan_rest(
         to_encode=len(absent),
         text_bytes=sum(len(texts.texts[row].encode()) for row in absent),
         vector_bytes=4 * record.dim * len(texts.texts),
-        strangers=files.strangers,
+        unknown_ids=files.unknown_ids,
         repeated=files.repeated,
         checked=sample.checked,
         differing=sample.differing,

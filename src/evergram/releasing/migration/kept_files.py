@@ -35,14 +35,14 @@ class KeptFiles:
         known: these vectors, by the texts' rows.
         paths: the files.
         sources: int64 [M], for each vector the number of its file.
-        strangers: ids in the files that no text has; they are left out.
+        unknown_ids: ids in the files that no text has; they are left out.
         repeated: ids that were in an earlier file, too, with the same vector.
     """
 
     known: KnownVectors
     paths: list[Path]
     sources: npt.NDArray[np.int64] = field(repr=False)
-    strangers: int = 0
+    unknown_ids: int = 0
     repeated: int = 0
 
     @property
@@ -81,10 +81,10 @@ def read_kept(
     rows = np.full(len(texts.texts), -1)
     most = sum(file.rows for file in files)
     vectors, sources = np.empty((most, encoder.dim), np.float32), np.empty(most, np.int64)
-    size = strangers = repeated = 0
+    size = unknown_ids = repeated = 0
     for number, file in enumerate(files):
         places = _places(file, texts.ids)
-        strangers += int((places < 0).sum())
+        unknown_ids += int((places < 0).sum())
         block = np.concatenate([part.float().numpy() for _, part in file.blocks()])
         block, places = block[places >= 0], places[places >= 0]
         again = rows[places] >= 0
@@ -99,12 +99,12 @@ def read_kept(
         size = end
     if not size:
         raise DataError(
-            f"None of the {strangers} kept ids is among the {len(rows)} texts (the texts have ids "
-            f"such as {texts.ids[0].as_py()!r}, the files such as {files[0].ids()[0].as_py()!r}); "
+            f"None of the {unknown_ids} kept ids is among the {len(rows)} texts, whose ids are "
+            f"such as {texts.ids[0].as_py()!r}, and theirs such as {files[0].ids()[0].as_py()!r}; "
             "give the files of these texts."
         )
     known = KnownVectors(rows, vectors[:size])
-    return KeptFiles(known, [file.path for file in files], sources[:size], strangers, repeated)
+    return KeptFiles(known, [file.path for file in files], sources[:size], unknown_ids, repeated)
 
 
 def check_kept(

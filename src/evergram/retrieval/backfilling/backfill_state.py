@@ -24,7 +24,7 @@ class BackfillPlan:
         batch: rows that are refreshed at once.
         rows: how many are to be refreshed.
         without: older rows for which the version has no embedding.
-        absent: objects of the version without a row; None in a plan of an earlier Evergram.
+        absent: objects of the version without a row.
     """
 
     side: str
@@ -34,7 +34,7 @@ class BackfillPlan:
     batch: int
     rows: int
     without: int
-    absent: int | None = None
+    absent: int
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class BackfillStatus:
         rows: how many are to be refreshed.
         refreshed: how many of these are.
         without: older rows for which the version has no embedding; they stay as they are.
-        absent: objects of the version that had no row when it was planned; none is added. None: an
-            earlier Evergram planned it.
+        absent: objects of the version that had no row when it was planned; none is added.
         remaining: mean predicted error of rows that wait, over that of all rows to refresh.
         held: rows of the store by version, now.
     """
@@ -60,7 +59,7 @@ class BackfillStatus:
     rows: int
     refreshed: int
     without: int
-    absent: int | None
+    absent: int
     remaining: float
     held: dict[int, int]
 
@@ -87,15 +86,12 @@ class BackfillState:
 
     def plan(self) -> BackfillPlan:
         """Return the plan. Raises: IntegrityError: it cannot be read."""
-        kinds = {"target": int, "fingerprint": str, "batch": int, "rows": int, "without": int}
+        kinds: dict[str, type] = dict.fromkeys(("side", "store", "fingerprint"), str)
+        kinds |= dict.fromkeys(("target", "batch", "rows", "without", "absent"), int)
         facts = _read_facts(self.plan_path, kinds)
         if not facts["batch"]:
             raise _unreadable(self.plan_path, "batch is 0")
-        side, store = (str(facts.get(name, "")) for name in ("side", "store"))
-        absent = facts.get("absent")
-        if absent is not None and (type(absent) is not int or absent < 0):
-            raise _unreadable(self.plan_path, f"absent is {absent!r}")
-        return BackfillPlan(side, store, **{name: facts[name] for name in kinds}, absent=absent)
+        return BackfillPlan(**{name: facts[name] for name in kinds})
 
     def progress(self) -> tuple[str, int]:
         """Return the state and how many rows are refreshed; see `BackfillStatus`.

@@ -18,7 +18,7 @@ OWN = {
     "_side": {"side"},
 }
 
-# One row at most: which side the store holds. Older stores lack the table.
+# One row at most: which side the store holds.
 SIDE_TABLE = SQL(
     "create table if not exists {side} (one boolean primary key default true check (one),"
     " side text not null)"
@@ -111,8 +111,6 @@ def _side_table(name: str) -> Identifier:
 
 def read_side(connection: Connection, name: str) -> str | None:
     """Return the side of a store; None where it is not set."""
-    if not _has_side_table(connection, name):
-        return None
     query = SQL("select side from {side}").format(side=_side_table(name))
     row = connection.execute(query).fetchone()
     return None if row is None else row[0]
@@ -120,19 +118,8 @@ def read_side(connection: Connection, name: str) -> str | None:
 
 def write_side(connection: Connection, name: str, side: str) -> None:
     """Set the side of a store, unless it is set already."""
-    table = _side_table(name)
-    with connection.transaction():
-        if not _has_side_table(connection, name):
-            connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
-            connection.execute(SIDE_TABLE.format(side=table))
-        insert = SQL("insert into {table} (side) values (%s) on conflict do nothing")
-        connection.execute(insert.format(table=table), [side])
-
-
-def _has_side_table(connection: Connection, name: str) -> bool:
-    shown = _side_table(name).as_string(connection)
-    row = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
-    return row is not None and row[0] is not None
+    insert = SQL("insert into {table} (side) values (%s) on conflict do nothing")
+    connection.execute(insert.format(table=_side_table(name)), [side])
 
 
 def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:

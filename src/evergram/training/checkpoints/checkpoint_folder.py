@@ -127,8 +127,7 @@ class CheckpointFolder:
     def _paths(self) -> list[Path]:
         """Return the files of the run's title, oldest first."""
         assert self.folder is not None
-        # Earlier releases had one file, without a number.
-        name = re.compile(rf"{re.escape(_stem(self.title))}(\.\d{{12}})?{re.escape(SUFFIX)}")
+        name = re.compile(rf"{re.escape(_stem(self.title))}\.\d{{12}}{re.escape(SUFFIX)}")
         if not self.folder.is_dir():
             return []
         return sorted(

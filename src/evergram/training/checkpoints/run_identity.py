@@ -79,9 +79,7 @@ class RunIdentity:
             other: its `as_json()`.
         """
         mine = self.as_json()
-        # A checkpoint of before has no digest of files.
-        theirs = {"files": "", **other}
-        changed = [name for name in mine if theirs.get(name) != mine[name]]
+        changed = [name for name in mine if other.get(name) != mine[name]]
         if not changed:
             return ""
         first = changed[0]

@@ -48,8 +48,7 @@ def restore(run: Trainer, state: TrainingState) -> None:
     run.step.look_ahead = {side: rows.to(run.device, copy=True) for side, rows in ahead}
     run.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
     if run.batches:
-        # An earlier Evergram kept a sum of float32.
-        run.total = tensors["epoch|objective"].to(run.device, run.total.dtype, copy=True)
+        run.total = tensors["epoch|objective"].to(run.device, copy=True)
     for name, callback in _by_name(run.callbacks).items():
         if name in facts["callbacks"]:
             callback.load_state_dict(facts["callbacks"][name] | named(tensors, name))

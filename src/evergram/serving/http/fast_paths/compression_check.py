@@ -1,7 +1,7 @@
 """Around pyarrow's reader: tell from a message's flatbuffer whether its batch is compressed.
 
-pyarrow decompresses a batch when it reads it, and has no way to ask first: a few bytes from a
-stranger would become any number of rows.
+pyarrow decompresses a batch when it reads it, and has no way to ask first: a few bytes from
+any client would become any number of rows.
 """
 
 from __future__ import annotations
