@@ -31,7 +31,7 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
-from evergram.data.prepared.column_file import new_column, sha256_of
+from evergram.data.prepared.column_file import new_column
 from evergram.data.prepared.prepared_corpus import load_prepared
 from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
@@ -177,16 +177,9 @@ def write_planted(folder: Path, size: int) -> Path:
         "sides": {s: {"entities": n, "ids": "int64", "features": []} for s, n in sides.items()},
         "columns": {"query": "int32", "candidate": "int32", "time": "int64"},
         "parts": [
-            {
-                "folder": "parts/00000",
-                "interactions": size,
-                "entities": sides,
-                "sources": [],
-                "sha256": {file.stem: sha256_of(file) for file in part.glob("*.npy")},
-            }
+            {"folder": "parts/00000", "interactions": size, "entities": sides, "sources": []}
         ],
         "fingerprint": f"planted-{size}",
-        "entity_files": {file.name: sha256_of(file) for file in folder.glob("*.arrow")},
     }
     (folder / "prepared.json").write_text(json.dumps(record))
     return folder

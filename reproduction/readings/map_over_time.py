@@ -39,7 +39,7 @@ class MapOverTime(Reading):
     every: int = 0
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings, without `every` where it is 0, as of results from before it."""
+        """Return the settings, without `every` where it is 0."""
         settings = super().settings()
         return settings if self.every else {k: v for k, v in settings.items() if k != "every"}
 

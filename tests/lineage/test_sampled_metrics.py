@@ -28,7 +28,7 @@ def test_what_others_wrote_is_no_traceback(sampled: Any) -> None:
     )
 
 
-def test_old_metrics_have_no_sample() -> None:
+def test_metrics_of_all_queries_have_no_sample() -> None:
     assert standard_errors(None, "model") == {}
     assert sample_sentence(None) is None
     wrong = {"errors": {"model": {"a": None, "b": -1.0, "c": float("nan"), "d": 0}}}

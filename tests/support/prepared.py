@@ -14,7 +14,6 @@ import pyarrow.ipc as ipc
 import torch
 
 from evergram.data.corpus import Corpus, Side
-from evergram.data.prepared.column_file import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepared_corpus import load_prepared
 
@@ -41,7 +40,6 @@ def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
                     s: int(corpus.column(s)[:end].max()) + 1 for s in ("query", "candidate")
                 },
                 "sources": [],
-                "sha256": {file.stem: sha256_of(file) for file in part.glob("*.npy")},
             }
         )
         start = end
@@ -73,7 +71,6 @@ def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
         },
         "parts": records,
         "fingerprint": digest.hexdigest(),
-        "entity_files": {file.name: sha256_of(file) for file in folder.glob("*.arrow")},
     }
     (folder / "prepared.json").write_text(json.dumps(record))
     return folder

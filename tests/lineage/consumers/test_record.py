@@ -84,8 +84,7 @@ def test_the_limit_fits_the_metric(probe: Probe) -> None:
         Probe.model_validate({**probe.model_dump(), "metric": "rmse"})
 
 
-def test_format_1_is_read_as_it_was_written() -> None:
-    """The file and its probe are kept as the first Evergram that had them wrote them."""
+def test_a_file_that_was_written_earlier_is_read() -> None:
     registry = ConsumerRegistry.open(Path(__file__).parents[2] / "golden" / "consumers-1")
     ads, search = registry.list()
     assert (ads.name, ads.pinned, ads.allowed) == ("ads", "v0", ("v0", "stable"))

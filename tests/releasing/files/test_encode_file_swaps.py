@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.texts.endpoint import EndpointEncoder
 from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Prompts, Role, Vectors
-from evergram.vector_files.shard_record import RECORD
 
 ROWS = sentences(50)
 TEXTS = Texts(pa.array(range(50)), ROWS)
@@ -151,23 +149,3 @@ def test_each_request_is_checked_whatever_the_prompts(role: Role, tmp_path: Path
         assert len(asked) <= BATCH
         assert asked[-1] in canaries
         assert all(text.startswith(prompt) for text in asked[:-1] if text not in canaries)
-
-
-def test_parts_whose_batches_took_no_canary_along_are_refused(tmp_path: Path) -> None:
-    def dying(number: int, texts: list[str]) -> int:
-        if has(40)(texts):
-            raise KeyboardInterrupt
-        return 0
-
-    out = tmp_path / "v.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        encode_file(TEXTS, Server(dying).encoder, out)
-    settings = tmp_path / "v.parquet.parts" / RECORD
-    earlier = json.loads(settings.read_text())
-    del earlier["checked"]
-    settings.write_text(json.dumps(earlier))
-    with pytest.raises(DataError, match=r"checked was None, is with a canary .* --force"):
-        encode_file(TEXTS, Server(right).encoder, out)
-    again = Server(right)
-    encode_file(TEXTS, again.encoder, out, overwrite=True)
-    assert any(has(0)(texts) for texts in again.asked)

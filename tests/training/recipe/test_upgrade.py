@@ -45,10 +45,6 @@ def test_consumers_weigh_errors_where_something_is_fitted_by_them(
     assert UpgradeRecipe.model_validate(values).consumer_weight == 0
 
 
-def test_the_former_name_of_all_objects_is_read() -> None:
-    assert UpgradeRecipe.model_validate({"objects": "uniform"}).objects == "all"
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

@@ -102,7 +102,7 @@ def write_aligner(path: Path, state: AlignerState) -> None:
         )
     tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
-    whole.sha256 = _digest(json.loads(whole.model_dump_json()), tensors)
+    whole.sha256 = content_digest(json.loads(whole.model_dump_json()), tensors)
     metadata = {KEY: whole.model_dump_json()}
     if not path.parent.is_dir():
         raise DataError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
@@ -139,7 +139,7 @@ def read_aligner(path: Path) -> AlignerState:
             f"{path} has the format version {version}, and this Evergram reads version "
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
         )
-    if content.get("sha256") != _digest(content, tensors):
+    if content.get("sha256") != content_digest(content, tensors):
         raise IntegrityError(
             f"{path} is damaged: its content differs from what Aligner.save wrote; save it "
             "again, or take another copy."
@@ -157,7 +157,7 @@ def read_aligner(path: Path) -> AlignerState:
         raise _refusal(path, f"its parts do not fit together ({_first_line(error)})") from error
 
 
-def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of a record's JSON, but for its own hash, and of all tensors."""
     record = {key: value for key, value in content.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())

@@ -55,7 +55,7 @@ def load_prepared(path: Path) -> MappedCorpus:
         columns.append(
             {
                 n: ColumnFile.open(
-                    folder / f"{n}.npy", part.interactions, sha256=part.sha256.get(n, "")
+                    folder / f"{n}.npy", part.interactions, sha256=part.sha256.get(n)
                 )
                 for n in names
             }
@@ -84,7 +84,7 @@ def _entity_tables(path: Path, record: PreparedRecord) -> dict[str, pa.Table]:
                 table = ipc.open_file(source).read_all()
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
-        check_sha256(file, record.entity_files.get(file.name, ""), "Prepare the data again.")
+        check_sha256(file, record.entity_files.get(file.name), "Prepare the data again.")
         expected = record.sides[side]
         missing = [n for n in ("id", *expected.features) if n not in table.column_names]
         if missing or len(table) < expected.entities:

@@ -54,7 +54,7 @@ class PartRecord(_Lenient):
         entities: by side, entities after this part.
         first_time, last_time: None without times.
         sources: names of the files that it was made of.
-        sha256: of the file of each column.
+        sha256: of the file of each column; without it a file is not checked.
     """
 
     folder: Inside
@@ -63,7 +63,7 @@ class PartRecord(_Lenient):
     first_time: int | float | None = None
     last_time: int | float | None = None
     sources: list[str]
-    sha256: dict[str, str]
+    sha256: dict[str, str] = {}
 
 
 class Choices(_Lenient):
@@ -85,7 +85,8 @@ class PreparedRecord(_Lenient):
         times: how they were written, see `reading.rules.Clock`; "" without times.
         fingerprint: changes whenever the content of the folder does.
         choices: what appends keep to.
-        entity_files: the SHA-256 of each file of entities by its name.
+        entity_files: the SHA-256 of each file of entities by its name; without it a file is not
+            checked.
     """
 
     format_version: Literal[1]
@@ -99,7 +100,7 @@ class PreparedRecord(_Lenient):
     # It names a folder of what is derived.
     fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
     choices: Choices = Choices()
-    entity_files: dict[str, str]
+    entity_files: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _agrees(self) -> PreparedRecord:

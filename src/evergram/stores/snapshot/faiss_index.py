@@ -57,8 +57,7 @@ class SegmentIndex:
         wanted = min(k, part.count)
         looked_at = wanted if codes.whole else wanted * codes.oversample
         # Lists with four times as many rows as are looked at.
-        least = max(self.record.probes, _least_probes(part, lists, codes))
-        probes = max(least, -(-4 * looked_at * lists // part.count))
+        probes = max(self.record.probes, -(-4 * looked_at * lists // part.count))
         if probes > _most_probes(lists, codes):
             return False
         neighbours = search(self._index, part, queries, wanted, probes, codes)
@@ -133,11 +132,6 @@ def _most_probes(lists: int, codes: IndexCodes) -> int:
     return (lists - 1) // 2 if codes.whole else lists
 
 
-def _least_probes(part: Part, lists: int, codes: IndexCodes) -> int:
-    """Return in how many lists a search looks at least."""
-    return 1 if codes.whole or len(part.segment) >= INDEXED_FROM else lists
-
-
 def _enough_probes(
     index: Any, part: Part, lists: int, codes: IndexCodes
 ) -> tuple[int, float, int] | str:
@@ -150,7 +144,7 @@ def _enough_probes(
     truth = [set(best.rows(i)[:, 1].tolist()) for i in range(len(queries))]
     wanted, recall = sum(map(len, truth)), 0.0
     most, tried = _most_probes(lists, codes), 0
-    probes = _least_probes(part, lists, codes)
+    probes = 1 if codes.whole or len(part.segment) >= INDEXED_FROM else lists
     while probes <= most:
         nearest = search(index, part, queries, NEAREST, probes, codes)
         # A query that the codes do not answer counts as missed: it is searched without them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from evergram.compatibility.kinds import TRANSFORMS, LambdaUnit, TransformSettings
 from evergram.did_you_mean import did_you_mean
@@ -84,12 +84,6 @@ class UpgradeRecipe(KindTable):
         chosen = {key: cls.model_fields[key].default for key in ("fit", "transform")} | values
         closed = chosen["transform"] in kinds_where(TRANSFORMS, "has_closed_form")
         return {"solver": "closed", **values} if closed and chosen["fit"] == "joint" else values
-
-    @field_validator("objects", mode="before")
-    @classmethod
-    def _former_name(cls, value: Any) -> Any:
-        # What "all" was called while it was not the default.
-        return "all" if value == "uniform" else value
 
     @model_validator(mode="after")
     def _closed_where_there_is_one(self) -> UpgradeRecipe:
