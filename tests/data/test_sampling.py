@@ -101,11 +101,11 @@ def test_query_uniform_positives_are_drawn_as_they_say() -> None:
     data = corpus([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
     sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=12, seed=0)
     drawn = torch.zeros(3, 3)
-    for epoch in range(2000):
+    for epoch in range(1000):
         for batch in sampler.epoch(epoch):
             drawn.index_put_((batch.query, batch.candidate), torch.ones(12), accumulate=True)
     expected = torch.tensor([[0.75, 0.25, 0], [1, 0, 0], [0, 0, 1]]) / 3
-    assert float((drawn / drawn.sum() - expected).abs().max()) < 0.01
+    assert float((drawn / drawn.sum() - expected).abs().max()) < 0.015
 
 
 @settings(max_examples=50, deadline=None)
@@ -158,7 +158,7 @@ def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
     data = corpus([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
     sampler = ExampleSampler(data, PairDraws(negatives=True), batch_size=5, seed=0)
     drawn = torch.zeros(3, 5)
-    for epoch in range(4000):
+    for epoch in range(2000):
         for batch in sampler.epoch(epoch):
             assert batch.negative is not None
             drawn.index_put_((batch.query, batch.negative), torch.ones(5), accumulate=True)
@@ -168,20 +168,22 @@ def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
     assert bool((drawn[expected == 0] == 0).all())
 
 
-@pytest.mark.parametrize("kind", ["uniform", "sqrt", "linear"])
-@pytest.mark.parametrize("power", POWERS)
-def test_entities_drawn_apart_stand_for_the_measure(kind: str, power: float) -> None:
-    counts = torch.tensor([1, 9, 0, 4, 2])
-    share = measure(counts, power)
-    sampler = EntitySampler(counts, share[:, None], kind=kind, batch_size=500, seed=0)
-    weighted = torch.zeros(5, dtype=torch.float64)
-    plain = torch.zeros(5)
-    for draw in sampler.epoch(0, 400):
-        weighted.index_add_(0, draw.ids, draw.weights[:, 0].double())
-        plain += torch.bincount(draw.ids, minlength=5)
-    torch.testing.assert_close(weighted / 200_000, share, rtol=0.05, atol=1e-9)
-    rate = counts.double() ** {"uniform": 0, "sqrt": 0.5, "linear": 1}[kind] * (counts > 0)
-    torch.testing.assert_close(plain.double() / 200_000, rate / rate.sum(), rtol=0.05, atol=1e-9)
+def test_entities_drawn_apart_stand_for_the_measure() -> None:
+    for kind in ["uniform", "sqrt", "linear"]:
+        for power in POWERS:
+            counts = torch.tensor([1, 9, 0, 4, 2])
+            share = measure(counts, power)
+            sampler = EntitySampler(counts, share[:, None], kind=kind, batch_size=500, seed=0)
+            weighted = torch.zeros(5, dtype=torch.float64)
+            plain = torch.zeros(5)
+            for draw in sampler.epoch(0, 400):
+                weighted.index_add_(0, draw.ids, draw.weights[:, 0].double())
+                plain += torch.bincount(draw.ids, minlength=5)
+            torch.testing.assert_close(weighted / 200_000, share, rtol=0.05, atol=1e-9)
+            rate = counts.double() ** {"uniform": 0, "sqrt": 0.5, "linear": 1}[kind] * (counts > 0)
+            torch.testing.assert_close(
+                plain.double() / 200_000, rate / rate.sum(), rtol=0.05, atol=1e-9
+            )
 
 
 def test_entity_draws_are_a_function_of_seed_and_epoch() -> None:
@@ -206,12 +208,6 @@ def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
         assert sampler.pair_weight is not None
         expectation = torch.tensor(chance) * sampler.pair_weight
         torch.testing.assert_close(expectation, weight / 5)
-
-
-def test_the_measures_by_name() -> None:
-    counts = torch.tensor([1, 3, 0])
-    assert measure(counts, 0.0).tolist() == [0.5, 0.5, 0.0]
-    assert measure(counts, 1.0).tolist() == [0.25, 0.75, 0.0]
 
 
 def test_an_epoch_is_every_pair_once_and_the_same_for_the_same_seed() -> None:
@@ -249,12 +245,6 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
         first = batches[0]
         assert torch.equal(first.query_weight, sampler.query_weights[first.query])
         for other in batches[1:]:
-            for field in (
-                "query",
-                "candidate",
-                "target",
-                "query_weight",
-                "candidate_weight",
-                "negative",
-            ):
-                assert torch.equal(getattr(first, field), getattr(other, field))
+            for field in fields(Batch):
+                a, b = getattr(first, field.name), getattr(other, field.name)
+                assert (a is None and b is None) or torch.equal(a, b), field.name

@@ -1,6 +1,8 @@
-"""Splits of the growing corpus, by hand and as properties."""
+"""Splits of the growing corpus, by hand and as properties, and the split of a last training."""
 
 from __future__ import annotations
+
+import random
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from evergram.data.split import (
     HeldOut,
     Split,
     given_split,
+    known_pairs,
     random_split,
     time_split,
     window_split,
@@ -184,19 +187,6 @@ def test_impossible_shares_are_refused() -> None:
         time_split(timeless, share=0.5, until=0.6, held_out=HeldOut("salt"))
 
 
-def test_the_last_five_percent_is_the_window() -> None:
-    pairs = [(f"q{i % 10}", f"c{i % 7}") for i in range(100)]
-    split = window_split(
-        corpus(pairs),
-        last=RollingWindow.parse("5 %"),
-        held_out=HeldOut("salt", selection="paper"),
-    )
-    by_share = time_split(
-        corpus(pairs), share=0.95, until=1.0, held_out=HeldOut("salt", selection="paper")
-    )
-    assert trained(split) == trained(by_share) == pairs[:95]
-
-
 def test_the_last_days_are_the_window() -> None:
     # Three interactions a day for ten days; the last ends at noon.
     start, day = 1_600_000_000, 86_400
@@ -205,6 +195,8 @@ def test_the_last_days_are_the_window() -> None:
         pa.table({"query": ["q"] * 30, "candidate": [f"c{i}" for i in range(30)], "time": time})
     )
     split = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
+    share = window_split(data, last=RollingWindow.parse("5 %"), held_out=HeldOut("salt"))
+    assert len(share.training) == 28
     # Seven thirds of a day from the last one back, ends included.
     assert len(split.training) == 30 - 7
     with pytest.raises(DataError, match="holds all interactions"):
@@ -244,3 +236,71 @@ def test_a_split_by_time_does_not_depend_on_the_order_of_rows_of_one_day() -> No
     same = Corpus.of([(q, c, 1.0, 5) for q, c, _, _ in rows])
     with pytest.raises(DataError, match="one time"):
         time_split(same, share=0.5, until=1, held_out=HeldOut("salt"))
+
+
+def drawn(count: int = 600) -> list[tuple[str, str]]:
+    draw = random.Random(1)
+    return [(f"q{draw.randrange(30)}", f"c{draw.randrange(90)}") for _ in range(count)]
+
+
+def last(split: Split) -> Split:
+    assert split.final is not None
+    return split.final()
+
+
+def test_a_last_training_takes_all_that_is_not_test() -> None:
+    pairs = drawn()
+    data = corpus(pairs)
+    for split, seen in (
+        (random_split(data, share=0.3, held_out=HeldOut("salt")), len(pairs)),
+        (time_split(data, share=0.5, until=0.8, held_out=HeldOut("salt")), round(0.8 * len(pairs))),
+    ):
+        final = last(split)
+        test = known_names(final, final.test)
+        assert known_names(split, split.test) <= test
+        assert trained_names(final) >= trained_names(split) | known_names(split, split.selection)
+        assert not trained_names(final) & test
+        # Nothing from after the interval.
+        assert trained_names(final) <= set(pairs[:seen])
+        assert len(final.training) > len(split.training)
+        assert not len(final.selection)
+        # What selection alone knew can be listed now: no more misses than before.
+        assert (final.test.candidate < 0).sum() <= (split.test.candidate < 0).sum()
+
+
+def test_a_published_test_file_is_tested_and_nothing_else() -> None:
+    pairs = drawn()
+    outside = [(f"q{i % 30}", f"c{i % 90}") for i in range(300)]
+    new = sorted(set(outside) - set(pairs))
+    # Pairs of the training part that the test file repeats test nothing, whoever saw them.
+    query, candidate = zip(*(new + pairs[:200] + [("nobody", "c1"), ("q1", "new")]), strict=True)
+    split = given_split(
+        corpus(pairs),
+        pa.table({"query": query, "candidate": candidate}),
+        share=0.4,
+        held_out=HeldOut("salt"),
+    )
+    final = last(split)
+    assert known_names(split, split.test) <= known_names(final, final.test) == set(new)
+    assert trained_names(final) == set(pairs)
+    assert len(final.training) == len(pairs)
+    assert (int((final.test.candidate < 0).sum()), final.unknown_queries) == (1, 1)
+
+
+def test_no_test_list_holds_what_chose_the_epoch() -> None:
+    pairs = drawn()
+    new = [("q1", "c1"), ("q2", "c2"), ("q3", "c3")]
+    test = pa.table({"query": [q for q, _ in new], "candidate": [c for _, c in new]})
+    split = given_split(corpus(pairs), test, share=0.4, held_out=HeldOut("salt"))
+    known = known_names(split, known_pairs(split))
+    assert known == trained_names(split) | known_names(split, split.selection)
+    assert known_names(last(split), known_pairs(last(split))) == set(pairs)
+
+
+def known_names(split: Split, pairs: RowPairs) -> set[tuple[str, str | None]]:
+    """By external ids; what training does not know is left out."""
+    return {pair for pair in named(split, pairs) if pair[1] is not None}
+
+
+def trained_names(split: Split) -> set[tuple[str, str | None]]:
+    return set(trained(split))

@@ -49,16 +49,6 @@ def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed() -> None:
     assert 0 < corpus.repeats < len(corpus)
 
 
-def test_the_answer_is_in_the_corpus_row_order() -> None:
-    planted = generate(queries=60, candidates=40, interactions=2000)
-    queries, candidates = len(planted.corpus.queries), len(planted.corpus.candidates)
-    assert planted.query_factors.shape == (queries, 8)
-    assert planted.candidate_factors.shape == (candidates, 8)
-    assert planted.candidate_factors.dtype == torch.float32
-    assert planted.log_popularity.shape == planted.quality.shape == (candidates,)
-    assert planted.scores(torch.tensor([3, 1])).shape == (2, candidates)
-
-
 @pytest.mark.long
 def test_candidates_of_a_group_are_alike() -> None:
     planted = generate()
@@ -77,14 +67,11 @@ def test_candidates_of_a_group_are_alike() -> None:
     assert sum(own) > 0.7 * len(own)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
+def test_small_corpora() -> None:
+    for size in [
         {"queries": 1, "candidates": 1, "interactions": 1},
         {"queries": 5, "candidates": 5, "interactions": 3},
         {"queries": 9, "candidates": 9, "interactions": 80, "slices": 1},
-    ],
-)
-def test_small_corpora(size: dict[str, int]) -> None:
-    corpus = generate(**size, drift=0.0, popularity=0.0).corpus
-    assert corpus.column("time").tolist() == list(range(size["interactions"]))
+    ]:
+        corpus = generate(**size, drift=0.0, popularity=0.0).corpus
+        assert corpus.column("time").tolist() == list(range(size["interactions"]))

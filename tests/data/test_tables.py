@@ -1,43 +1,29 @@
-"""Tables with wrong or odd cells; the formats themselves are in test_loaders."""
+"""Tables in every format, and what is said of those that cannot be used."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.csv_file import read_csv
 from evergram.data.tables import load_table, read_features, read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
 
 MANY = 300_000  # lines: several of Arrow's blocks of 1 MiB
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("query,candidate,value\n1,2,3\n1,3,good\n", "row 2: value is 'good'; it must be a number"),
-        ("query,candidate,value\n1,2,x\n1,3,4\n", "row 1: value is 'x'"),
-        ("query,candidate,value\n1,2,word\n1,3,nan\n", "row 1: value is 'word'"),
-        ("query,candidate,time\n1,2,2020-01-01\n1,3,soon\n", "row 2: time is 'soon'"),
-        ("query,candidate,time\n1,2,12:30:00\n", "row 1: time is '12:30:00'"),
-        ("query,candidate,value\n1,2,1\n1,3\n", r"x\.csv row 2 cannot be read: it has 2 cells"),
-        ("query,candidate,candidate\n1,2,3\n", "two columns 'candidate'"),
-        ("query,candidate,value\n" + "1,2,3\n" * MANY + "1,2,good\n", f"row {MANY + 1}: value"),
-    ],
-)
-def test_a_bad_cell_is_named_by_its_row(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(DataError, match=message) as caught:
-        load_table(tmp_path / "x.csv")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_column_is_of_one_type_from_its_first_line_to_its_last(tmp_path: Path) -> None:
@@ -46,14 +32,6 @@ def test_a_column_is_of_one_type_from_its_first_line_to_its_last(tmp_path: Path)
     table = read_interactions(tmp_path / "x.csv")
     assert table["query"].type == pa.string()
     assert table["value"][-1].as_py() == 3.5
-
-
-def test_dates_become_times_in_order(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("query,candidate,time\n1,2,2020-01-02\n2,2,2020-01-01\n")
-    corpus = load_table(tmp_path / "x.csv")
-    day = 24 * 60 * 60 * 1_000_000
-    assert corpus.queries.vocabulary.keys.to_pylist() == [2, 1]
-    assert corpus.column("time").diff().tolist() == [day]
 
 
 def test_columns_may_swap_names_but_not_invent_one(tmp_path: Path) -> None:
@@ -66,14 +44,14 @@ def test_columns_may_swap_names_but_not_invent_one(tmp_path: Path) -> None:
         read_interactions(tmp_path / "x.csv", {"user": "query"})
 
 
-@pytest.mark.parametrize(("separator", "keys"), [("|", 1), (";", 2), ("", 1)])
-def test_the_list_separator(tmp_path: Path, separator: str, keys: int) -> None:
-    (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
-    (tmp_path / "f.csv").write_text("id,tags\n5,a;b\n6,\n")
-    corpus = load_table(
-        tmp_path / "x.csv", candidate_features=tmp_path / "f.csv", list_separator=separator
-    )
-    assert len(corpus.candidates.features["tags"].indices) == keys
+def test_the_list_separator(tmp_path: Path) -> None:
+    for separator, keys in [("|", 1), (";", 2), ("", 1)]:
+        (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
+        (tmp_path / "f.csv").write_text("id,tags\n5,a;b\n6,\n")
+        corpus = load_table(
+            tmp_path / "x.csv", candidate_features=tmp_path / "f.csv", list_separator=separator
+        )
+        assert len(corpus.candidates.features["tags"].indices) == keys
 
 
 def test_only_text_has_separators(tmp_path: Path) -> None:
@@ -103,14 +81,14 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
             read_keyed(path, "weight")
 
 
-@pytest.mark.parametrize(("sign", "suffix"), [(";", ".csv"), ("\t", ".csv"), (",", ".tsv")])
-def test_the_first_line_says_what_divides_cells(tmp_path: Path, sign: str, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
-    path.write_text(f"query{sign}candidate{sign}value\n1{sign}a{sign}3\n")
-    assert read_interactions(path).to_pylist() == [{"query": 1, "candidate": "a", "value": 3}]
-    with gzip.open(tmp_path / "x.csv.gz", "wt") as file:
-        file.write(path.read_text())
-    assert read_interactions(tmp_path / "x.csv.gz").num_rows == 1
+def test_the_first_line_says_what_divides_cells(tmp_path: Path) -> None:
+    for sign, suffix in [(";", ".csv"), ("\t", ".csv"), (",", ".tsv")]:
+        path = tmp_path / f"x{suffix}"
+        path.write_text(f"query{sign}candidate{sign}value\n1{sign}a{sign}3\n")
+        assert read_interactions(path).to_pylist() == [{"query": 1, "candidate": "a", "value": 3}]
+        with gzip.open(tmp_path / "x.csv.gz", "wt") as file:
+            file.write(path.read_text())
+        assert read_interactions(tmp_path / "x.csv.gz").num_rows == 1
 
 
 def test_ids_of_a_feature_and_its_keys_stay_what_they_are(tmp_path: Path) -> None:
@@ -121,16 +99,6 @@ def test_ids_of_a_feature_and_its_keys_stay_what_they_are(tmp_path: Path) -> Non
     features = corpus.queries.features
     assert features["zip"].vocabulary.keys.to_pylist() == ["00017", "17"]
     assert features["size"].vocabulary.keys.to_pylist() == [1, 2]
-
-
-def test_a_folder_of_parquet(tmp_path: Path) -> None:
-    for part in range(3):
-        table = pa.table({"query": [part], "candidate": [7]})
-        pq.write_table(table, tmp_path / f"part-{part}.parquet")
-    assert load_table(tmp_path).queries.vocabulary.keys.to_pylist() == [0, 1, 2]
-    (tmp_path / "part-3.parquet").write_text("not Parquet")
-    with pytest.raises(DataError, match="cannot be read"):
-        load_table(tmp_path)
 
 
 def test_shared_ids_of_two_types(tmp_path: Path) -> None:
@@ -169,3 +137,138 @@ def test_rows_that_a_quotation_mark_took_in_are_missed(tmp_path: Path, suffix: s
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
     with pytest.raises(DataError, match="line 2: a quotation mark opens a cell there that ends"):
         read_features(path)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv", ".tsv", ".csv.gz"])
+def test_every_table_format(tmp_path: Path, suffix: str) -> None:
+    table = pa.table({"user": ["a", "b"], "candidate": [1, 2], "time": [2, 1], "extra": [0, 0]})
+    path = tmp_path / f"x{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    elif suffix == ".arrow":
+        feather.write_feather(table, path)
+    else:
+        plain = tmp_path / "plain"
+        delimiter = "\t" if suffix == ".tsv" else ","
+        csv.write_csv(table, plain, csv.WriteOptions(delimiter=delimiter))
+        content = plain.read_bytes()
+        path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    corpus = load_table(path, columns={"query": "user"})
+    assert corpus.queries.vocabulary.keys.to_pylist() == ["b", "a"]
+    assert set(corpus.interactions.column_names) == {"query", "candidate", "time"}
+
+
+def test_a_csv_cell_with_the_separator_is_a_bag(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
+    (tmp_path / "f.csv").write_text("id,tags,kind\n5,a|b,film\n6,c,book\n")
+    corpus = load_table(tmp_path / "x.csv", candidate_features=tmp_path / "f.csv")
+    assert corpus.candidates.features["tags"].offsets.tolist() == [0, 2]
+    assert corpus.candidates.features["kind"].offsets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "", "is empty"),
+        ("x.csv", "query,item\n1,2\n", "no column 'candidate'"),
+        ("x.csv", "query,candidate,value\n1,2,3.5\n1,3,NaN\n", "row 2: value is 'NaN'"),
+        ("x.csv", "query,candidate,value\n1,2,3\n1,3,good\n", "row 2: value is 'good'"),
+        ("x.csv", "query,candidate,time\n1,2,2020-01-01\n1,3,soon\n", "row 2: time is 'soon'"),
+        ("x.csv", "query,candidate,value\n1,2,1\n1,3\n", "row 2 cannot be read"),
+        ("x.csv", "query,candidate,candidate\n1,2,3\n", "two columns 'candidate'"),
+        ("x.csv", "query,candidate,value\n" + "1,2,3\n" * MANY + "1,2,good\n", f"row {MANY + 1}"),
+        ("x.csv", "query,candidate\n1,2\n,3\n", "row 2: query is empty"),
+        ("x.parquet", "not parquet", "cannot be read"),
+        ("x.xlsx", "?", "no known format"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        load_table(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no file"):
+        load_table(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("query,candidate\n1,2\n")
+    with pytest.raises(DataError, match="no column 'user'"):
+        load_table(tmp_path / "x.csv", columns={"query": "user"})
+
+
+def test_usual_names_are_known() -> None:
+    for names, roles in [
+        ("user,item,rating,timestamp", "user,item,rating,timestamp"),
+        ("userId,movieId,rating,timestamp", "userId,movieId,rating,timestamp"),
+        ("reviewerID,asin,overall,unixReviewTime", "reviewerID,asin,overall,unixReviewTime"),
+        ("session_id,sku,ts", "session_id,sku,,ts"),
+        ("visitor,product_name,clicks", "visitor,product_name,clicks,"),
+        ("a,b,c", ",,,"),
+        ("id,when", ",,,"),
+    ]:
+        expected = zip(("query", "candidate", "value", "time"), roles.split(","), strict=True)
+        assert guess(names.split(",")) == {role: name for role, name in expected if name}
+
+
+def test_a_row_is_no_header() -> None:
+    for names, is_row in [
+        ("1,31,2.5,1260759144", True),
+        ("u1,17,4.0", True),
+        ("user,17", False),
+        ("a,b", False),
+    ]:
+        assert has_no_header(names.split(",")) == is_row
+
+
+def test_the_line_to_write_is_toml() -> None:
+    sentence = lacking("x.csv", {"query", "candidate"}, ["User ID", '"item"', "stars"], {})
+    assert 'its columns are: User ID, "item", stars.' in sentence
+    line = re.search(r"columns = .*$", sentence)
+    assert line is not None
+    columns = tomllib.loads(line[0])["columns"]
+    assert columns == {"query": "User ID", "candidate": '"item"', "value": "stars"}
+    # What is written already stays.
+    some = lacking("x.csv", {"candidate"}, ["a", "item"], {"query": "a"})
+    assert f'columns = {{query = {json.dumps("a")}, candidate = "item"}}' in some
+
+
+def test_the_error_about_a_missing_header_gives_the_line_to_write() -> None:
+    sentence = lacking("x.csv", {"query", "candidate"}, ["1", "31", "2.5"], {})
+    assert "its first line (1, 31, 2.5) seems to be a row" in sentence
+    assert "query,candidate,value." in sentence
+
+
+def test_a_first_line_of_words_may_be_a_row() -> None:
+    both = {"query", "candidate"}
+    sentence = lacking("x.tsv", both, ["Aruba", "Ant%C3%A9"], {})
+    assert "columns are: Aruba, Ant%C3%A9. If that is a row" in sentence
+    for chosen, names, header_line in (
+        ({"query": "Aruba"}, ["Aruba", "Ant"], True),  # a person named one of them
+        ({}, ["user", "thing"], True),  # one is a usual name
+        ({}, ["Aruba", "Ant"], False),  # Parquet always has names
+        ({}, ["0", "1"], False),
+    ):
+        assert "row" not in lacking("x", both, names, chosen, header_line=header_line)
+
+
+def test_columns_keep_the_types_that_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text('query,note,candidate\n1,"a, b",007\n2,c,8\n')
+    kinds = {"query": pa.int64(), "candidate": pa.string()}
+    table = read_csv(path, "pairs", types=kinds)
+    assert table.to_pydict() == {"query": [1, 2], "candidate": ["007", "8"]}
+    assert read_csv(path.read_bytes(), "pairs", types=kinds).equals(table)
+
+
+def test_without_a_header_types_name_the_columns_and_quotes_are_letters() -> None:
+    types = {"query": pa.string(), "candidate": pa.string()}
+    table = read_csv(b'1\t"a\n', "pairs", delimiter="\t", types=types, header=False)
+    assert table.to_pydict() == {"query": ["1"], "candidate": ['"a']}
+
+
+def test_a_line_with_too_many_cells_is_named() -> None:
+    with pytest.raises(DataError, match=r"pairs row 2 .*3 cells"):
+        read_csv(b"query,candidate\n1,2\n1,2,3\n", "pairs")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from reproduction.bc import basis, claims, figure3, figure4, figure5, methods, table3
 from reproduction.bc.columns import (
     best,
     by_task,
@@ -34,7 +35,6 @@ from evergram import Lineage, Recipe, load_corpus
 from evergram.errors import TrainingError
 from evergram.releasing.comparison import compare as compare_module
 from evergram.training import Progress
-from reproduction.bc import basis, claims, figure3, figure4, figure5, methods, table3
 
 GAMES = theirs("Video Games")
 ONE = comparison_result("games", GAMES, strengths=(16.0, 2.0, 4.5))

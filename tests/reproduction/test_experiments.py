@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from reproduction.bc import figure5, methods
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.claims import judge
 from reproduction.experiment import Experiment, Runs
@@ -18,7 +19,6 @@ from reproduction.results import Result, path_of
 from reproduction.run import jobs_of, run_all
 
 from evergram.training import Progress
-from reproduction.bc import figure5, methods
 
 QUIET = Progress(quiet=True)
 IMAGES = "bc/images"

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import pytest
 from reproduction.experiment import Runs
+from reproduction.gramian import (
+    averaging_error,
+    averaging_rate,
+    batch_and_rate,
+    folding,
+    gramian_error,
+    growth,
+    map_series,
+    movielens,
+    penalty,
+    rate_error,
+    table2,
+)
 from reproduction.gramian.adaptive_error import LINEAR, NAME, SUFFIX, trajectories_of
 from reproduction.gramian.averaging_error import EXPERIMENT
 from reproduction.gramian.gramian_error import (
@@ -23,19 +36,6 @@ from reproduction.run import jobs_of
 from tests.support.reproduction_results import map_result, result, runs_of
 
 from reproduction import results
-from reproduction.gramian import (
-    averaging_error,
-    averaging_rate,
-    batch_and_rate,
-    folding,
-    gramian_error,
-    growth,
-    map_series,
-    movielens,
-    penalty,
-    rate_error,
-    table2,
-)
 
 RUNS = runs_of(
     [

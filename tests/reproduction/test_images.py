@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageStat
+from reproduction.bc.images import vectors as module
 from reproduction.bc.images.claims import CLAIMS
 from reproduction.bc.images.columns import intended, unintended
 from reproduction.bc.images.encoders import (
@@ -90,7 +91,6 @@ from torch.nn.functional import normalize
 from evergram import Recipe
 from evergram.errors import DataError
 from evergram.training import Progress
-from reproduction.bc.images import vectors as module
 
 
 def test_the_newer_encoder_is_the_better_one() -> None:

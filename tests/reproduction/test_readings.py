@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproduction.gramian import growth, methods
 from reproduction.planted import LOYAL, Planted
 from reproduction.readings.fresh_map import FreshMap
 from reproduction.readings.gramian_errors import GramianErrors
@@ -19,7 +20,6 @@ from torch import Tensor
 from evergram import Corpus, Recipe, load_corpus, split_for
 from evergram.data import Split
 from evergram.training import RunContext, Trained, fit_encoder
-from reproduction.gramian import growth, methods
 
 SIZES = {
     "queries": st.integers(1, 60),

@@ -18,6 +18,7 @@ from reproduction.catalogue import EXPERIMENTS, READY, REPRODUCED, ROWS, find, l
 from reproduction.claims import Claim, judge
 from reproduction.commands import Run, list_all, list_lines, make_report, reproduce
 from reproduction.experiment import Experiment, Preset, Runs
+from reproduction.gramian import methods, table2
 from reproduction.intervals import _POINTS, gain, interval, shown
 from reproduction.printed import printed
 from reproduction.run import Job, jobs_of, kept_result, run_all
@@ -28,7 +29,6 @@ from evergram import train as train_version
 from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import results, run
-from reproduction.gramian import methods, table2
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {path.parent.name for path in (ROOT / "src" / "evergram").glob("*/__init__.py")}

@@ -20,6 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reproduction.claims import judge
 from reproduction.experiment import Runs
+from reproduction.gramian import methods
+from reproduction.gramian.words import counts as counting
+from reproduction.gramian.words import scores as scoring
 from reproduction.gramian.words.counts import Counts, count_words
 from reproduction.gramian.words.experiment import (
     ALONE,
@@ -52,9 +55,6 @@ from tests.support.reproduction_results import result, runs_of
 from evergram import Corpus, Recipe, split_for
 from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder
-from reproduction.gramian import methods
-from reproduction.gramian.words import counts as counting
-from reproduction.gramian.words import scores as scoring
 
 
 def slow_words(text: str) -> list[str]:

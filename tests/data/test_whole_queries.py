@@ -59,13 +59,6 @@ def test_an_epoch_has_every_pair_once_and_each_query_in_one_batch(
         assert same(list(sampler.epoch(0, start)), batches[start:])
 
 
-def test_epochs_differ_and_repeat() -> None:
-    corpus = corpus_of([(q, c) for q in range(10) for c in range(1 + q % 4)])
-    one, other = sampler_of(corpus, 5), sampler_of(corpus, 5)
-    assert same(list(one.epoch(1)), list(other.epoch(1)))
-    assert not same(list(one.epoch(1)), list(one.epoch(2)))
-
-
 def test_a_batch_has_as_many_queries_as_have_its_pairs_on_average() -> None:
     corpus = corpus_of([(q, c) for q in range(10) for c in range(3)])
     sampler = sampler_of(corpus, 12)

@@ -7,13 +7,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.dumps import LINKS, MEMBERS, PAGE, Rows, new_dump, old_dump, write_table
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.dumps import LINKS, MEMBERS, PAGE, PAGES, Rows, new_dump, old_dump, write_table
 
 from evergram.data.corpus import Corpus
 from evergram.data.wikipedia import dump_files
+from evergram.data.wikipedia.dump_files import DumpFiles
+from evergram.data.wikipedia.dump_links import DumpLinks
+from evergram.data.wikipedia.dump_pages import MISSING, Keys, Pages, read_pages
 from evergram.data.wikipedia.links import load_mediawiki
+from evergram.data.wikipedia.page_features import page_features, title_ngrams
 from evergram.errors import DataError
 
 
@@ -35,11 +42,10 @@ def bags(corpus: Corpus, feature: str) -> dict[Any, set[str]]:
 
 
 @pytest.mark.parametrize("dump", [old_dump, new_dump])
-@pytest.mark.parametrize("block", [1, 1 << 22])
 def test_articles_link_to_articles(
-    tmp_path: Path, dump: Any, block: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dump: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dump_files, "BLOCK", block)
+    monkeypatch.setattr(dump_files, "BLOCK", 1)
     corpus, report = load_mediawiki(dump(tmp_path))
     assert corpus.shared_ids
     assert corpus.queries.vocabulary.keys.type == pa.int64()
@@ -104,12 +110,6 @@ def test_another_namespace(tmp_path: Path) -> None:
         load_mediawiki(tmp_path, namespace=2)
 
 
-def test_rare_keys_may_be_left_out(tmp_path: Path) -> None:
-    corpus, _ = load_mediawiki(old_dump(tmp_path), min_pages=2)
-    assert bags(corpus, "category") == {1: {"Months"}, 2: set(), 10: {"Months"}}
-    assert bags(corpus, "title") == {1: set(), 2: set(), 10: set()}  # redirects do not count
-
-
 def test_malformed_rows_are_reported(tmp_path: Path) -> None:
     path = old_dump(tmp_path) / "xwiki-1-pagelinks.sql"
     bad = b"(1,0,'\xff'),(1,'Nowhere'),(NULL,0,'April')"
@@ -125,7 +125,7 @@ def test_malformed_rows_are_reported(tmp_path: Path) -> None:
     assert "not UTF-8" in malformed
 
 
-@pytest.mark.parametrize("name", ["page", "pagelinks", "categorylinks", "linktarget", "redirect"])
+@pytest.mark.parametrize("name", ["page", "categorylinks", "linktarget", "redirect"])
 def test_a_file_that_is_damaged_missing_or_empty(tmp_path: Path, name: str) -> None:
     path = new_dump(tmp_path) / f"xwiki-1-{name}.sql"
     text = path.read_bytes()
@@ -181,12 +181,6 @@ def test_which_dump_must_be_clear(tmp_path: Path) -> None:
         load_mediawiki(tmp_path, "xwiki-1", redirects="keep")  # type: ignore[arg-type]
 
 
-def test_linktarget_is_asked_for_only_by_the_schemas_that_need_it(tmp_path: Path) -> None:
-    (new_dump(tmp_path) / "xwiki-1-linktarget.sql").unlink()
-    with pytest.raises(DataError, match=r"xwiki-1-linktarget\.sql"):
-        load_mediawiki(tmp_path)
-
-
 def test_the_real_links_meet_pages_made_for_them(tmp_path: Path, real_data: Path) -> None:
     for name in ("pagelinks", "categorylinks"):
         dump = real_data / "mediawiki" / f"aawiki-20260101-{name}.sql.gz"
@@ -199,3 +193,93 @@ def test_the_real_links_meet_pages_made_for_them(tmp_path: Path, real_data: Path
     assert {(1426, 2051), (2051, 2034)} <= set(pairs(corpus))
     assert report.tables["pagelinks"].rows == 637
     assert report.tables["categorylinks"].rows == 156
+
+
+SMALL_PAGE = b"CREATE TABLE `page` (\n  `page_id` int,\n  `page_title` varbinary(9)\n);\n"
+ROWS = b"INSERT INTO `page` VALUES (1,'A'),(2,'B'),(x),(3,'C');\n"
+
+
+def test_blocks_hold_all_rows_and_the_report_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_files, "BLOCK", 2)
+    (tmp_path / "w-page.sql").write_bytes(SMALL_PAGE + ROWS)
+    dump = DumpFiles(tmp_path, None)
+    blocks = list(dump.blocks(dump.open("page"), "page_id", "page_title"))
+    assert [id_ for block in blocks for id_ in block["page_id"].to_pylist()] == [1, 2, 3]
+    assert blocks[0]["page_title"].type == pa.string()
+    assert (dump.report.tables["page"].rows, dump.report.tables["page"].malformed) == (3, 1)
+    error = dump.refuse(dump.open("page"), "links no two pages;")
+    assert "links no two pages; " in str(error)
+    assert "malformed rows left out: 1; the first is row 3" in str(error)
+
+
+def test_features_are_of_the_articles_that_are_linked(tmp_path: Path) -> None:
+    links = DumpLinks(old_dump(tmp_path))
+    features = links.features(np.array([0, 1]))
+    assert features["id"].to_pylist() == [1, 2]
+    assert features["category"].to_pylist() == [["Months", "Months of spring"], ["People"]]
+    assert links.report.pages_without_links == 1
+    assert links.features(np.array([0, 8]), 2)["category"].to_pylist() == [["Months"]] * 2
+
+
+def pages_of(folder: Path, namespace: int = 0) -> Pages:
+    dump = DumpFiles(folder, None)
+    return read_pages(dump, dump.open("page"), dump.open("redirect"), namespace)
+
+
+@given(
+    keys=st.lists(st.integers(-5, 40), unique=True), asked=st.lists(st.none() | st.integers(-9, 45))
+)
+def test_keys_are_at_their_places(keys: list[int], asked: list[int | None]) -> None:
+    expected = [keys.index(a) if a in keys else -1 for a in asked if a is not None]
+    numbers = pa.array([a for a in asked if a is not None], pa.int64())
+    assert Keys(pa.array(keys, pa.int64())).places(numbers).tolist() == expected
+    texts = Keys(pa.array([str(key) for key in keys], pa.string()))
+    assert texts.places(numbers.cast(pa.string())).tolist() == expected
+
+
+def test_redirects_lead_to_articles(tmp_path: Path) -> None:
+    pages = pages_of(old_dump(tmp_path))
+    ids = pages.ids.keys.to_pylist()
+    assert ids == [page[0] for page in PAGES if page[1] == 0]
+    ends = {i: ids[end] for i, end in zip(ids, pages.article, strict=True) if end != MISSING}
+    # 3 and 4 lead to 2; 5 and 6 to each other, 7 to another wiki, 8 to nothing.
+    assert ends == {1: 1, 2: 2, 3: 2, 4: 2, 10: 10}
+
+
+def test_long_chains_end_at_their_article_and_loops_nowhere(tmp_path: Path) -> None:
+    chain = range(1, 31)
+    rows = [(i, 0, f"P{i}", int(i < 30)) for i in chain]
+    write_table(tmp_path, "page", "page_id page_namespace page_title page_is_redirect", rows)
+    columns = "rd_from rd_namespace rd_title"
+    write_table(tmp_path, "redirect", columns, [(i, 0, f"P{i + 1}") for i in chain if i < 30])
+    assert pages_of(tmp_path).article.tolist() == [29] * 30
+    write_table(tmp_path, "redirect", columns, [(i, 0, f"P{i % 5 + 1}") for i in chain if i < 30])
+    assert pages_of(tmp_path).article.tolist() == [MISSING] * 29 + [29]
+
+
+def test_title_ngrams() -> None:
+    titles = pa.array(["_The_the_THE", "2006年_(film)", "!!!", "", "हिन्दी भाषा"])
+    assert [set(bag) for bag in title_ngrams(titles).to_pylist()] == [
+        {"the", "the the"},
+        {"2006年", "film", "2006年 film"},
+        set(),
+        set(),
+        {"हिन्दी", "भाषा", "हिन्दी भाषा"},
+    ]
+    assert title_ngrams(pa.array([], pa.string())).to_pylist() == []
+
+
+def test_rare_ngrams_and_categories_are_left_out() -> None:
+    table = page_features(
+        pa.array([10, 20, 30]),
+        pa.array(["red fish", "blue fish", "fish"]),
+        np.array([0, 2, 1, 2, 2]),
+        pa.array(["colours", "animals", "colours", "animals", "rivers"]),
+        min_pages=2,
+    )
+    assert table["id"].to_pylist() == [10, 20, 30]
+    assert table["title"].to_pylist() == [["fish"]] * 3
+    # A page that is twice in a category counts once.
+    assert table["category"].to_pylist() == [["colours"], ["colours"], []]
