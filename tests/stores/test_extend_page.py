@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.support import dictionary_store, store_kinds
 
 from evergram.stores.open_store import KINDS
-from evergram.stores.store import Store
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extend" / "store.md").read_text()
@@ -20,11 +19,6 @@ def test_the_pages_code_is_the_oracle_of_the_tests() -> None:
     assert block is not None
     assert block[1] == inspect.getsource(dictionary_store)
     assert "dictionary" in store_kinds.STORES
-
-
-def test_the_page_names_every_member_that_a_store_implements() -> None:
-    for name in Store.__abstractmethods__:
-        assert f"`{name}" in PAGE or f", `{name}" in PAGE, name
 
 
 def test_every_kind_that_an_address_names_is_enrolled() -> None:

@@ -1,7 +1,8 @@
-"""Rows, their checksums, and hits of several versions merged into one ranking."""
+"""Rows and their checksums, ids, hits of several versions in one ranking, and slow scores."""
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from typing import Any
@@ -9,9 +10,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.dictionary_store import DictionaryStore
 
-from evergram.errors import DataError, ShapeError
-from evergram.stores.rows import Hits, Rows, joined_ids, merge_hits, places_among, row_checks
+from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.adopted_scores import best_by, scores_by
+from evergram.stores.code_estimates import tell_apart
+from evergram.stores.index_codes import IndexCodes
+from evergram.stores.rows import (
+    Hits,
+    Rows,
+    Space,
+    merge_hits,
+    places_among,
+    row_checks,
+)
 
 
 def rows(ids: pa.Array, version: int = 3, dim: int = 5, seed: int = 0) -> Rows:
@@ -47,19 +61,6 @@ def test_any_changed_bit_changes_the_checksum_of_its_row_alone(ids: pa.Array) ->
         vectors.view(np.uint32)[1, place // 32] ^= np.uint32(1 << place % 32)
         differ = row_checks(Rows(3, ids, vectors)) != checks
         assert differ.tolist() == [False, True, False]
-
-
-def test_the_checksum_is_of_the_id_and_the_version_too() -> None:
-    vectors = np.ones((2, 4), np.float32)
-    checks = row_checks(Rows(3, pa.array([1, 2]), vectors))
-    assert checks[0] != checks[1]
-    assert (row_checks(Rows(2, pa.array([1, 2]), vectors)) != checks).all()
-    assert (row_checks(Rows(3, pa.array([2**32 + 1, 2]), vectors)) != checks).tolist() == [
-        True,
-        False,
-    ]
-    # A row does not move its values around unnoticed.
-    assert len(set(row_checks(Rows(0, pa.array(range(4)), np.eye(4, dtype=np.float32))))) == 4
 
 
 def test_a_row_of_zeros_has_a_checksum_that_zeroed_bytes_have_not() -> None:
@@ -117,23 +118,12 @@ def test_an_id_in_two_versions_counts_at_the_later_one() -> None:
     assert merged.versions.tolist() == [2, 2]
 
 
-def test_merging_nothing_or_one_version_is_that() -> None:
-    one = hits(0, (1, 0.9), (2, 0.1))
-    assert merge_hits([hits(1), one], 1).ids.to_pylist() == [1]
-    assert len(merge_hits([hits(0), hits(1)], 5)) == 0
-
-
 def test_ids_are_placed_among_others_in_any_order() -> None:
     mine, places = places_among(pa.array(["c", "x", "a", "c"]), pa.array(["a", "b", "c"]))
     assert mine.tolist() == [True, False, True, True]
     assert places.tolist() == [2, 0, 2]
     mine, places = places_among(pa.array([], pa.int64()), pa.array([1]))
     assert (mine.tolist(), places.tolist()) == ([], [])
-
-
-def test_ids_of_no_part_are_of_the_type() -> None:
-    assert joined_ids([], pa.string()).equals(pa.array([], pa.string()))
-    assert joined_ids([pa.array([2]), pa.array([1])], pa.int64()).to_pylist() == [2, 1]
 
 
 def test_hits_are_ranked_by_other_scores_and_some_of_them_kept() -> None:
@@ -146,3 +136,162 @@ def test_hits_are_ranked_by_other_scores_and_some_of_them_kept() -> None:
     assert kept.ids.to_pylist() == [1, 3]
     assert kept.scores.tolist() == some.scores[[0, 2]].tolist()
     assert kept.versions.tolist() == [2, 2]
+
+
+def view_rows(version: int, *ids: int) -> Rows:
+    return Rows(version, pa.array(ids), np.full((len(ids), 2), version, np.float32))
+
+
+@pytest.fixture
+def store() -> DictionaryStore:
+    opened = DictionaryStore()
+    opened.add_space(Space(0, 2, "sha256:0"))
+    opened.add_space(Space(1, 2, "sha256:1"))
+    opened.upsert(view_rows(0, 1, 2))
+    return opened
+
+
+def test_ids_of_any_container_are_of_the_stores_type(store: DictionaryStore) -> None:
+    for ids in ((1, 2), range(1, 3), pa.array([1, 2], pa.int8()), np.array([1, 2])):
+        assert store.as_ids(ids).equals(pa.array([1, 2]))
+    assert store.as_ids([]).type == pa.int64()
+    texts = DictionaryStore("string")
+    assert texts.as_ids([]).type == pa.string()
+    for kind in (pa.large_string(), pa.string_view()):
+        assert texts.as_ids(pa.array(["a"], kind)).equals(pa.array(["a"]))
+    others: list[Any] = [["1"], [1, "a"], [2**64], [1, None], pa.array([1.5]), "12", ["\ud800"]]
+    for ids in others:
+        with pytest.raises(DataError):
+            store.as_ids(ids)
+
+
+def test_of_two_rows_with_one_id_the_later_version_is_fetched_and_damage_is_named(
+    store: DictionaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [view_rows(0, 1, 2), view_rows(1, 2, 3)]
+    # As a store that was killed between two steps has them.
+    monkeypatch.setattr(store, "_read", lambda ids: [(part, row_checks(part)) for part in parts])
+    fetched = {part.version: part.ids.to_pylist() for part in store.fetch([1, 2, 3])}
+    assert fetched == {1: [2, 3], 0: [1]}
+    checks = row_checks(parts[0])
+    checks[1] ^= 1
+    monkeypatch.setattr(store, "_read", lambda ids: [(parts[0], checks)])
+    with pytest.raises(IntegrityError, match="id 2 in dictionary:one"):
+        store.fetch([1, 2])
+
+
+def test_versions_are_asked_with_as_many_queries_each(store: DictionaryStore) -> None:
+    one, two = np.zeros((1, 2), np.float32), np.zeros((2, 2), np.float32)
+    for queries in ({0: one, 1: two}, {1: np.zeros(2, np.float32)}):
+        with pytest.raises(ShapeError):
+            store.search(queries, 3)
+
+
+DRAW = np.random.default_rng(0)
+
+SCORED = DRAW.normal(size=(50, 5)).astype(np.float32)
+
+ASKED = DRAW.normal(size=(3, 5)).astype(np.float32)
+
+
+def by_hand(metric: str, query: list[float], vector: list[float]) -> float:
+    product = math.fsum(a * b for a, b in zip(query, vector, strict=True))
+    if metric == "ip":
+        return product
+    if metric == "l2":
+        return -(math.dist(query, vector) ** 2)
+    length = math.hypot(*vector)
+    return product / length / math.hypot(*query) if length else 0.0
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_scores_and_the_best_are_those_of_a_loop(metric: str) -> None:
+    vectors = SCORED.copy()
+    vectors[7] = 0
+    expected = [[by_hand(metric, q, v) for v in vectors.tolist()] for q in ASKED.tolist()]
+    scores = scores_by(metric, ASKED.astype(float), vectors.astype(float))
+    assert np.allclose(scores, expected, atol=1e-12)
+    blocks = [Rows(2, pa.array(range(s, s + 10)), vectors[s : s + 10]) for s in range(0, 50, 10)]
+    for k in (1, 7, 99):
+        best = best_by(metric, ASKED, k, blocks, 2, pa.int64())
+        for hits, row in zip(best, expected, strict=True):
+            assert hits.ids.to_pylist() == sorted(range(50), key=lambda i: -row[i])[:k]
+            assert set(hits.versions.tolist()) == {2}
+            assert np.allclose(hits.scores, sorted(row, reverse=True)[:k], rtol=1e-6)
+
+
+def test_of_equal_scores_the_first_rows_are_best_and_an_id_twice_stays_twice() -> None:
+    blocks = [Rows(0, pa.array([5, 6, 5]), np.ones((3, 2), np.float32)) for _ in range(2)]
+    (hits,) = best_by("ip", np.ones((1, 2), np.float32), 4, blocks, 0, pa.int64())
+    assert hits.ids.to_pylist() == [5, 6, 5, 5]
+    (none,) = best_by("ip", np.ones((1, 2), np.float32), 4, [], 0, pa.string())
+    assert len(none) == 0
+    assert none.ids.type == pa.string()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_score_beyond_float32_is_infinite_without_a_warning() -> None:
+    long = np.array([[3e38, 3e38], [1, 0]], np.float32)
+    for metric, scores in (("ip", [np.inf, 3e38]), ("l2", [0, -np.inf]), ("cosine", [1, 0.5**0.5])):
+        (hits,) = best_by(metric, long[:1], 2, [Rows(0, pa.array([1, 2]), long)], 0, pa.int64())
+        assert hits.ids.to_pylist() == [1, 2]
+        assert np.allclose(hits.scores, np.array(scores, np.float32))
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("scores", "estimates", "k", "apart"),
+    [
+        # Without errors the smallest estimate is the limit.
+        ([5.0, 3.0, 1.0], [5.0, 3.0, 1.0], 2, True),
+        # A row like the first, which is better by 2 than its estimate, may be behind the last.
+        ([5.0, 3.0, 2.0], [3.0, 3.0, 2.0], 2, False),
+        ([5.0, 4.0, 2.0], [3.0, 4.0, 2.0], 2, True),
+        # Estimates that are too large hide nothing.
+        ([5.0, 3.0, 1.0], [9.0, 8.0, 3.0], 2, True),
+        # All that were looked at are asked for.
+        ([5.0, 3.0, 1.0], [5.0, 3.0, 1.0], 3, True),
+        ([5.0, 3.0, 1.0], [5.0, 3.0, 0.5], 3, True),
+        ([5.0, 3.0, 1.0], [4.0, 3.0, 1.0], 3, False),
+        # What cannot be compared tells nothing apart.
+        ([5.0, 3.0, 1.0], [5.0, float("nan"), 1.0], 2, False),
+    ],
+)
+def test_examples(scores: list[float], estimates: list[float], k: int, apart: bool) -> None:
+    assert tell_apart(floats(*scores), floats(*estimates), k) is apart
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(8, 40), st.floats(0, 3))
+def test_a_row_that_is_left_out_is_none_of_the_best_or_worse_estimated_than_any(
+    seed: int, k: int, size: int, noise: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    truth = draw.standard_normal(60).astype(np.float32)
+    estimates = (truth + noise * draw.standard_normal(60)).astype(np.float32)
+    order = np.argsort(-estimates, kind="stable")
+    looked, left = order[:size], order[size:]
+    largest = (truth - estimates)[looked].max(initial=0.0)
+    kth = np.sort(truth[looked])[-k]
+    # The best row that may be left out: with the smallest estimate, and as much better than it.
+    hides_best = estimates[looked].min() + largest > kth
+    assert tell_apart(truth[looked], estimates[looked], k) == (not hides_best)
+    if not hides_best:
+        hidden = left[(truth - estimates)[left] <= largest]
+        assert (truth[hidden] <= kth + 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "oversample", "words"),
+    [
+        ("int4", 4, "Codes are 'int4'; they are float32, float16, int8, binary"),
+        ("int8", 0, "Oversample is 0; it must be 1 to 100"),
+        ("int8", 101, "Oversample is 101; it must be 1 to 100"),
+        ("float32", 4, "searched by the vectors themselves; leave it out"),
+    ],
+)
+def test_what_codes_cannot_be(kind: str, oversample: int, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        IndexCodes(kind, oversample)

@@ -29,6 +29,9 @@ class QdrantAnswers:
         self.takes = True
         # Whether a search by codes finds none of the best.
         self.misled = False
+        # The keys that came with requests; whether to cut the next connection off.
+        self.keys: set[str | None] = set()
+        self.cut = False
 
     def answer(self, path: str, body: Any) -> Any:
         self.asked.append((path, body))
@@ -103,6 +106,10 @@ def qdrant_answers(folder: Path) -> Iterator[QdrantAnswers]:
 
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+                answers.keys.add(self.headers.get("api-key"))
+                if answers.cut:
+                    answers.cut, self.close_connection = False, True
+                    return
                 result = answers.answer(self.path, json.loads(raw) if raw else None)
                 body = {"result": result, "status": "ok", "time": 0.0}
                 if result is None:

@@ -3,7 +3,9 @@ was."""
 
 from __future__ import annotations
 
-import sys
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,11 +29,10 @@ from evergram.stores.lance.lance_store import LanceStore
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Floats, Rows, Space
 
-ROWS, DIM = 4_000, 32
-CODED = [IndexCodes("int8", 4), IndexCodes("binary", 16)]
+ROWS, DIM = 4_000, 31
 KINDS = {"float32": "IvfFlat", "int8": "IvfSq", "binary": "IvfRq"}
 # Lists of whole vectors take 4 bytes a coordinate, and each row's place and list are beside it.
-MOST_BYTES = {"int8": DIM + 8, "binary": DIM / 8 + 20}
+MOST_BYTES = {"float32": 8 * DIM, "int8": DIM + 1 + 8, "binary": (DIM + 1) / 8 + 20}
 
 
 def filled(folder: Path, vectors: Floats) -> LanceStore:
@@ -48,52 +49,62 @@ def indexes(store: LanceStore) -> list[Any]:
     return [one for one in store._table(0).list_indices() if list(one.columns) == ["vector"]]
 
 
-@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
-def test_few_bytes_find_nearly_all_of_the_best(tmp_path: Path, codes: IndexCodes) -> None:
-    vectors, queries = planted(ROWS, DIM)
-    with filled(tmp_path, vectors) as store:
-        assert store.build_index(codes) == [0]
-        (index,) = indexes(store)
-        assert index.index_type == KINDS[codes.kind]
-        assert index.size_bytes / ROWS < MOST_BYTES[codes.kind]
-        # `recall` compares every score with the product of the vectors themselves.
-        assert recall(store, 0, vectors, queries, 10) >= 0.9
-        assert recall(store, 0, vectors, queries, 300) >= 0.9
-        assert recall(store, 0, vectors, queries, 10, np.arange(0, ROWS, 7)) == 1.0
-        assert len(store.search({0: queries[:1]}, ROWS + 5)[0]) == ROWS
-        # Stored vectors are as they were written, to the last bit.
-        (rows,) = store.fetch(range(0, ROWS, 9))
-        np.testing.assert_array_equal(rows.vectors, vectors[rows.ids.to_numpy()])
-        with open_store(store.address) as again:
-            assert isinstance(again, LanceStore)
-            assert codes_of(again._table(0)) == codes
-            assert recall(again, 0, vectors, queries, 10) >= 0.9
+@dataclass(frozen=True)
+class Indexed:
+    """Rows as a lineage stores them, behind which are their squared lengths."""
+
+    folder: Path
+    store: LanceStore
+    codes: IndexCodes
+    stored: Floats
+    queries: Floats
 
 
-@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
-def test_scores_are_those_of_the_vectors(tmp_path: Path, codes: IndexCodes) -> None:
-    vectors, queries = planted(ROWS, DIM)
-    truth = queries.astype(np.float64) @ vectors.T.astype(np.float64)
-    with filled(tmp_path, vectors) as store:
-        store.build_index(codes)
-        for number, hits in enumerate(store.search({0: queries}, 20)):
-            exact = truth[number, hits.ids.to_numpy()]
-            bound = DIM * 2.0**-23 * np.abs(queries[number]) @ np.abs(vectors.T)
-            assert (np.abs(hits.scores - exact) <= bound[hits.ids.to_numpy()]).all()
+@pytest.fixture(scope="module", params=[FLOAT32, IndexCodes("int8", 4), IndexCodes("binary", 16)])
+def indexed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Indexed]:
+    folder = tmp_path_factory.mktemp("indexed")
+    base, queries = planted(ROWS, DIM)
+    base *= np.exp(0.3 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
+    squares = (base.astype(np.float64) ** 2).sum(axis=1, keepdims=True) * NORM_SCALE
+    stored = np.hstack([base, squares]).astype(np.float32)
+    with filled(folder, stored) as store:
+        assert store.build_index(request.param) == [0]
+        yield Indexed(folder, store, request.param, stored, queries)
 
 
-@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
+def test_few_bytes_find_nearly_all_of_the_best(indexed: Indexed) -> None:
+    store, codes, stored = indexed.store, indexed.codes, indexed.stored
+    queries = np.hstack([indexed.queries, np.zeros((len(indexed.queries), 1), np.float32)])
+    (index,) = indexes(store)
+    assert index.index_type == KINDS[codes.kind]
+    assert index.size_bytes / ROWS < MOST_BYTES[codes.kind]
+    assert recall(store, 0, stored, queries, 10) >= 0.9
+    assert recall(store, 0, stored, queries, 300) >= 0.9
+    assert recall(store, 0, stored, queries, 10, np.arange(0, ROWS, 7)) == 1.0
+    assert len(store.search({0: queries[:1]}, ROWS + 5)[0]) == ROWS
+    # Scores are those of the vectors, and vectors as they were written, to the last bit.
+    truth = queries.astype(np.float64) @ stored.T.astype(np.float64)
+    for number, hits in enumerate(store.search({0: queries}, 20)):
+        chosen = hits.ids.to_numpy()
+        bound = (DIM + 1) * 2.0**-23 * np.abs(queries[number]) @ np.abs(stored[chosen].T)
+        assert (np.abs(hits.scores - truth[number, chosen]) <= bound).all()
+    (rows,) = store.fetch(range(0, ROWS, 9))
+    np.testing.assert_array_equal(rows.vectors, stored[rows.ids.to_numpy()])
+    with open_store(store.address) as again:
+        assert isinstance(again, LanceStore)
+        assert codes_of(again._table(0)) == codes
+        assert recall(again, 0, stored, queries, 10) >= 0.9
+
+
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_every_metric_is_exact_in_scores_and_finds_nearly_all(
-    tmp_path: Path, codes: IndexCodes, metric: str
+    indexed: Indexed, metric: str
 ) -> None:
-    """Rows as a lineage stores them, with their squared lengths, which some metrics weigh most."""
-    dim = DIM - 1 if codes.kind == "binary" else DIM
-    base, queries = planted(ROWS, dim)
-    base *= np.exp(0.3 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
-    whole, asked = base.astype(np.float64), queries.astype(np.float64)
+    whole = indexed.stored[:, :DIM].astype(np.float64)
+    asked = indexed.queries.astype(np.float64)
     squares = (whole**2).sum(axis=1)
-    stored = np.hstack([whole, squares[:, None] * NORM_SCALE]).astype(np.float32)
     products, lengths = asked @ whole.T, np.linalg.norm(asked, axis=1)[:, None]
     truth = {
         "ip": products,
@@ -101,37 +112,23 @@ def test_every_metric_is_exact_in_scores_and_finds_nearly_all(
         "cosine": products / lengths / np.sqrt(squares),
     }[metric]
     search = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}[metric]
-    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], dim))))
-    with filled(tmp_path, stored) as store:
-        store.build_index(codes)
-        field = Field(store, maps, version=0, target=0, dim=dim, width=dim + 1)
-        results = search([field], queries, 10, None)
+    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], DIM))))
+    field = Field(indexed.store, maps, version=0, target=0, dim=DIM, width=DIM + 1)
     found = 0
-    for hits, row in zip(results, truth, strict=True):
+    for hits, row in zip(search([field], indexed.queries, 10, None), truth, strict=True):
         np.testing.assert_allclose(hits.scores, row[hits.ids.to_numpy()], rtol=1e-4)
         found += len(np.intersect1d(hits.ids.to_numpy(), np.argsort(-row)[:10]))
-    assert found / (10 * len(queries)) >= 0.9
+    assert found / (10 * len(asked)) >= 0.9
 
 
-def test_one_coordinate_that_is_far_larger_is_refused(tmp_path: Path) -> None:
-    """LanceDB's bytes have the same bounds in all coordinates, so the others would be lost."""
-    vectors, _ = planted(ROWS, DIM)
-    vectors[:, 0] *= 1e-4
-    vectors[:, 1] += 1e5
-    with filled(tmp_path, vectors) as store:
-        with pytest.raises(DataError, match=r"int8 with oversample 4 finds .* of the ten best"):
-            store.build_index(IndexCodes("int8", 4))
-        assert indexes(store) == []
-
-
-@pytest.mark.parametrize("codes", CODED, ids=lambda codes: codes.kind)
-def test_rows_that_are_gone_or_new_are_as_in_the_oracle(tmp_path: Path, codes: IndexCodes) -> None:
-    vectors, queries = planted(ROWS, DIM)
+def test_rows_that_are_gone_or_new_are_as_in_the_oracle(indexed: Indexed, tmp_path: Path) -> None:
+    stored = indexed.stored
+    queries = np.hstack([indexed.queries[:2], np.zeros((2, 1), np.float32)])
     oracle = DictionaryStore()
-    oracle.load(Space(0, DIM, "sha256:0"), [block(range(ROWS), vectors)])
-    with filled(tmp_path, vectors) as store:
-        store.build_index(codes)
-        gone = np.argsort(-(queries[0] @ vectors.T))[:5].tolist()
+    oracle.load(Space(0, DIM + 1, "sha256:0"), [block(range(ROWS), stored)])
+    shutil.copytree(indexed.folder, tmp_path / "copy")
+    with LanceStore.open(f"lance:{tmp_path}/copy/lance#emb", "int64") as store:
+        gone = np.argsort(-(queries[0] @ stored.T))[:5].tolist()
         for each in (store, oracle):
             each.delete(gone[:3])
             each.upsert(block([gone[3], ROWS], np.stack([queries[0], queries[0] * 9])))
@@ -139,18 +136,18 @@ def test_rows_that_are_gone_or_new_are_as_in_the_oracle(tmp_path: Path, codes: I
             hits, truth = (each.search({0: queries[:1]}, 3)[0] for each in (store, oracle))
             assert hits.ids.to_pylist() == truth.ids.to_pylist()
             assert not set(gone[:3]) & set(hits.ids.to_pylist())
-            same_hits(store, oracle, {0: queries[:2]}, ROWS)
+            same_hits(store, oracle, {0: queries}, ROWS)
             # Once LanceDB has added the rows to the index: a value that is larger than all from
             # which bytes were made is cut off there.
             store._table(0).optimize()
             assert store._table(0).index_stats(indexes(store)[0].name).num_unindexed_rows == 0
 
 
-def test_whole_vectors_again_and_other_codes_replace_the_index(tmp_path: Path) -> None:
-    vectors, queries = planted(ROWS, DIM)
+def test_other_codes_replace_the_index_also_that_of_a_killed_builder(tmp_path: Path) -> None:
+    vectors, queries = planted(1_500, 32)
     with filled(tmp_path, vectors) as store, open_store(store.address) as other:
         assert codes_of(store._table(0)) == FLOAT32
-        for codes in (FLOAT32, *CODED, IndexCodes("int8", 1), FLOAT32):
+        for codes in (FLOAT32, IndexCodes("binary", 16), IndexCodes("int8", 4), FLOAT32):
             assert store.build_index(codes) == [0]
             assert [one.index_type for one in indexes(store)] == [KINDS[codes.kind]]
             # Another process sees it, and a view of one moment keeps it.
@@ -159,12 +156,6 @@ def test_whole_vectors_again_and_other_codes_replace_the_index(tmp_path: Path) -
             assert recall(other, 0, vectors, queries, 10) >= 0.9
             best = store.read_consistently(lambda view: view.search({0: queries[:1]}, 3))
             assert best[0].ids.to_pylist() == store.search({0: queries[:1]}, 3)[0].ids.to_pylist()
-
-
-def test_a_builder_that_was_killed_between_two_indexes(tmp_path: Path) -> None:
-    vectors, queries = planted(ROWS, DIM)
-    with filled(tmp_path, vectors) as store:
-        store.build_index()
         config = lancedb.index.IvfSq(distance_type="dot", num_partitions=63)
         store._table(0).create_index("vector", config=config, name="vector_int8_3")
         assert len(indexes(store)) == 2
@@ -176,15 +167,16 @@ def test_a_builder_that_was_killed_between_two_indexes(tmp_path: Path) -> None:
 def test_a_query_that_codes_do_not_answer_is_compared_with_all_rows(tmp_path: Path) -> None:
     """A squared length behind a vector decides a distance, and bytes of all coordinates have the
     same bounds."""
-    base, queries = planted(ROWS, DIM)
-    base *= np.exp(0.4 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
+    base, queries = planted(1_500, 32)
+    base *= np.exp(0.4 * np.random.default_rng(3).standard_normal((1_500, 1))).astype(np.float32)
     lengths = (base**2).sum(axis=1, keepdims=True) / 1024
     vectors = np.hstack([base, lengths]).astype(np.float32)
     distances = np.hstack([queries, np.full((len(queries), 1), -512, np.float32)])
+    codes = IndexCodes("int8", 1)
     with filled(tmp_path, vectors) as store:
-        store.build_index(IndexCodes("int8", 1))
-        table, codes = store._table(0), IndexCodes("int8", 1)
-        answers = [lance_index._by_codes(table, query, 10, codes, ROWS, 64) for query in distances]
+        store.build_index(codes)
+        table = store._table(0)
+        answers = [lance_index._by_codes(table, query, 10, codes, 1_500, 64) for query in distances]
         assert all(answer is None for answer in answers)
         assert recall(store, 0, vectors, distances, 10) == 1.0
 
@@ -193,19 +185,25 @@ def test_codes_that_find_too_few_are_refused_and_the_index_is_the_one_before(
     tmp_path: Path,
 ) -> None:
     # Without clusters, and with few dims, signs tell nothing apart.
-    vectors = np.random.default_rng(0).standard_normal((ROWS, 8)).astype(np.float32)
+    vectors = np.random.default_rng(0).standard_normal((1_500, 8)).astype(np.float32)
     with filled(tmp_path, vectors) as store:
         store.build_index(IndexCodes("int8", 8))
-        with pytest.raises(DataError, match=r"binary with oversample 1 finds \d+% of the ten best"):
+        with pytest.raises(DataError, match=r"binary with oversample 1 finds \d+%"):
             store.build_index(IndexCodes("binary", 1))
         assert codes_of(store._table(0)) == IndexCodes("int8", 8)
         assert [one.index_type for one in indexes(store)] == ["IvfSq"]
-        store.upsert(block([ROWS], vectors[:1] * 50))
-        assert store.search({0: vectors[:1]}, 1)[0].ids.to_pylist() == [ROWS]
+        store.upsert(block([1_500], vectors[:1] * 50))
+        assert store.search({0: vectors[:1]}, 1)[0].ids.to_pylist() == [1_500]
+        # Bytes have the same bounds in all coordinates, so one that is far larger loses the others.
+        vectors[:, 0] *= 1e-4
+        vectors[:, 1] += 1e5
+        store.upsert(block(range(1_500), vectors))
+        with pytest.raises(DataError, match="int8 with oversample 4 finds"):
+            store.build_index(IndexCodes("int8", 4))
 
 
 def test_rows_with_the_same_vector_are_as_good_as_one_another(tmp_path: Path) -> None:
-    vectors = np.repeat(planted(40, 8)[0], 50, axis=0)
+    vectors = np.repeat(planted(30, 8)[0], 50, axis=0)
     with filled(tmp_path, vectors) as store:
         assert store.build_index(IndexCodes("int8", 4)) == [0]
         (hits,) = store.search({0: vectors[:1]}, 60)
@@ -214,25 +212,14 @@ def test_rows_with_the_same_vector_are_as_good_as_one_another(tmp_path: Path) ->
 
 def test_codes_that_lancedb_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = planted(1_200, 12)
-    with filled(tmp_path, vectors) as store:
-        with pytest.raises(DataError, match=r"float16; its kinds are float32, int8, binary"):
-            store.build_index(IndexCodes("float16", 2))
-        words = r"version 0 in lance:.* have 12 numbers, .* of a multiple of 8 only; take int8"
-        with pytest.raises(DataError, match=words):
+    with filled(tmp_path, vectors[:999]) as store:
+        # A small space has no index, so its length is no reason to refuse.
+        assert store.build_index(IndexCodes("binary", 4)) == []
+        store.upsert(block(range(1_200), vectors))
+        with pytest.raises(DataError, match="12 numbers"):
             store.build_index(IndexCodes("binary", 2))
         monkeypatch.delattr(lancedb.index, "IvfSq")
-        with pytest.raises(DataError, match=r"no index of int8: pip install --upgrade lancedb"):
+        with pytest.raises(DataError, match=r"pip install --upgrade lancedb"):
             store.build_index(IndexCodes("int8", 2))
         assert indexes(store) == []
-
-
-def test_a_small_space_has_no_index(tmp_path: Path) -> None:
-    with filled(tmp_path, planted(999, 12)[0]) as store:
-        # Nor is its length a reason to refuse.
-        assert store.build_index(IndexCodes("binary", 4)) == []
-        assert indexes(store) == []
-
-
-def test_every_form_is_one_of_lancedb() -> None:
     assert {kind: form.config for kind, form in FORMS.items()} == KINDS
-    assert "lancedb" in sys.modules

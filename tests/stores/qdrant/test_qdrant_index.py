@@ -20,7 +20,6 @@ from evergram.errors import DataError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
 from evergram.stores.qdrant import qdrant_index
-from evergram.stores.qdrant.qdrant_index import search_params
 from evergram.stores.qdrant.qdrant_store import QdrantStore
 from evergram.stores.store import Rows, Space
 
@@ -143,37 +142,16 @@ def test_a_server_that_does_not_take_codes_is_no_index_of_them(tmp_path: Path) -
         assert store.build_index(INT8) == [0]
 
 
-def test_a_server_that_indexes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant_index, "UNFINISHED", "green")
+@pytest.mark.parametrize(("state", "words"), [("UNFINISHED", "still indexing"), ("FAILED", "log")])
+def test_a_server_that_does_not_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, words: str
+) -> None:
+    monkeypatch.setattr(qdrant_index, state, "green")
     monkeypatch.setattr(qdrant_index, "INDEXING", 0.0)
-    still = pytest.raises(StoreError, match="is still indexing after 0 s")
-    with served(tmp_path) as (store, _), still:
-        store.build_index()
-
-
-def test_a_server_that_could_not_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant_index, "FAILED", "green")
-    failed = pytest.raises(StoreError, match="could not index: see its log")
-    with served(tmp_path) as (store, _), failed:
-        store.build_index()
-
-
-def test_half_floats_would_be_what_is_stored_and_are_refused(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server):
-        with pytest.raises(DataError, match=r"float16; its kinds are float32, int8, binary"):
+        with pytest.raises(StoreError, match=words):
+            store.build_index()
+        # Half floats would be what is stored.
+        with pytest.raises(DataError, match="float16"):
             store.build_index(IndexCodes("float16", 2))
         assert updates(server) == []
-
-
-def test_the_local_mode_has_no_codes(tmp_path: Path) -> None:
-    with QdrantStore.open(f"qdrant:{tmp_path}/own#emb", "int64") as store:
-        for codes in (INT8, BINARY, IndexCodes("float16", 2)):
-            with pytest.raises(DataError, match=r"local mode.*Run a Qdrant server and give its"):
-                store.build_index(codes)
-        assert store.build_index() == []
-
-
-def test_a_search_without_codes_leaves_out_those_that_a_server_has() -> None:
-    assert search_params(10, None).quantization.ignore
-    assert search_params(10, 4, exact=True).quantization.ignore
-    assert search_params(10, 4).quantization.rescore

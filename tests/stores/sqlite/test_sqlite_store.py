@@ -1,7 +1,8 @@
-"""What is particular to SQLite: exactness by sqlite-vec's distances, damaged rows, pages."""
+"""What is particular to SQLite: exact searches, damaged rows, its file."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +10,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.killed_writers import kill_writers
 from tests.support.optional import need
-from tests.support.sqlite_files import edited, rows
-from tests.support.stores_together import work_together
+from tests.support.sqlite_files import asked, edited, rows
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.errors import FormatError, IntegrityError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
-from evergram.stores.store import Floats, Rows, Space, StoreView
+from evergram.stores.sqlite.sqlite_tables import norms
+from evergram.stores.store import Floats, Rows, Space
 
 need("apsw")
+
 need("sqlite_vec")
 
 
@@ -68,16 +69,6 @@ def test_rows_that_rounding_cannot_tell_apart_are_scored_by_themselves(store: Sq
     np.testing.assert_allclose(hits.scores, truth, rtol=0, atol=2e-7)
 
 
-def test_another_opening_sees_every_write_at_once(store: SqliteStore) -> None:
-    with open_store(store.address) as other:
-        for i in range(3):
-            store.upsert(rows(range(i, i + 1)))
-            assert other.count() == {0: i + 1}
-        other.add_space(Space(1, 3, "sha256:one"))
-        other.upsert(rows(range(3), 1, 3))
-        assert store.count() == {1: 3}
-
-
 def test_a_scan_goes_page_by_page_and_meets_writers(tmp_path: Path) -> None:
     with SqliteStore.open(f"sqlite:{tmp_path}/s.db#emb", "string") as store:
         store.add_space(Space(0, 4, "sha256:zero"))
@@ -89,24 +80,6 @@ def test_a_scan_goes_page_by_page_and_meets_writers(tmp_path: Path) -> None:
             seen += block.ids.to_pylist()
             store.delete(["t24"])
         assert seen == [f"t{i}" for i in range(24)]
-
-
-def test_addresses(tmp_path: Path, store: SqliteStore) -> None:
-    with pytest.raises(DataError, match="no store"):
-        open_store(f"sqlite:{tmp_path}/nowhere/s.db#emb")
-    assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(DataError, match="no store"):
-        open_store(store.address.replace("#emb", "#other"))
-    with pytest.raises(DataError, match="sqlite:FILE#NAME"):
-        open_store("sqlite:films.db")
-    with pytest.raises(DataError, match="SQLite keeps names such as 'SQLite_x' for itself"):
-        open_store("sqlite:films.db#SQLite_x", create="int64")
-    with pytest.raises(DataError, match="cannot be the name"):
-        open_store(f"sqlite:{tmp_path}/s.db#../x", create="int64")
-    with pytest.raises(DataError, match="ids of type int64, not string"):
-        open_store(store.address, create="string")
-    with open_store(store.address) as again:
-        assert again.spaces() == store.spaces()
 
 
 @pytest.mark.parametrize(
@@ -137,21 +110,104 @@ def test_a_row_that_was_changed_never_comes_out(store: SqliteStore, change: str)
     assert len(store.fetch([0, 2])[0]) == 2
 
 
-def test_errors_of_the_reader_are_its_own(store: SqliteStore) -> None:
-    def look(_: StoreView) -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        store.read_consistently(look)
-    store.upsert(rows(range(3)))
-    assert store.count() == {0: 3}
-
-
-@pytest.mark.long
-def test_threads_work_together(store: SqliteStore) -> None:
-    work_together(store)
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None:
+    text = "films, and what they cost\n" * 100
+    (tmp_path / "films.csv").write_text(text)
+    for create in (None, "int64"):
+        with pytest.raises(StoreError, match="not a database"):
+            open_store(f"sqlite:{tmp_path}/films.csv#emb", create=create)
+    assert (tmp_path / "films.csv").read_text() == text
+    with pytest.raises(StoreError, match="cannot be read or written"):
+        open_store(f"sqlite:{tmp_path}#emb", create="int64")
 
 
-@pytest.mark.long
-def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(store: SqliteStore) -> None:
-    kill_writers(store)
+def test_a_full_disk_undoes_the_whole_write(store: SqliteStore) -> None:
+    store.upsert(rows(range(10)))
+    with store._file.writing() as connection:
+        connection.execute("pragma max_page_count = 20")
+    with pytest.raises(StoreError, match=r"full.*disk has room"):
+        store.upsert(rows(range(5, 20_000), value=2.0))
+    np.testing.assert_array_equal(store.fetch(range(10))[0].vectors, 1.0)
+    assert store.count() == {0: 10}
+
+
+def test_another_writer_is_waited_for_and_then_an_error(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.sqlite.sqlite_file.WAIT", 0.05)
+    late = pytest.raises(StoreError, match="Another process has been writing")
+    with open_store(store.address) as other, store._file.writing(), late:
+        other.upsert(rows(range(3)))
+    assert store.count() == {}
+
+
+def test_a_store_that_many_make_at_once_is_one(store: SqliteStore) -> None:
+    """A new file turns to its log ahead of all others, and SQLite does not wait there by itself."""
+    folder = store._path.parent
+    for i in range(5):
+        address = f"sqlite:{folder}/new{i}/s.db#emb"
+
+        def make(number: int, address: str = address) -> dict[int, int]:
+            with open_store(address, create="int64") as made:
+                made.add_space(Space(0, 4, "sha256:zero"))
+                made.upsert(rows(range(number, number + 1)))
+                return made.count()
+
+        with ThreadPoolExecutor(8) as pool:
+            assert max(count[0] for count in pool.map(make, range(8))) == 8
+
+
+need("apsw")
+
+need("sqlite_vec")
+
+
+def test_lengths_that_distances_cannot_bear_have_no_norm() -> None:
+    vectors = np.array([[3, 4], [0, 0], [1e20, 0], [1e-20, 0]], dtype=np.float32)
+    assert norms(vectors) == [5.0, 0.0, None, None]
+
+
+def test_one_file_has_several_stores_and_tables_of_others(store: SqliteStore) -> None:
+    store.upsert(rows(range(5)))
+    edited(
+        store._path,
+        "create table prices (film integer, price real)",
+        "insert into prices values (1, 2)",
+    )
+    with open_store(store.address.replace("#emb", "#people"), create="string") as people:
+        people.add_space(Space(0, 2, "sha256:zero"))
+        assert people.count() == {}
+    assert store.count() == {0: 5}
+    assert asked(store._path, "select * from prices") == [(1, 2.0)]
+
+
+@pytest.mark.parametrize("table", ["mine_record", "mine_spaces", "MINE_v3"])
+def test_a_table_of_somebody_else_is_refused_and_stays(store: SqliteStore, table: str) -> None:
+    edited(store._path, f"create table {table} (name text)", f"insert into {table} values ('a')")
+    with pytest.raises(StoreError, match=f"a table {table} that .* did not write; give another"):
+        open_store(store.address.replace("#emb", "#mine"), create="int64")
+    assert asked(store._path, f"select * from {table}") == [("a",)]
+
+
+def test_a_name_in_other_letters_is_the_same_store(store: SqliteStore) -> None:
+    store.upsert(rows(range(5)))
+    with open_store(store.address.replace("#emb", "#EMB"), create="int64") as other:
+        assert other.count() == {0: 5}
+        assert other.place == store.place
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("update emb_record set format = 9", "format 9"),
+        ("update emb_record set id_type = 'date'", "record of .* is damaged"),
+        ("delete from emb_record", "record of .* is damaged"),
+        ("alter table emb_record add column more", "did not write"),
+    ],
+)
+def test_a_record_that_is_not_ours_or_damaged_is_an_error(
+    store: SqliteStore, change: str, error: str
+) -> None:
+    edited(store._path, change)
+    with pytest.raises((StoreError, FormatError), match=error):
+        open_store(store.address)
