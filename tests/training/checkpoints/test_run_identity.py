@@ -135,10 +135,3 @@ def test_the_contents_of_the_files_that_a_recipe_names_count(tmp_path: Path) -> 
     digests.append(files_digest(recipe))
     assert len(set(digests)) == 3
     assert files_digest({"prior": {"kind": "zero"}, "task": {"query_measure": [1.0]}}) == ""
-
-
-def test_a_checkpoint_without_a_digest_of_files_is_of_a_run_without_files(small: Recipe) -> None:
-    identity = RunIdentity(small.model_dump_json(), "0", "")
-    before = {k: v for k, v in identity.as_json().items() if k != "files"}
-    assert identity.difference(before) == ""
-    assert "other contents" in replace(identity, files="x").difference(before)

@@ -117,23 +117,6 @@ def test_a_run_that_loses_a_piece_of_its_state_ends_elsewhere(
     assert (again.objectives, _bytes(run)) != (ends.objectives, _bytes(whole))
 
 
-def test_a_sum_that_was_saved_in_float32_goes_on_in_float64(small: Recipe) -> None:
-    recipe = Recipe.of(small.model_dump(), ["training.batch_size=900"])
-    copies, ends = Copies(), Ends()
-    whole = run_of(recipe, copies)
-    whole.callbacks.append(ends)
-    whole.fit(epochs=1)
-    state = copies.states[0]
-    tensors = dict(state.tensors)
-    tensors["epoch|objective"] = tensors["epoch|objective"].float()
-    run, again = run_of(recipe, Copies()), Ends()
-    run.callbacks.append(again)
-    run.load_state(TrainingState(tensors, state.facts))
-    assert run.total.dtype == torch.float64
-    run.fit(epochs=1)
-    assert again.objectives == pytest.approx(ends.objectives)
-
-
 class Ends(Callback):
     """Keeps the objective of each epoch."""
 
