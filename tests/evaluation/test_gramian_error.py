@@ -1,16 +1,27 @@
-"""Errors against gradients of the naive double sum; histograms against counting."""
+"""Errors of Gramians and gradients, exact and against samples; histograms against counting."""
 
 from __future__ import annotations
+
+import itertools
+from statistics import fmean
 
 import pytest
 import torch
 from torch import Tensor
 
 from evergram.evaluation.gramian_error import (
+    OTHER,
     Truth,
     gradient_error,
     gramian_error,
     score_histograms,
+)
+from evergram.evaluation.sampled_gramian_error import (
+    GROUPS,
+    Interval,
+    SampledTruth,
+    gradient_error_interval,
+    gramian_error_interval,
 )
 
 
@@ -67,11 +78,6 @@ def test_the_gramian_error_is_relative() -> None:
     assert gramian_error(torch.zeros(3, 3), truth) == pytest.approx(1)
 
 
-def test_an_empty_population_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one entity"):
-        Truth.of(lambda: [])
-
-
 def test_histograms_of_observed_and_random_pairs() -> None:
     query = torch.eye(4)
     pairs = (torch.arange(4), torch.arange(4))
@@ -90,3 +96,141 @@ def test_constant_scores_make_a_histogram_too() -> None:
     histograms = score_histograms(one, one, (torch.arange(3), torch.arange(3)), samples=100)
     assert float(histograms.observed.sum()) > 0
     assert histograms.separation == 0.5
+
+
+N, DIM, K = {"query": 4000, "candidate": 3000}, 6, 2
+
+
+def population(side: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings with a common direction and lengths that vary, shares, and factors."""
+    seed = {"query": 0, "candidate": 10}[side]
+    rows = normal(N[side], DIM, seed=seed) * normal(N[side], 1, seed=seed + 1).exp().sqrt() + 0.5
+    share = normal(N[side], seed=seed + 2).exp()
+    factors = torch.cat([normal(N[side], K, seed=seed + 3), torch.ones(N[side], 1)], dim=1)
+    return rows, share / share.sum(), factors
+
+
+POPULATIONS = {side: population(side) for side in OTHER}
+TRUTHS = {side: Truth.of(lambda p=p: [p]) for side, p in POPULATIONS.items()}  # type: ignore[misc]
+
+
+def drawn(side: str, size: int, seed: int) -> SampledTruth:
+    rows, share, factors = POPULATIONS[side]
+    generator = torch.Generator().manual_seed(seed)
+    return SampledTruth.draw(lambda ids: (rows[ids], factors[ids]), share, size, generator)
+
+
+def estimates(noise: float) -> dict[str, Tensor]:
+    """Moments that are wrong by about this share of their norm."""
+    wrong: dict[str, Tensor] = {}
+    for i, (side, truth) in enumerate(TRUTHS.items()):
+        other = normal(*truth.moment.shape, seed=20 + i)
+        wrong[side] = truth.moment + noise * other * truth.moment.norm() / other.norm()
+    return wrong
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.5])
+def test_the_interval_covers_the_exact_error(noise: float) -> None:
+    """Of 200 samples' 95 % intervals at least nine in ten hold it, whether it is far below the
+    sample's own noise (about 0.08) or far above; a wrong standard error or a bias would not."""
+    wrong = estimates(noise)
+    exact = gramian_error(wrong["query"], TRUTHS["query"])
+    exact_slope = gradient_error(wrong, TRUTHS, K)
+    inside = slope_inside = 0
+    for seed in range(200):
+        sample = {side: drawn(side, 1600, 1000 * i + seed) for i, side in enumerate(OTHER)}
+        interval = gramian_error_interval(wrong["query"], sample["query"])
+        inside += interval.low <= exact <= interval.high
+        slopes = gradient_error_interval(wrong, sample, K)
+        slope_inside += slopes.low <= exact_slope <= slopes.high
+    assert inside >= 180
+    assert slope_inside >= 180
+
+
+def test_the_squared_error_has_no_bias_and_that_of_a_plain_sample_has() -> None:
+    wrong = estimates(0.3)["query"]
+    exact = gramian_error(wrong, TRUTHS["query"]) ** 2
+    unbiased, plain = [], []
+    for seed in range(200):
+        sample = drawn("query", 640, seed)
+        interval = gramian_error_interval(wrong, sample)
+        unbiased.append(interval.value**2)
+        mean = sample.moments.mean(0)
+        plain.append(gramian_error(wrong, Truth(mean, sample.spreads.mean(0))) ** 2)
+    excess = fmean(plain) - exact
+    assert excess > 0.1 * exact
+    assert abs(fmean(unbiased) - exact) < 0.2 * excess
+
+
+def test_a_perfect_estimate_has_an_interval_from_zero() -> None:
+    right = {side: truth.moment for side, truth in TRUTHS.items()}
+    from_zero = 0
+    for seed in range(100):
+        sample = {side: drawn(side, 640, 1000 * i + seed) for i, side in enumerate(OTHER)}
+        interval = gramian_error_interval(right["query"], sample["query"])
+        from_zero += interval.low == 0 and gradient_error_interval(right, sample, K).low == 0
+    assert from_zero >= 93
+
+
+def test_the_figures_are_the_sums_over_pairs_of_groups() -> None:
+    wrong = estimates(0.3)
+    sample = {side: drawn(side, 4 * GROUPS, i) for i, side in enumerate(OTHER)}
+    pairs = list(itertools.permutations(range(GROUPS), 2))
+    groups = sample["query"].moments[:, :, :DIM]
+    gap = wrong["query"][:, :DIM] - groups
+    expected = sum(float((gap[g] * gap[h]).sum()) for g, h in pairs)
+    expected /= sum(float((groups[g] * groups[h]).sum()) for g, h in pairs)
+    value = gramian_error_interval(wrong["query"], sample["query"]).value
+    assert value**2 == pytest.approx(expected)
+
+    total = [0.0, 0.0]
+    sign = torch.cat([torch.ones(DIM), -torch.ones(K)]).double()
+    for side, other in OTHER.items():
+        spread = sample[side].spreads[:, : DIM + K, : DIM + K].mean(0)
+        slope = sample[other].moments[:, :, : DIM + K] * sign
+        error = wrong[other][:, : DIM + K] * sign - slope
+        for k, rows in enumerate((error, slope)):
+            total[k] += sum(float(((rows[g] @ spread) * rows[h]).sum()) for g, h in pairs)
+    value = gradient_error_interval(wrong, sample, K).value
+    assert value**2 == pytest.approx(total[0] / total[1])
+
+
+def test_exact_moments_give_the_exact_errors_without_a_width() -> None:
+    wrong = estimates(0.3)
+    exact = {side: SampledTruth.exact(truth) for side, truth in TRUTHS.items()}
+    interval = gramian_error_interval(wrong["query"], exact["query"])
+    assert interval.value == pytest.approx(gramian_error(wrong["query"], TRUTHS["query"]))
+    assert interval.low == interval.value == interval.high
+    slope = gradient_error_interval(wrong, exact, K)
+    assert slope.value == pytest.approx(gradient_error(wrong, TRUTHS, K))
+    assert slope.low == slope.value == slope.high
+    # One side exact, the other sampled: the interval is the sampled side's.
+    mixed = {**exact, "query": drawn("query", 1600, 0)}
+    assert 0 < gradient_error_interval(wrong, mixed, K).low < slope.value
+
+
+def test_entities_are_drawn_by_their_share() -> None:
+    rows = torch.eye(3, dtype=torch.float64)
+    share = torch.tensor([0.7, 0.0, 0.3])
+    counted: list[Tensor] = []
+
+    def embed(ids: Tensor) -> tuple[Tensor, Tensor]:
+        counted.append(ids)
+        return rows[ids], rows[ids, :0]
+
+    truth = SampledTruth.draw(embed, share, 32_000, torch.Generator().manual_seed(0))
+    counts = torch.cat(counted).bincount(minlength=3)
+    assert truth.size == len(torch.cat(counted)) == 32_000
+    assert counts[1] == 0
+    assert float(counts[0]) / 32_000 == pytest.approx(0.7, abs=0.01)
+    # Σ p² z z, of which the sample's mean is one of p z z.
+    torch.testing.assert_close(
+        truth.spreads.mean(0).diagonal(), share.double().square(), atol=0.01, rtol=0
+    )
+
+
+def test_the_mean_of_independent_intervals() -> None:
+    mean = Interval.mean([Interval(1.0, 0.7, 1.4), Interval(3.0, 2.6, 3.3)])
+    assert (mean.value, mean.low, mean.high) == pytest.approx((2.0, 1.75, 2.25))
+    assert str(mean) == "2.0000 (1.7500 to 2.2500)"
+    assert str(Interval(0.5, 0.5, 0.5)) == "0.5000"

@@ -1,0 +1,384 @@
+"""Reports hold the numbers that they were given, say what was not measured, and load nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import StepPatch
+from tests.support.comparison_results import MEASURED, length, results
+
+from evergram.errors import ShapeError
+from evergram.evaluation import EmbeddingMap
+from evergram.evaluation.breakdown.strata import Stratum
+from evergram.evaluation.gramian_error import Histograms
+from evergram.evaluation.reports.budget_report import budget_sentences, budget_table
+from evergram.evaluation.reports.comparison import spread
+from evergram.evaluation.reports.comparison_report import (
+    explanation,
+    markdown,
+    table_rows,
+    write_comparison,
+)
+from evergram.evaluation.reports.demo_report import write_report
+from evergram.evaluation.reports.diagnosis_report import draw_histograms, write_diagnosis
+from evergram.evaluation.reports.html_page import not_measured, page, table, warning_list
+from evergram.evaluation.reports.kept_sections import kept_sections
+from evergram.evaluation.reports.model_figures import (
+    histogram_figure,
+    number,
+    spectrum_figure,
+    training_figures,
+)
+from evergram.evaluation.reports.svg_charts import Axes, Line, chart, ticks
+from evergram.evaluation.reports.tuning_report import write_tuning
+from evergram.evaluation.reports.version_facts import (
+    KeptPast,
+    NotMeasured,
+    Spectrum,
+    VersionFacts,
+    WorstQuery,
+)
+from evergram.evaluation.reports.version_report import write_version_report
+
+
+def test_means_and_deviations_over_seeds() -> None:
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "deviation": math.sqrt(2), "each": [1.0, 3.0]}
+    assert spread([1.0])["deviation"] is None
+    keep, new = results(MEASURED)["table"]
+    assert keep["total"]["each"] == [0, 0]
+    # Seed 0: 0.15 beside 0.2; seed 1: 0.25 beside 0.25.
+    assert new["intended"]["each"] == pytest.approx([-25, 0])
+    # 0.6 beside 0.8, and 0.4 beside 0.8.
+    assert new["unintended"]["each"] == pytest.approx([-25, -50])
+    assert new["unintended"]["deviation"] == pytest.approx(25 / math.sqrt(2))
+    assert new["total"]["each"] == pytest.approx([-50, -50])
+    assert new["error"]["mean"] == pytest.approx(0.75)
+    assert new["error_after_first"]["mean"] == pytest.approx(1.5)
+
+
+def test_over_time_by_task_and_by_lambda() -> None:
+    summary = results(MEASURED)
+    assert summary["keep_all"]["intended"]["each"] == pytest.approx([0.2, 0.25])
+    assert summary["keep_all"]["unintended"]["mean"] == pytest.approx(0.8)
+    assert summary["over_time"]["new"]["intended"][1]["each"] == pytest.approx([-50, 0])
+    assert list(summary["over_time"]["new"]["unintended"]) == [1]
+    assert summary["by_task"]["new"]["activity"][1]["each"] == pytest.approx([-25, -50])
+    assert [row["lambda"] for row in summary["by_lambda"]["new"]] == [1.0, 16.0]
+    assert summary["by_lambda"]["new"][0]["unintended"]["each"] == pytest.approx([-50, -50])
+    assert summary["by_lambda"]["new"][1]["error"]["mean"] == pytest.approx(0.75)
+
+
+def test_the_table_and_the_figures(tmp_path: Path) -> None:
+    comparison = results(MEASURED)
+    assert table_rows(comparison)[1][:2] == ["new", "-12.50 ± 17.68"]
+    text = markdown(comparison)
+    assert "| new | -12.50 ± 17.68 | -37.50 ± 17.68 | -50.00 ± 0.00 | 0.750 ± 0.354 | 2.0 |" in text
+    assert "Keep-All itself: recall@50 0.2250 ± 0.0354, ROC-AUC 0.8000 ± 0.0000." in text
+    assert text.rstrip().endswith("Something is left out.")
+    write_comparison(tmp_path, comparison)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"table.md", "over-time.png", "by-task.png", "by-lambda.png"}
+    # One seed has no deviation, and a reference of 0 no percentage.
+    one = {0: {name: {**r, "intended": {0: 0.0, 1: 0.0}} for name, r in MEASURED[0].items()}}
+    assert table_rows(results(one))[1][1:3] == ["–", "-25.00"]
+
+
+def test_a_figure_without_numbers_is_not_drawn_and_an_old_one_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "by-lambda.png").write_text("of an earlier comparison")
+    comparison = {**results(MEASURED), "by_lambda": {}}
+    comparison["by_task"] = {name: {} for name in comparison["by_task"]}
+    write_comparison(tmp_path, comparison)
+    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "over-time.png"}
+    assert (tmp_path / "over-time.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_explanation_names_seeds_times_and_tasks() -> None:
+    for seeds, words in [([0], "1 seed, "), ([0, 1], "2 seeds, ")]:
+        comparison = {**results(MEASURED), "seeds": seeds}
+        first, *_, tasks, left_out = explanation(comparison)
+        assert (
+            first == f"planted, {words}strict selection, versions at 0.5, 0.6, λ = 16 (unit paper)."
+        )
+        assert tasks == "Consumer tasks: activity, pair-rating."
+        assert left_out == "Something is left out."
+
+
+def trained(by_run: dict[str, dict[int, Any]]) -> dict[int, dict[str, Any]]:
+    """Two seeds, of which the second has twice the gains and ten passes less."""
+    seeds: dict[int, dict[str, Any]] = {}
+    for seed, runs in MEASURED.items():
+        seeds[seed] = {}
+        for name, run in runs.items():
+            models = {
+                k: length(None if g is None else g * (1 + seed), 30 - 10 * seed)
+                for k, g in by_run.get(name, {}).items()
+            }
+            seeds[seed][name] = {**run, "trained": models}
+    return seeds
+
+
+def test_every_model_has_its_gain_and_what_was_not_measured_is_said() -> None:
+    comparison = results(trained({"keep-all": {0: 0.004, 1: 0.02}, "new": {1: None}}))
+    assert budget_table(comparison) == [
+        "| gain over the last 20% | passes | M_0 | M_1 |",
+        "|---|---:|---:|---:|",
+        "| keep-all | 20 to 30 | 0.8 % | 4.0 % |",
+        "| new | 20 to 30 |  | not measured |",
+    ]
+    length_, plateau = budget_sentences(comparison)
+    assert "20 to 30 passes over its interactions: 4 to 6 % of the 500 of [BC]'s code" in length_
+    assert "1 to 1.5 % of its steps, which are of 2,048 pairs" in length_
+    assert "less than 1% for 2 of 6 models, which end on a plateau; 2 do not" in plateau
+    assert plateau.endswith("and of 2 it is not measured.")
+
+
+def test_nothing_recorded_is_said_to_be() -> None:
+    assert budget_sentences(results(MEASURED)) == [
+        "How long the models were trained was not recorded."
+    ]
+    assert budget_table(results(MEASURED)) == []
+
+
+def test_a_table_has_a_caption_and_headers_of_rows_and_columns() -> None:
+    text = table("A & B", ["name", "value", "why"], [["<x>", "1", "<b>"]], words=[2])
+    assert "<caption>A &amp; B</caption>" in text
+    assert text.count('scope="col"') == 3
+    assert '<th scope="row">&lt;x&gt;</th><td>1</td><td class="words">&lt;b&gt;</td>' in text
+    assert 'tabindex="0"' in text
+
+
+def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
+    text = page("<script>", [not_measured("Recall", "No <pair>."), warning_list(["a < b"])])
+    assert "<script>" not in text
+    assert "Recall: not measured. No &lt;pair&gt;." in text
+    assert "<li>a &lt; b</li>" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_points_are_in_proportion_to_values() -> None:
+    text = chart(Axes("t", "a <b>", "x", marked=(2, "here")), [Line("l", [(0, 0), (1, 1), (2, 4)])])
+    points = [tuple(map(float, p)) for p in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', text)]
+    (x0, y0), (x1, y1), (x2, y2) = points
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert y0 - y2 == pytest.approx(4 * (y0 - y1), abs=0.4)
+    assert f'class="chosen" x1="{x2}"' in text
+    assert 'role="img" aria-label="a &lt;b&gt;"' in text
+
+
+def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
+    axes = Axes("t", "a", "x", logarithmic=True)
+    assert "not measured" in chart(axes, [Line("l", [(1, 0.0), (2, float("nan"))])])
+    assert chart(axes, [Line("l", [(1, 0.0), (2, 1.0), (3, 0.5)])]).count("<circle") == 2
+
+
+def test_ticks_are_round_and_within() -> None:
+    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert ticks(0.37, 0.384) == pytest.approx([0.37, 0.375, 0.38])
+    assert ticks(3, 3) == [3]
+
+
+def test_a_number_that_is_none_is_not_measured() -> None:
+    assert (number(None), number(float("nan"))) == ("not measured", "not measured")
+    assert (number(0.5), number(0.5, 0.25)) == ("0.5000", "0.5000 ± 0.2500")
+
+
+def test_the_curve_marks_the_chosen_epoch_and_tells_of_a_refit() -> None:
+    history = [{"epoch": e, "objective": 1 / e, "recall@20": 0.1 * e} for e in (1, 2, 3)]
+    training = {
+        "history": history,
+        "best_epoch": 2,
+        "epochs": 3,
+        "ended": "patience",
+        "seconds": 1.0,
+        "refit": {"steps": 70, "interactions": 1234},
+    }
+    text = training_figures({"training": training}, "recall@20")
+    assert text.count("chosen: 2</text>") == 2
+    assert "on all 1,234 rows that are not test, for 70 steps" in text
+    assert "not measured" in training_figures({"training": {"history": []}}, "recall@20")
+
+
+def test_scores_and_spectra_say_their_numbers_in_words() -> None:
+    edges = torch.tensor([0.0, 1.0, 2.0])
+    histograms = Histograms(edges, torch.ones(2) / 2, torch.ones(2) / 2, (0.5, 0.25), 0.75)
+    assert "the higher one 75.0% of the time" in histogram_figure(histograms)
+    text = spectrum_figure({"query": Spectrum([0.75, 0.25], 1.75, 9)})
+    assert "1.75 of 2 (query)" in text
+    assert "75.0%" in text
+
+
+WHY = NotMeasured("Why.")
+
+
+def test_readings_certificates_and_probes() -> None:
+    strata = [Stratum("top", 3, 4, {"past": 0.5, "chain": 0.25, "new": 1.0})]
+    kept: dict[str, KeptPast | NotMeasured] = {
+        "0": KeptPast(0.8, strata),
+        "1": NotMeasured("No model."),
+    }
+    probe = {"consumer": "ads", "pinned": "v0", "metric": "auc", "value": 0.75, "limit": 0.7}
+    probe |= {"baseline": {"value": 0.875}, "objects": 9, "missing": 1, "sentence": None}
+    ranking = {"past": {"recall@5": 0.5}, "chain": {"recall@5": 0.4}}
+    metrics = {
+        "compatibility": {"0": {"queries": 12, "ranking": ranking}},
+        "certificate": {"0": {"estimate": 0.1, "bound": 0.2, "relative": 0.3}},
+        "probes": [probe],
+    }
+    facts = VersionFacts("shop", 2, "recall@5", metrics, WHY, WHY, WHY, WHY, WHY, WHY, kept=kept)
+    text = "".join(kept_sections(facts, metrics))
+    assert "<td>0.4000</td><td>80.0%</td><td>0.8000</td><td>50.0%</td>" in text
+    assert "<td>0.5000</td><td>0.2500</td><td>50.0%</td><td>1.0000</td>" in text
+    assert "Version 1: not measured. No model." in text
+    assert "Certificate of version 1: not measured." in text
+    assert "<td>0.8750</td><td>0.7500</td><td>0.7000</td>" in text
+    first = VersionFacts("s", 0, "recall@5", {}, WHY, WHY, WHY, WHY, WHY, WHY)
+    assert kept_sections(first, {}) == []
+
+
+LARGE = NotMeasured("It is <too> large.")
+
+
+def facts(metrics: dict[str, Any], **measured: Any) -> VersionFacts:
+    fields = ("spectra", "scores", "neighbours", "worst", "by_popularity", "by_pairs")
+    return VersionFacts("shop", 4, "recall@5", metrics, **(dict.fromkeys(fields, LARGE) | measured))
+
+
+def test_each_measure_that_is_missing_says_why(tmp_path: Path) -> None:
+    metrics = {"untested": "Nothing was left.", "metrics": {"model": {"recall@5": None}}}
+    text = write_version_report(tmp_path / "a.html", facts(metrics), None, ["Careful."]).read_text()
+    assert text.count("not measured. It is &lt;too&gt; large.") == 6
+    assert "Metrics: not measured. Nothing was left." in text
+    assert "The curve: not measured." in text
+    assert "<li>Careful.</li>" in text
+    assert "<title>Version 4 of shop</title>" in text
+
+
+def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_path: Path) -> None:
+    metrics = {
+        "metrics": {"model": {"recall@5": 0.25}, "popularity": {"recall@5": 0.5}},
+        "sampled": {
+            "queries": 7,
+            "of": 90,
+            "errors": {"model": {"recall@5": 0.125}, "popularity": {"recall@5": 0.0625}},
+        },
+    }
+    strata = [Stratum("all", 3, 0, {"model": None})]
+    shown = facts(metrics, by_pairs=strata, worst=[WorstQuery("q<", 1, 2, 3, 4)])
+    text = write_version_report(tmp_path / "a.html", shown).read_text()
+    assert "0.2500 ± 0.1250" in text
+    assert "0.5000 ± 0.0625" in text
+    assert "Measured on 7 of 90 test queries" in text
+    assert "It ranks no better than popularity: recall@5 0.2500, and 0.5000" in text
+    assert "not measured (no test queries)" in text
+    assert "q&lt;" in text
+
+
+def test_its_plane_has_the_largest_variance() -> None:
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(200, 6)) * np.array([5, 3, 1, 0.5, 0.2, 0.1])
+    mapped = EmbeddingMap.of(vectors, list(range(200)))
+    # Another algorithm: the eigenvalues of the covariance.
+    values = np.linalg.eigvalsh(np.cov(vectors.T, bias=True))[::-1]
+    assert mapped.share == pytest.approx(values[:2].sum() / values.sum())
+    np.testing.assert_allclose(mapped.points.var(0), values[:2])
+    assert mapped.points.mean(0) == pytest.approx([0, 0], abs=1e-9)
+
+
+def test_each_dot_says_its_name_and_group_and_nothing_is_markup(tmp_path: Path) -> None:
+    vectors = torch.eye(3)
+    html = EmbeddingMap.of(vectors, ["<b>", "two", 3], groups=["x & y", "z", "z"])._repr_html_()
+    titles = re.findall(r"<title>(.*?)</title>", html)
+    assert titles == ["&lt;b&gt; (x &amp; y)", "two (z)", "3 (z)"]
+    assert html.count("<circle") == 3
+    assert html.count("<li>") == 2
+    saved = EmbeddingMap.of(vectors, "abc").save(tmp_path / "map.html")
+    assert saved.read_text().startswith("<!doctype html>")
+    assert "<li>" not in saved.read_text()
+
+
+def test_nine_groups_have_eight_colours_and_grey_for_the_smallest() -> None:
+    groups = [f"g{i}" for i in range(9) for _ in range(9 - i)]
+    mapped = EmbeddingMap.of(torch.randn(len(groups), 4), groups, groups)
+    html = mapped._repr_html_()
+    assert html.count("<li>") == 8
+    assert html.count('fill="#9ca3af"') == 1
+
+
+def test_what_is_no_matrix_of_named_rows_is_refused() -> None:
+    for vectors, names, sentence in [
+        (torch.ones(3), "abc", r"with N and D above 1, and these are \[3\]"),
+        (torch.full((3, 2), torch.nan), "abc", "without NaN"),
+        (torch.ones(3, 2), "ab", "There are 2 names of 3 vectors"),
+    ]:
+        with pytest.raises(ShapeError, match=sentence):
+            EmbeddingMap.of(vectors, names)
+
+
+HISTOGRAMS = Histograms(
+    torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 2.0]), torch.tensor([1.5, 0.5]), (1, 0.4), 0.9
+)
+
+
+def test_both_histograms_share_their_edges() -> None:
+    (axes,) = draw_histograms(HISTOGRAMS).axes
+    observed, random = (p.get_data() for p in axes.patches if isinstance(p, StepPatch))
+    for (values, edges, _), density in ((observed, [0.0, 2.0]), (random, [1.5, 0.5])):
+        assert values.tolist() == density
+        assert edges.tolist() == [0.0, 0.5, 1.0]
+    assert axes.get_legend_handles_labels()[1] == ["observed", "random"]
+
+
+def test_the_diagnosis_is_a_png_in_a_folder_that_it_makes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "diagnosis.png"
+    errors = {"sogram": [0.5, 0.1], "sampled": [0.9, 0.8]}
+    assert write_diagnosis(path, HISTOGRAMS, [1, 2], errors, errors) == path
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def version(number: int, **metrics: float) -> dict[str, Any]:
+    return {
+        "version": number,
+        "dim": 8 + number,
+        "metrics": {who: {"recall@20": value} for who, value in metrics.items()},
+        "consumer": {"auc_chain": 0.875, "auc_raw": 0.5},
+        "drift_relative": 0.25 * number,
+    }
+
+
+def test_the_report_is_one_file_with_every_number_that_loads_nothing(tmp_path: Path) -> None:
+    versions = [version(0, model=0.125), version(1, model=0.25, alone=0.75, popularity=0.0625)]
+    path = write_report(tmp_path / "made" / "demo.html", versions, "recall@20")
+    text = path.read_text()
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
+    assert rows == [
+        ["0", "8", "0.1250", "–", "–", "0.8750", "0.5000", "0.0000"],
+        ["1", "9", "0.2500", "0.7500", "0.0625", "0.8750", "0.5000", "0.2500"],
+    ]
+    assert "<svg" in text
+    assert not re.findall(r"<(?:script|link|img)", text)
+    assert (tmp_path / "made" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+TRIALS = [
+    {"number": n, "values": {"a.rate": 10.0**-n, "a.kind": "xy"[n % 2]}, "state": s, "value": v}
+    for n, (s, v) in enumerate([("finished", 0.1), ("pruned", 0.05), ("finished", 0.2)])
+]
+FAILED = {"number": 3, "values": {"a.rate": 1.0, "a.kind": "x"}, "state": "failed", "value": None}
+
+
+def test_the_picture_is_the_same_each_time_and_loads_nothing(tmp_path: Path) -> None:
+    one = write_tuning(tmp_path / "one.svg", TRIALS, "map@10").read_text()
+    other = write_tuning(tmp_path / "other.svg", [*TRIALS[::-1], FAILED], "map@10").read_text()
+    assert one == other
+    ET.fromstring(one)
+    assert all(f"<!-- {name} -->" in one for name in ("trial", "a.rate", "a.kind", "map@10"))
+    links = re.findall(r'(?:href|src)="([^"]*)"', one)
+    assert all(link.startswith("#") for link in links)
