@@ -62,7 +62,8 @@ def _forget_inherited() -> None:
     global _lock
     _lock = threading.RLock()
     for each in list(_alive):
-        with suppress(AttributeError):  # one that was being opened, or cannot be
+        # One that was being opened, or cannot be, must not keep the others from being forgotten.
+        with suppress(Exception):
             by = vars(each).get("_reopened_by") or each.__reduce__()
             _inherited.append(dict(vars(each)))
             vars(each).clear()

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from evergram import Client, Corpus, Lineage, Reader, Recipe, View
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.gramian import GramianPenalty
+from evergram.reopening import Reopened
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres.connection import ConnectionPool, read_address
@@ -187,3 +188,13 @@ def test_a_pickled_text_encoder_encodes_the_same() -> None:
     assert again.batch == 7
     np.testing.assert_array_equal(again.encode(["abba"]), encoder.encode(["abba"]))
     assert in_fork(lambda: encoder.encode(["abba"]).tolist()) == encoder.encode(["abba"]).tolist()
+
+
+def test_what_cannot_be_opened_again_does_not_keep_others_from_it(reader: Reader) -> None:
+    class Refused(Reopened):
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot be opened again")
+
+    before, refused = rows_of(reader), [Refused() for _ in range(20)]
+    assert in_fork(lambda: ("_reopened_by" in vars(reader), rows_of(reader))) == (True, before)
+    assert len(refused) == 20

@@ -49,6 +49,14 @@ def test_the_sum_is_that_of_the_cache_after_batches_with_duplicates(beta: str) -
 
 
 @pytest.mark.long
+def test_of_an_entity_with_two_embeddings_the_last_one_is_kept() -> None:
+    estimator, ids = SAGram(DIM, SHARE, FACTORS), torch.tensor([1, 0, 1, 0, 1])
+    estimator.begin(population())
+    rows = torch.arange(5.0)[:, None].expand(5, DIM)
+    estimator.after_step(EntityBatch(ids, torch.ones(5), rows, FACTORS[ids]))
+    assert estimator.cache[:2, 0].tolist() == [3, 4]
+
+
 def test_beta_1_is_unbiased_before_it_is_projected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both halves, G and H: the papers' λ in the lines of H would not be."""
     monkeypatch.setattr("evergram.gramian.sagram.projected", lambda m: m)

@@ -35,7 +35,7 @@ def test_later_versions_than_the_settled_are_read_beside(lineage: Lineage) -> No
     assert stores.sides == ("object",)
     assert stores.of() is store
     assert [stores.at(None, version) for version in (0, 1, 2)] == [store, store, beside]
-    with pytest.raises(LineageError, match="no side 'candidate' here; there is object"):
+    with pytest.raises(LineageError, match="no side 'candidate' in the stores; it has object"):
         stores.of("candidate")
     stores.close()
     assert (store.closed, beside.closed) == (1, 1)

@@ -298,14 +298,16 @@ class _ProbeOptions:
         from pydantic import ValidationError
 
         from evergram.lineage.consumers.record import Probe
-        from evergram.releasing.probes import default_side, measured_probe
+        from evergram.lineage.stored_embeddings import side_of
+        from evergram.releasing.probes import measured_probe
         from evergram.validation import sentence_of
 
+        sides = lineage.manifest(lineage.production).embeddings
         facts = {
             "model": str(self.model),
             "data": str(self.data),
             "metric": self.metric or "auc",
-            "side": default_side(lineage) if self.side is None else self.side,
+            "side": side_of(sides, str(lineage.path), self.side),
             "min": self.min,
             "max": self.max,
         }

@@ -19,6 +19,7 @@ from evergram.data.reading.interaction_source import (
 from evergram.data.reading.keyed_table import open_keyed
 from evergram.data.reading.rules import BadRows, BadRowsChoice, Place, numbers_of_column
 from evergram.data.reading.source_files import Paths, source_files
+from evergram.data.reading.table_stream import TableStream
 from evergram.errors import DataError
 
 
@@ -110,13 +111,16 @@ def read_features(
 
 
 def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, pa.ChunkedArray]:
-    """Return the columns `id` (distinct, int64 or string) and `name` of a file.
+    """Return the ids (distinct, int64 or string) and the column `name` of a file. Of two columns
+    the other one is that of the ids, whatever it is called; of more it is `id`.
 
     Args:
         numbers: the column is of numbers of at least 0, which are returned as float64.
     Raises: DataError: see `KeyedTable`; or an id occurs twice, or a number is none.
     """
-    table = open_keyed(path, "", [name], BadRows(advice=False)).table()
+    others = [n for n in TableStream(source_files(path)[0]).names if n != name]
+    ids_of = others if len(others) == 1 else ("id",)
+    table = open_keyed(path, "", [name], BadRows(advice=False), ids_of).table()
     ids, cells = plain(table["id"]), table[name]
     if len(pc.unique(ids)) < len(ids):
         counts = pc.value_counts(ids).flatten()

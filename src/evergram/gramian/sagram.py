@@ -118,8 +118,9 @@ class SAGram(GramianEstimator):
         from the cache in S [D, D + K]: an entity that is in the batch twice has moved once."""
         rows = rows.whole()  # every process keeps the whole cache
         ids, place = torch.unique(rows.ids, return_inverse=True)
-        one = torch.empty_like(ids)
-        one[place] = torch.arange(len(place), device=ids.device)
+        # The last one of each: which of several writes to one place stays is not defined on CUDA.
+        order = torch.arange(len(place), device=ids.device)
+        one = torch.zeros_like(ids).scatter_reduce_(0, place, order, "amax")
         new, old, factors = rows.embeddings[one], self._cached(rows)[one], rows.factors[one]
         share = self.share[ids][:, None].to(new)
         change = (new * share).T @ beside(new, factors) - (old * share).T @ beside(old, factors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,23 @@ from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.parquet import read_embeddings
 
 
+def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
+    """Return a side of those that there are: by default "candidate", or else the first.
+
+    Args:
+        where: what has the sides, for the error.
+    Raises: LineageError: there is no such side.
+    """
+    if side is None:
+        return "candidate" if "candidate" in sides else next(iter(sides))
+    if side not in sides:
+        raise LineageError(
+            f"There is no side {side!r} in {where}; it has {' and '.join(sides)}"
+            f"{did_you_mean(side, sides)}."
+        )
+    return side
+
+
 def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path:
     """Return the file of a version's vectors of a side, compared with its hash.
 
@@ -23,12 +41,7 @@ def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path
         IntegrityError: the file is not what was published.
     """
     manifest = catalog.manifest(catalog.resolve(version))
-    if side not in manifest.embeddings:
-        sides = " and ".join(manifest.embeddings)
-        raise LineageError(
-            f"There is no side {side!r} in {catalog.address}; it has {sides}"
-            f"{did_you_mean(side, manifest.embeddings)}."
-        )
+    side_of(manifest.embeddings, str(catalog.address), side)
     folder = catalog.embeddings_folder(manifest.version)
     name = f"{side}.parquet"
     if not folder.is_dir():

@@ -152,12 +152,6 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     )
 
 
-def default_side(lineage: Lineage) -> str:
-    """Return "candidate", or the only side of the lineage."""
-    sides = list(lineage.manifest(lineage.production).embeddings)
-    return "candidate" if "candidate" in sides or len(sides) != 1 else sides[0]
-
-
 def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
     """Return the artefact with every probe's reading in its metrics, as "probes"; and the
     readings."""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.stored_embeddings import side_of
 from evergram.reopening import reopened
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
@@ -61,16 +62,11 @@ class SideStores:
     @property
     def default_side(self) -> str:
         """The side that is read if none is named: "candidate", if there is one."""
-        return "candidate" if "candidate" in self._stores else self.sides[0]
+        return side_of(self._stores, "the stores")
 
     def of(self, side: str | None = None) -> Store:
         """Return the store of a side. Raises: LineageError: there is no such side."""
-        side = self.default_side if side is None else side
-        if side not in self._stores:
-            raise LineageError(
-                f"There is no side {side!r} here; there is {' and '.join(self._stores)}."
-            )
-        return self._stores[side]
+        return self._stores[side_of(self._stores, "the stores", side)]
 
     def at(self, side: str | None, version: int) -> Store:
         """Return the store from which a version is read. Raises: as `of`."""

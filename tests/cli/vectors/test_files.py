@@ -13,7 +13,8 @@ from tests.support.lineages import lineage_of, read_as
 def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_path: Path) -> None:
     lineage_of(tmp_path / "line")
     out = tmp_path / "out.parquet"
-    export = ("vectors", "export", tmp_path / "line", out, "--side", "object", "--as", "v0")
+    export = ("vectors", "export", tmp_path / "line", out, "--as", "v0")
+    assert "it has object" in evergram.refused(*export, "--side", "candidate")
     assert evergram.json(*export) == {
         "file": str(out), "rows": 300, "dim": 6, "side": "object", "version": 2, "as": 0,
     }  # fmt: skip

@@ -150,6 +150,12 @@ def test_another_order_is_refused(case: str) -> None:
         make(refused)
 
 
+def test_before_step_is_called_before_accumulation() -> None:
+    penalty, rows, ids = GramianPenalty(D, "sagram"), torch.randn(5, D), torch.arange(5)
+    with pytest.raises(TrainingError, match="accumulate"), penalty.accumulate():
+        penalty.before_step(rows, rows, ids, ids)
+
+
 def test_estimators_without_a_cache_have_no_such_calls_and_no_beta() -> None:
     penalty, rows = GramianPenalty(D), torch.randn(5, D)
     for call in (penalty.before_step, penalty.after_step):

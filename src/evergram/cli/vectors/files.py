@@ -76,12 +76,13 @@ def export(
         ),
     ],
     side: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Side to write: query or candidate; object in a lineage of files.",
+            help="Side to write: query or candidate; object in a lineage of files (default: "
+            "candidate, or the only side).",
             autocompletion=choices("query", "candidate", "object"),
         ),
-    ],
+    ] = None,
     as_version: As = None,
     from_version: From = None,
     shards: ShardCount = None,
@@ -97,10 +98,13 @@ def export(
 ) -> None:
     """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.stored_embeddings import side_of
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, shard, other_processes())
-    view = Lineage.open(lineage).view(as_version, from_version)
+    opened = Lineage.open(lineage)
+    view = opened.view(as_version, from_version)
+    side = side_of(opened.manifest(view.source).embeddings, str(opened.path), side)
     if parts is not None and dimensions is not None:
         raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
     outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)

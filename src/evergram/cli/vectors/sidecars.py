@@ -50,7 +50,7 @@ def make(
         ),
     ] = None,
     side: Annotated[
-        str | None, typer.Option(help="Side of the lineage, where it has more than one.")
+        str | None, typer.Option(help="Side of the lineage (default: candidate, or the only side).")
     ] = None,
     old_ids: Annotated[
         Path | None, typer.Option("--old-ids", metavar="FILE", help="Ids of --old, one a line.")

@@ -232,9 +232,14 @@ class GramianPenalty(nn.Module):
 
         Args:
             query, candidate: [B, D], drawn like the step's own batch, and apart from it.
-        Raises: TrainingError: the estimator has no cache, or the step before lacks `after_step`.
+        Raises: TrainingError: the estimator has no cache, the step before lacks `after_step`, or
+            it is called inside `accumulate`, which could not take it back.
         """
         self._check_cache()
+        if self._pending is not None:
+            raise TrainingError(
+                "before_step is called once a step: call it before `with penalty.accumulate():`."
+            )
         if self._calls:
             raise TrainingError(
                 "The cache of 'sagram' lacks the last step: call penalty.after_step(…) after the "

@@ -64,27 +64,38 @@ class CatalogChanges:
             reason=reason.strip(),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+        def remove() -> None:
+            for folder in (catalog.embeddings_folder(number), catalog.folder(number)):
+                shutil.rmtree(folder, ignore_errors=True)
+                if catalog.remote is not None:
+                    catalog.remote.storage.remove(folder.relative_to(catalog.path).as_posix())
+
         self._write(
             lambda record: record_changes.without_newest(
                 record, withdrawal, self._pins(record), catalog.versions_with_embeddings
-            )
+            ),
+            remove,
         )
         del catalog.manifests[number]
-        for folder in (catalog.embeddings_folder(number), catalog.folder(number)):
-            shutil.rmtree(folder, ignore_errors=True)
-            if catalog.remote is not None:
-                catalog.remote.storage.remove(folder.relative_to(catalog.path).as_posix())
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version that neither a label nor a consumer is on."""
         self._write(lambda record: record_changes.with_retired(record, version, self._pins(record)))
 
-    def _write(self, change: Callable[[LineageRecord], LineageRecord]) -> None:
+    def _write(
+        self,
+        change: Callable[[LineageRecord], LineageRecord],
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a changed record, and tidy up under the same lock, as another may publish after
+        it."""
         catalog = self._catalog
         with writing(catalog.path, catalog.remote):
             before = unchanged(catalog.path, catalog.record, catalog.address, labels=True)
             after = change(before)
             write_record(catalog.path, after, catalog.remote)
+            tidy()
         catalog.record = after
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:

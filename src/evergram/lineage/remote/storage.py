@@ -126,13 +126,16 @@ class RemoteStorage:
                     if self.content(where) != path.read_bytes():
                         self._check_lock()
                         raise error
-            self._check_lock()
             for name in left - files.keys():
+                self._check_lock()
                 self._files.rm(self._place(f"{folder}/{name}"), recursive=True)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder; if that fails it stays, and nothing lists it."""
+        """Remove a folder; if that fails, or the lock is another's by now, it stays, and nothing
+        lists it."""
         with suppress(Exception):
+            # Just before it, as no driver removes on a condition.
+            self._check_lock()
             self._files.rm(self._place(folder), recursive=True)
 
     def remove_file(self, name: str) -> None:
@@ -147,7 +150,6 @@ class RemoteStorage:
         with suppress(Exception):
             others = self.folders(folder) - kept
             for name in others:
-                self._check_lock()
                 self.remove(f"{folder}/{name}")
 
     @contextmanager

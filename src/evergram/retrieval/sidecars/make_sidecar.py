@@ -16,6 +16,7 @@ from torch import Tensor
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, LineageError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.stored_embeddings import side_of
 from evergram.retrieval.sidecars.marks import marks_of
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.stores.store import Floats
@@ -65,7 +66,7 @@ def make_sidecar(
     if (size is None) == (error is None):
         raise DataError("A sidecar has a number of bytes or an error; give one of the two.")
     number, target = _checked_versions(lineage, version)
-    side = _checked_side(lineage, number, side)
+    side = side_of(lineage.manifest(number).embeddings, str(lineage), side)
     if not lineage.chain.is_affine(number, target):
         raise LineageError(
             f"The way back from version {number} is not affine, and a sidecar is made for an "
@@ -214,16 +215,6 @@ def _checked_versions(lineage: ReadOnlyLineage, version: int | None) -> tuple[in
     if not before:
         raise LineageError(f"Version {number} of {lineage} is its first, and needs no sidecar.")
     return number, max(before)
-
-
-def _checked_side(lineage: ReadOnlyLineage, version: int, side: str | None) -> str:
-    sides = list(lineage.manifest(version).embeddings)
-    if side is None and len(sides) == 1:
-        return sides[0]
-    if side not in sides:
-        asked = "No side is named" if side is None else f"There is no side {side!r}"
-        raise LineageError(f"{asked}; name {' or '.join(sides)} (--side).")
-    return side
 
 
 def _refuse_another(old: EmbeddingFile, lineage: ReadOnlyLineage, version: int, side: str) -> None:

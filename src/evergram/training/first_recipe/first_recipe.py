@@ -71,7 +71,8 @@ class FirstRecipe:
         yield from self.survey.sentences()
         if source.naive:
             yield "The times have no zone; they are read as UTC."
-        yield f"Training takes {in_words(self.seconds)} on an ordinary computer."
+        took = in_words(self.seconds)
+        yield f"Training takes {took} on an ordinary computer, once the data is read."
         if self.split_again:
             yield self.split_again
 
