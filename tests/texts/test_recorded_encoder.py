@@ -1,26 +1,90 @@
-"""The encoder of a record is opened by its addresses, and known again in each batch."""
+"""The record of an encoder; the encoder of a record is opened, and known again in each batch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from tests.support import text_encoders
 from tests.support.text_encoders import ADDRESSES, CALLS, third, word_vectors
 
 from evergram.errors import DataError
 from evergram.texts.addresses import open_text_encoder
-from evergram.texts.record import record_of
-from evergram.texts.recorded_encoder import (
-    RECORDED,
-    MismatchError,
-    RecordedEncoder,
-    open_recorded,
-)
+from evergram.texts.record import canary_vectors, parse_record, prompts_of, record_of
+from evergram.texts.recorded_encoder import RECORDED, MismatchError, RecordedEncoder, open_recorded
 from evergram.texts.text_encoder import Prompts, Vectors
 
 PROMPTS = Prompts("word50 ", "word51 ")
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    encoder = open_text_encoder(ADDRESSES[0], PROMPTS)
+    record = record_of(encoder)
+    again = parse_record(record.model_dump_json(), "a file")
+    assert again == record
+    assert prompts_of(again) == PROMPTS
+    assert_array_equal(canary_vectors(again), encoder.encode(record.texts))
+    assert again.mismatch(encoder) is None
+
+
+def test_other_prompts_dims_weights_and_vectors_are_mismatches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = open_text_encoder(ADDRESSES[0], PROMPTS)
+    record = record_of(encoder)
+    assert "its prompts are" in str(record.mismatch(open_text_encoder(ADDRESSES[0])))
+    assert "12 dims, not 10" in str(record.mismatch(open_text_encoder(ADDRESSES[1], PROMPTS)))
+    weighed = record.model_copy(update={"fingerprint": "weights:00"})
+    assert weighed.mismatch(encoder) is None
+    monkeypatch.setattr(encoder, "fingerprint", "weights:11")
+    assert weighed.mismatch(encoder) == "its weights are others"
+    monkeypatch.undo()
+    then = canary_vectors(record)
+    assert record.canary_mismatch(then * 1.02) is None
+    assert "differ by 0.04" in str(record.canary_mismatch(then * 1.04))
+    assert record.canary_mismatch(then[3:4], 3) is None
+    assert record.canary_mismatch(then[3:4], 2) is not None
+
+
+def test_a_damaged_record_is_refused() -> None:
+    for change in [
+        {"vectors": ["AAAA"]},
+        {"vectors": ["no base64!"] * 8},
+        {"prompts": {"query": ""}},
+        {"dim": 0},
+        {"texts": []},
+        {"more": 1},
+    ]:
+        fields = json.loads(record_of(open_text_encoder(ADDRESSES[0])).model_dump_json())
+        with pytest.raises(DataError, match="text encoder in a file is damaged"):
+            parse_record(json.dumps(fields | change), "a file")
+
+
+def test_cuts_are_declared_and_kept() -> None:
+    encoder = open_text_encoder(ADDRESSES[0])
+    record = record_of(encoder, [8, 4, 8, 10])
+    assert record.matryoshka == [4, 8]
+    again = parse_record(record.model_dump_json(), "a file")
+    assert again == record
+    assert again.mismatch(encoder) is None
+    for wrong in (0, 11):
+        with pytest.raises(DataError, match=f"have 10 coordinates and cannot be cut to {wrong}"):
+            record_of(encoder, [wrong])
+    for cuts in ([8, 4], [10], [0], [4, 4]):
+        damaged = {**json.loads(record.model_dump_json()), "matryoshka": cuts}
+        with pytest.raises(DataError, match="ascending numbers"):
+            parse_record(json.dumps(damaged), "a file")
+
+
+def test_an_encoder_that_gives_only_zeros_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are not at hand, and zeros are those of any model that fails."""
+    monkeypatch.setattr(text_encoders, "first", lambda texts: np.zeros((len(texts), 10)))
+    with pytest.raises(DataError, match="gives vectors of zeros for all canary texts"):
+        record_of(open_text_encoder(ADDRESSES[0]))
 
 
 def test_the_recorded_encoder_is_found_among_the_addresses_with_its_prompts() -> None:
@@ -44,18 +108,6 @@ def test_a_recorded_function_is_opened_only_where_it_is_named() -> None:
     assert not opened
     open_recorded(record, [RECORDED, ADDRESSES[0]], opener)
     assert opened == [ADDRESSES[0]]
-
-
-def test_a_recorded_model_is_opened_and_one_that_is_gone_is_an_error() -> None:
-    record = record_of(open_text_encoder(ADDRESSES[0])).model_copy(
-        update={"address": "model2vec:/nowhere"}
-    )
-    with pytest.raises(DataError):
-        open_recorded(record, [RECORDED], lambda address, prompts: _gone(address))
-
-
-def _gone(address: str) -> Any:
-    raise DataError(f"{address} is gone")
 
 
 def test_each_batch_takes_a_canary_along_and_shows_another_model() -> None:

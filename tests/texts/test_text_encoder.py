@@ -1,19 +1,29 @@
-"""What every encoder does with texts, whatever kind it is."""
+"""Encoders of texts: addresses, batches, prompts, canaries, cuts and fingerprints."""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_array_equal
-from tests.support.text_encoders import CALLS, HERE, word_vectors
+from tests.support.text_encoders import ADDRESSES, CALLS, HERE, word_vectors
 
-from evergram.errors import DataError
-from evergram.texts.addresses import open_text_encoder
-from evergram.texts.text_encoder import NotFiniteError, Prompts, TextsFailedError
+from evergram.errors import DataError, ServiceError
+from evergram.texts import addresses
+from evergram.texts.addresses import open_text_encoder, open_with_prompts
+from evergram.texts.callable_encoder import CallableEncoder
+from evergram.texts.canaries import SAME, distance
+from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.text_encoder import NotFiniteError, Prompts, TextEncoder, TextsFailedError
+from evergram.texts.weights import weights_fingerprint
 
 
 @given(st.lists(st.sampled_from(["word1", "word2 word3", "word4"]), min_size=1, max_size=9))
@@ -25,6 +35,12 @@ def test_batches_give_what_one_call_gives(texts: list[str]) -> None:
     assert_array_equal(vectors, word_vectors(texts, 0, 10))
 
 
+def test_the_text_of_a_vector_that_is_not_finite_is_known() -> None:
+    with pytest.raises(NotFiniteError) as refusal:
+        open_text_encoder(f"{HERE}:not_finite").encode(["good", "bad 1", "bad 2"])
+    assert refusal.value.text == "bad 1"
+
+
 def test_each_role_has_its_prompt() -> None:
     encoder = open_text_encoder(f"{HERE}:first", Prompts("ask ", "tell "))
     CALLS.clear()
@@ -34,31 +50,14 @@ def test_each_role_has_its_prompt() -> None:
     assert CALLS == [["ask word1"], ["tell word1"], ["tell word1"]]
 
 
-def test_the_dim_is_that_of_its_vectors_and_a_function_has_no_fingerprint() -> None:
-    encoder = open_text_encoder(f"{HERE}:second")
-    assert (encoder.dim, encoder.fingerprint) == (12, None)
-    assert "second" in repr(encoder)
-
-
-@pytest.mark.parametrize(
-    ("function", "texts", "words"),
-    [
+def test_what_is_not_one_finite_vector_a_text_is_refused() -> None:
+    for function, texts, words in [
         ("misshapen", ["a", "b"], r"shape \[1, 2\] for 2 texts"),
         ("not_finite", ["good", "bad"], "a NaN or an infinity for the text 'bad'"),
         ("first", [], "no texts to encode"),
-    ],
-)
-def test_what_is_not_one_finite_vector_a_text_is_refused(
-    function: str, texts: list[str], words: str
-) -> None:
-    with pytest.raises(DataError, match=words):
-        open_text_encoder(f"{HERE}:{function}").encode(texts)
-
-
-def test_the_text_of_a_vector_that_is_not_finite_is_known() -> None:
-    with pytest.raises(NotFiniteError) as refusal:
-        open_text_encoder(f"{HERE}:not_finite").encode(["good", "bad 1", "bad 2"])
-    assert refusal.value.text == "bad 1"
+    ]:
+        with pytest.raises(DataError, match=words):
+            open_text_encoder(f"{HERE}:{function}").encode(texts)
 
 
 def test_how_long_a_call_has_lasted_is_known_without_waiting_for_it(
@@ -112,3 +111,165 @@ def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert most == [1]
+
+
+def test_an_encoder_has_the_address_that_it_was_opened_at() -> None:
+    for address in ADDRESSES:
+        assert open_text_encoder(address).address == address
+    assert open_text_encoder("openai:https://host/v1#m").address == "openai:https://host/v1#m"
+
+
+def test_what_names_no_encoder_is_refused() -> None:
+    for address, words in [
+        ("minilm", "is no address of an encoder"),
+        ("wordlama:", r"did you mean .wordllama.\?"),
+        ("python:", "names no encoder after the colon"),
+        ("python:evergram.texts", "write python:package.module:function"),
+        ("python:no_such_module:f", "cannot be imported"),
+        ("python:tests.support.text_encoders:NO_FUNCTION", "is no function; it is a int"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            open_text_encoder(address)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, module in [
+        ("sentence-transformers:x", "sentence_transformers"),
+        ("model2vec:x", "model2vec"),
+        ("wordllama:", "wordllama"),
+        ("openai:https://host/v1#m", "httpx"),
+    ]:
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ServiceError, match="pip install"):
+            open_text_encoder(address)
+
+
+def test_a_package_that_fails_on_import_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two packages do not fit each other."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for address, module, error in [
+        ("sentence-transformers:x", "sentence_transformers", "ImportError"),
+        ("model2vec:x", "model2vec", "RuntimeError"),
+        ("wordllama:", "wordllama", "ImportError"),
+    ]:
+        (tmp_path / f"{module}.py").write_text(f"raise {error}('no name x')")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        with pytest.raises(ServiceError, match=f"{error}: no name x"):
+            open_text_encoder(address)
+
+
+def test_one_prompt_leaves_the_models_own_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(address: str) -> TextEncoder:
+        return open_text_encoder(address, Prompts("query: ", "passage: "))
+
+    monkeypatch.setattr(addresses, "open_text_encoder", opened)
+    cases = {
+        (None, None): ("query: ", "passage: "),
+        ("ask ", None): ("ask ", "passage: "),
+        (None, "tell "): ("query: ", "tell "),
+        ("", "tell "): ("", "tell "),
+    }
+    for asked, prompts in cases.items():
+        assert open_with_prompts(ADDRESSES[0], *asked).prompts == Prompts(*prompts)
+
+
+def test_a_module_of_this_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lengths_of_texts.py").write_text(
+        "def encode(texts):\n    return [[len(text), 1.0] for text in texts]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    encoder = CallableEncoder("lengths_of_texts:encode", Prompts(query="ab"))
+    assert encoder.encode(["four"]).tolist() == [[4.0, 1.0]]
+    assert encoder.encode(["four"], "query").tolist() == [[6.0, 1.0]]
+
+
+def test_a_module_that_fails_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_encoder.py").write_text("raise ValueError('no weights')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"as the module fails: ValueError: no weights; correct it"):
+        CallableEncoder("failing_encoder:f")
+
+
+def test_the_distance_is_the_worst_canarys_relative_one() -> None:
+    then = np.array([[3.0, 4.0], [0.0, 2.0]], dtype=np.float32)
+    now = np.array([[3.0, 4.5], [0.0, 2.0]], dtype=np.float32)
+    assert distance(now, then) == pytest.approx(0.1)
+    assert distance(then, then) == 0
+
+
+def test_other_dims_and_a_zero_that_is_none_are_far() -> None:
+    assert distance(np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)) == float("inf")
+    then, now = np.zeros((1, 2), np.float32), np.full((1, 2), 1e-9, np.float32)
+    assert distance(now, then) > SAME
+    assert distance(then, then) == 0
+
+
+NUMBERS = st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False)
+
+
+@given(arrays(np.float32, (3, 5), elements=NUMBERS), st.integers(1, 5))
+def test_a_cut_row_has_length_1_and_the_direction_of_its_coordinates(
+    vectors: np.ndarray, dims: int
+) -> None:
+    rows = cut(vectors, dims)
+    assert rows.shape == (3, dims)
+    assert rows.dtype == np.float32
+    for whole, row in zip(vectors.tolist(), rows.tolist(), strict=True):
+        # In Python's own numbers, with hypot in place of a norm.
+        length = math.hypot(*whole[:dims])
+        if length == 0:
+            assert row == [0.0] * dims
+        else:
+            np.testing.assert_allclose(row, [x / length for x in whole[:dims]], atol=1e-6)
+
+
+def test_no_cut_is_no_change() -> None:
+    vectors = np.array([[3.0, 4.0]], dtype=np.float32)
+    assert cut(vectors, None) is vectors
+
+
+def test_only_declared_numbers_and_all_are_allowed() -> None:
+    assert checked_dims(None, 8, (2, 4), 1) is None
+    assert checked_dims(8, 8, (2, 4), 1) is None
+    assert checked_dims(4, 8, (2, 4), 1) == 4
+    for asked in (0, 3, 9, -1):
+        with pytest.raises(DataError, match=rf"8 dimensions and is not cut to {asked}: .* 2, 4;"):
+            checked_dims(asked, 8, (4, 2), 1)
+    with pytest.raises(DataError, match="declares no other number"):
+        checked_dims(4, 8, (), 1)
+
+
+ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros(2, np.float32)}
+RULES = {"model": {"vocab": {"x": 0}}, "padding": None}
+
+
+def fingerprint(
+    arrays: dict[str, np.ndarray] = ARRAYS, settings: object = 1, rules: object = RULES
+) -> str:
+    return weights_fingerprint(arrays.items(), settings, json.dumps(rules))
+
+
+def test_order_and_what_the_last_call_left_behind_change_nothing() -> None:
+    turned = dict(reversed(ARRAYS.items()))
+    assert fingerprint(turned) == fingerprint()
+    assert fingerprint(rules={**RULES, "padding": {"length": 9}, "truncation": 3}) == fingerprint()
+    assert fingerprint({**ARRAYS, "a": np.asfortranarray(ARRAYS["a"])}) == fingerprint()
+    assert fingerprint().startswith("weights:")
+
+
+def test_each_part_counts() -> None:
+    for other in [
+        fingerprint({**ARRAYS, "a": ARRAYS["a"] + 1e-12}),
+        fingerprint({**ARRAYS, "a": ARRAYS["a"].reshape(3, 2)}),
+        fingerprint({**ARRAYS, "b": np.zeros(2, np.int32)}),
+        fingerprint({"c": ARRAYS["a"], "b": ARRAYS["b"]}),
+        fingerprint(settings=2),
+        fingerprint(rules={"model": {"vocab": {"y": 0}}}),
+        weights_fingerprint(ARRAYS.items(), 1, ""),
+    ]:
+        assert other != fingerprint()

@@ -1,7 +1,9 @@
-"""Pairs of two files against a dictionary, for any order, formats and blocks."""
+"""Pairs of two files against a dictionary, and blocks that are read ahead."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.prefetch import ahead
 from evergram.vector_files.writers import write_vectors
 
 
@@ -74,10 +77,7 @@ def test_pairs_are_those_of_a_dictionary(
     assert collected(pairing, size) == expected
     assert collected(pairing, size) == expected  # as often as asked
     assert len(pairing) == len(expected)
-    assert (pairing.only_old, pairing.only_new) == (
-        rows - len(expected),
-        others - len(expected),
-    )
+    assert (pairing.only_old, pairing.only_new) == (rows - len(expected), others - len(expected))
     if sort:
         assert pairing.in_order
 
@@ -102,13 +102,6 @@ def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
             Pairing(old, new)
 
 
-def test_nothing_in_common_is_refused_with_examples(tmp_path: Path) -> None:
-    old = file_of(tmp_path / "a.parquet", ["x"], torch.ones(1, 2))
-    new = file_of(tmp_path / "b.parquet", [3], torch.ones(1, 2))
-    with pytest.raises(DataError, match=r"no id in common .*'x'.*'3'"):
-        Pairing(old, new)
-
-
 def test_no_room_for_the_temporary_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,3 +114,29 @@ def test_no_room_for_the_temporary_file_is_refused(
     monkeypatch.setattr("evergram.vector_files.pairing.tempfile.TemporaryFile", full)
     with pytest.raises(DataError, match="No space left on device; set TMPDIR"):
         next(Pairing(old, new).blocks())
+
+
+def test_the_next_item_is_made_while_one_is_used() -> None:
+    made = threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for i in range(3):
+            made.release()
+            yield i
+
+    items_ahead = ahead(items())
+    assert next(items_ahead) == 0
+    assert made.acquire(timeout=5)
+    assert made.acquire(timeout=5)  # the second, which nobody has asked for
+    assert list(items_ahead) == [1, 2]
+
+
+def test_an_error_comes_after_the_items_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("two")
+
+    items_ahead = ahead(items())
+    assert next(items_ahead) == 1
+    with pytest.raises(ValueError, match="two"):
+        next(items_ahead)
