@@ -1,5 +1,0 @@
-"""The command."""
-
-from tests.support.command import evergram
-
-__all__ = ["evergram"]
