@@ -1,27 +1,29 @@
-"""One script, against the reader and against the service."""
+"""One script against the reader and the service, and the client of OpenAI, unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pyarrow as pa
 import pytest
-from numpy.testing import assert_array_equal
-from tests.support.running_service import Running, running
+from numpy.testing import assert_allclose, assert_array_equal
+from tests.support.lineages import lineage_of, read_as, vectors_of
+from tests.support.running_service import Running, running, server, service_of
 
 from evergram import Client
 from evergram.errors import (
     DataError,
     EvergramError,
-    LineageError,
     ServiceError,
     ShapeError,
-    UnknownVersionError,
 )
+from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.serving.app import create_app
 
 
 def client_of(served: Running) -> Client:
@@ -81,20 +83,6 @@ def test_the_same_script_gives_the_same(served: Running) -> None:
             assert a == b
 
 
-def test_errors_are_those_of_the_library(served: Running) -> None:
-    client = client_of(served)
-    with pytest.raises(UnknownVersionError, match="no version 9"):
-        client.embed([1], 9)
-    with pytest.raises(ShapeError):
-        client.search([0.0], version=0)
-    with pytest.raises(LineageError, match="no side"):
-        client.embed([1], side="query")
-    with pytest.raises(DataError):
-        client.embed([1, "a"])
-    assert [v["version"] for v in client.versions()] == [0, 1, 2]
-    assert client.consumers() == []
-
-
 def test_strings_are_ids_where_they_are(tmp_path: Path) -> None:
     with running(tmp_path / "line", text=True, versions=1) as served:
         embedded = client_of(served).embed(["7", "nobody"])
@@ -129,13 +117,10 @@ def test_arguments_that_cannot_be_sent_are_refused(served: Running) -> None:
 
 @pytest.mark.parametrize("token", ["", "…", "a b", "secret\n"])
 def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it(token: str) -> None:
-    with pytest.raises(ServiceError, match="'evergram consumer token'") as caught:
+    with pytest.raises(ServiceError) as caught:
         Client("http://service", token)
     assert not token or token not in str(caught.value)
-
-
-def test_a_wrong_address_is_refused() -> None:
-    with pytest.raises(ServiceError, match=r"is not an address such as http:.*: Invalid port"):
+    with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:port"):
         Client("http://127.0.0.1:port")
 
 
@@ -161,18 +146,72 @@ def test_calls_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with Client("http://service", transport=flaky) as client:
         assert client.versions() == [{"version": 0}]
     assert len(pauses) == 3
+    cases: tuple[tuple[list[Any], int, str], ...] = (
+        ([503] * 9, 2, "busy"),
+        ([httpx.ConnectError("refused")], 0, "cannot be reached: refused"),
+        ([400], 5, "busy"),
+    )
+    for failures, retries, words in cases:
+        with (
+            Client("http://service", transport=Flaky(failures), retries=retries) as client,
+            pytest.raises(ServiceError, match=words),
+        ):
+            client.versions()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """An address, and a token that is pinned to version 0."""
+    folder: Path = tmp_path_factory.mktemp("openai") / "line"
+    lineage = lineage_of(folder)
+    lineage.label("stable", 2)
+    consumers = ConsumerRegistry.open(folder)
+    consumers.add("classifier", "v0", lineage.resolve, allowed=["stable"])
+    token = consumers.issue_token("classifier")
+    with server(create_app(service_of(folder))) as url:
+        yield f"{url}/v1", token
+
+
+@pytest.fixture
+def openai_client(guarded: tuple[str, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=guarded[0], api_key=guarded[1], max_retries=0) as openai_client:
+        yield openai_client
+
+
+def test_embeddings_by_version_by_label_and_by_default(openai_client: openai.OpenAI) -> None:
+    for model, version in (("line@v0", 0), ("line", 0), ("line@stable", 2)):
+        answer = openai_client.embeddings.create(model=model, input=["7", "8"])
+        expected = read_as(2, version)[[7, 8]].numpy()
+        assert_allclose([d.embedding for d in answer.data], expected, rtol=1e-5, atol=1e-6)
+        assert answer.model == f"line@v{version}"
+        assert answer.usage.total_tokens == 0
+
+
+def test_floats_users_sides_and_dimensions(openai_client: openai.OpenAI) -> None:
+    answer = openai_client.embeddings.create(
+        model="line@stable",
+        input="7",
+        encoding_format="float",
+        user="somebody",
+        dimensions=10,
+        extra_body={"side": "object"},
+    )
+    assert_allclose(answer.data[0].embedding, vectors_of(2)[7].numpy(), rtol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="10 dimensions"):
+        openai_client.embeddings.create(model="line@stable", input="7", dimensions=3)
+
+
+def test_errors_are_its_own(openai_client: openai.OpenAI, guarded: tuple[str, str]) -> None:
+    with pytest.raises(openai.NotFoundError, match="1 of 2 ids") as missing:
+        openai_client.embeddings.create(model="line", input=["7", "777"])
+    assert missing.value.code == "unknown_id"
+    with pytest.raises(openai.PermissionDeniedError, match="may not read"):
+        openai_client.embeddings.create(model="line@v1", input="7")
+    # Nobody is told which versions there are beside those that they may read.
+    with pytest.raises(openai.PermissionDeniedError, match="may not read"):
+        openai_client.embeddings.create(model="line@v9", input="7")
     with (
-        Client("http://service", transport=Flaky([503] * 9), retries=2) as client,
-        pytest.raises(ServiceError, match="busy"),
+        openai.OpenAI(base_url=guarded[0], api_key="wrong", max_retries=0) as other,
+        pytest.raises(openai.AuthenticationError, match="token"),
     ):
-        client.versions()
-    with (
-        Client("http://service", transport=Flaky([httpx.ConnectError("refused")]), retries=0) as c,
-        pytest.raises(ServiceError, match="cannot be reached: refused"),
-    ):
-        c.versions()
-    with (
-        Client("http://service", transport=Flaky([400]), retries=5) as client,
-        pytest.raises(ServiceError),
-    ):
-        client.versions()
+        other.embeddings.create(model="line", input="7")

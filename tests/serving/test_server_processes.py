@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from tests.support.command import run_process
 from tests.support.lineages import DIMS, lineage_of, publish, vectors_of
 from tests.support.serving_process import PATIENCE, ServingProcess, serving
 
@@ -100,14 +99,6 @@ def service(folder: Path) -> Iterator[ServingProcess]:
         yield running
 
 
-def test_the_processes_are_announced_and_all_answer(service: ServingProcess) -> None:
-    assert service.announcement["processes"] == COUNT
-    assert len(processes(service)) == COUNT
-    with ExitStack() as stack:
-        for client in each_process(service, stack).values():
-            assert len(embed(client, "line@v0").json()["data"][0]["embedding"]) == DIMS[0]
-
-
 def test_metrics_and_drift_are_counted_by_each_process(service: ServingProcess) -> None:
     with ExitStack() as stack:
         first, second = each_process(service, stack).values()
@@ -125,7 +116,7 @@ def test_metrics_and_drift_are_counted_by_each_process(service: ServingProcess) 
         soon(lambda: "evergram_drift_vectors{" in metrics_of(first))
 
 
-def test_a_token_is_taken_and_revoked_by_all(service: ServingProcess, folder: Path) -> None:
+def test_tokens_and_versions_are_taken_up_by_all(service: ServingProcess, folder: Path) -> None:
     with ExitStack() as stack:
         clients = list(each_process(service, stack).values())
         lineage = Lineage.open(folder)
@@ -140,19 +131,9 @@ def test_a_token_is_taken_and_revoked_by_all(service: ServingProcess, folder: Pa
         registry.remove("ads")
         gone = [soon(answers(client, 401)) for client in clients]
         assert max(taken + gone) < 20 * POLL
-
-
-def test_a_new_version_is_seen_by_all(service: ServingProcess, folder: Path) -> None:
-    with ExitStack() as stack:
-        clients = list(each_process(service, stack).values())
-        publish(Lineage.open(folder), 2, ROWS)
-
-        def promoted(client: httpx.Client) -> Callable[[], bool]:
-            return lambda: bool(embed(client, "line").headers.get("x-evergram-version") == "2")
-
-        seconds = [soon(promoted(client)) for client in clients]
-        # One look, and filling the snapshot; a loaded machine takes its time.
-        assert max(seconds) < 60 * POLL
+        publish(lineage, 2, ROWS)
+        for client in clients:
+            soon(lambda c=client: embed(c, "line").headers.get("x-evergram-version") == "2")  # type: ignore[misc]
 
 
 def test_the_snapshot_is_in_memory_once(service: ServingProcess, folder: Path) -> None:
@@ -196,13 +177,6 @@ def test_all_end_with_the_first(folder: Path, how: signal.Signals) -> None:
         assert len(numbers) == COUNT
         os.kill(running.process.pid, how)
         soon(lambda: not any(Path(f"/proc/{n}/cmdline").exists() for n in numbers))
-
-
-def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
-    refused = run_process("serve", tmp_path / "none", "--processes", 2, "--port", 0)
-    assert "error: " in refused.refusal()
-    with pytest.raises(ServiceError, match="at least 1"):
-        listen_processes(tmp_path, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tests.support.lineages import lineage_of, publish, read_as
+from tests.support.lineages import lineage_of, publish
 from tests.support.publishing import publish_next
-from tests.support.running_service import Running, read_from_dictionaries, running, server
+from tests.support.running_service import (
+    CountedStore,
+    Running,
+    read_from_dictionaries,
+    running,
+    server,
+)
 from tests.support.store_kinds import STORES
 
 from evergram.compatibility.transforms import AffineTransform
-from evergram.errors import ServiceError
+from evergram.errors import ServiceError, StoreError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
@@ -30,10 +36,11 @@ from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.change_watch import ChangeWatch
+from evergram.serving.dashboard.data import published_facts
+from evergram.serving.served_state import SharedReader
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.texts.served_texts import ServedTexts
-from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
 
 def until(holds: Callable[[], bool], seconds: float = 120) -> None:
@@ -48,10 +55,10 @@ def version_of(served: Running) -> int:
     return version
 
 
-def test_a_new_version_is_loaded_by_itself(served: Running) -> None:
-    old = served.service.enter()
-    publish(Lineage.open(served.folder), 3)
-    until(lambda: version_of(served) == 3)
+def test_a_new_version_is_loaded_by_itself(fresh: Running) -> None:
+    old = fresh.service.enter()
+    publish(Lineage.open(fresh.folder), 3)
+    until(lambda: version_of(fresh) == 3)
     store: Any = old.reader.store()
     # The request that is under way keeps what it began with.
     assert not store.closed
@@ -85,7 +92,6 @@ def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
-    """It had objects that the version before has not, and it went before anybody looked."""
     lineage = lineage_of(tmp_path / "line", versions=2)
     lineage.label("kept", 1)
     publish(lineage, 2, rows=350)
@@ -100,64 +106,64 @@ def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) -> None:
-    reader = served.service.shared.reader
-    lineage = Lineage.open(served.folder)
-    consumers = ConsumerRegistry.open(served.folder)
+def test_a_change_of_consumers_does_not_open_the_lineage_again(fresh: Running) -> None:
+    reader = fresh.service.shared.reader
+    lineage = Lineage.open(fresh.folder)
+    consumers = ConsumerRegistry.open(fresh.folder)
     consumers.add("ads", "v0", lineage.resolve)
     token = consumers.issue_token("ads")
-    until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
-    body = served.post("/v1/embeddings", {"input": 1}, token).json()
+    until(lambda: fresh.post("/v1/embeddings", {"input": 1}).status_code == 401)
+    body = fresh.post("/v1/embeddings", {"input": 1}, token).json()
     assert body["evergram"]["version"] == 0
-    assert served.service.shared.reader is reader
+    assert fresh.service.shared.reader is reader
 
 
 def test_a_token_is_taken_back_while_stores_are_filled(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumers = ConsumerRegistry.open(served.folder)
-    consumers.add("ads", "v0", Lineage.open(served.folder).resolve)
+    consumers = ConsumerRegistry.open(fresh.folder)
+    consumers.add("ads", "v0", Lineage.open(fresh.folder).resolve)
     token = consumers.issue_token("ads")
-    until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
+    until(lambda: fresh.post("/v1/embeddings", {"input": 1}).status_code == 401)
     filling, filled = threading.Event(), threading.Event()
-    opening = served.service._open_reader
+    opening = fresh.service._open_reader
 
     def slowly() -> Reader:
         filling.set()
         assert filled.wait(120)
         return opening()
 
-    monkeypatch.setattr(served.service, "_open_reader", slowly)
-    publish(Lineage.open(served.folder), 3)
+    monkeypatch.setattr(fresh.service, "_open_reader", slowly)
+    publish(Lineage.open(fresh.folder), 3)
     assert filling.wait(120)
     body = {"input": 1, "model": "line@v0"}
-    assert served.post("/v1/embeddings", body, token).status_code == 200
+    assert fresh.post("/v1/embeddings", body, token).status_code == 200
     consumers.issue_token("ads")
-    until(lambda: served.post("/v1/embeddings", body, token).status_code == 401)
+    until(lambda: fresh.post("/v1/embeddings", body, token).status_code == 401)
     assert not filled.is_set()
     filled.set()
     monkeypatch.undo()
-    until(lambda: served.service.production == 3)
+    until(lambda: fresh.service.production == 3)
 
 
 def test_a_change_that_cannot_be_loaded_is_reported_and_the_old_version_served(
-    served: Running, caplog: pytest.LogCaptureFixture
+    fresh: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = served.folder / "lineage.json"
+    record = fresh.folder / "lineage.json"
     whole = record.read_bytes()
     with caplog.at_level(logging.ERROR):
         record.write_bytes(whole[:-20])
-        until(lambda: served.get("/readyz").json()["problem"] is not None)
-    ready = served.get("/readyz")
+        until(lambda: fresh.get("/readyz").json()["problem"] is not None)
+    ready = fresh.get("/readyz")
     assert ready.status_code == 200
     assert "version 2 is served on" in ready.json()["problem"]
-    assert str(served.folder) not in ready.text
+    assert str(fresh.folder) not in ready.text
     assert "lineage.json" in caplog.text
-    assert "evergram_reload_failed 1.0" in served.get("/metrics").text
-    assert version_of(served) == 2
+    assert "evergram_reload_failed 1.0" in fresh.get("/metrics").text
+    assert version_of(fresh) == 2
     record.write_bytes(whole)
-    until(lambda: served.get("/readyz").json()["problem"] is None)
-    assert "evergram_reload_failed 0.0" in served.get("/metrics").text
+    until(lambda: fresh.get("/readyz").json()["problem"] is None)
+    assert "evergram_reload_failed 0.0" in fresh.get("/metrics").text
 
 
 def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open(
@@ -196,7 +202,6 @@ def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open
 
 
 def test_two_services_on_one_folder_load_a_promotion(tmp_path: Path) -> None:
-    """Whichever is first removes the stores of the newest version's own, which both had open."""
     lineage = lineage_of(tmp_path / "line", versions=2)
     first, second = Service.open(lineage.path), Service.open(lineage.path)
     publish(lineage, 2, promote=False)
@@ -213,20 +218,16 @@ def test_two_services_on_one_folder_load_a_promotion(tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_answer_is_not_ready(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.support.running_service import CountedStore
-
-    from evergram.errors import StoreError
-
     def gone(self: CountedStore) -> Any:
         raise StoreError("gone from /srv/x")
 
     monkeypatch.setattr(CountedStore, "spaces", gone)
-    until(lambda: served.get("/readyz").status_code == 503)
-    assert "/srv" not in served.get("/readyz").text
+    until(lambda: fresh.get("/readyz").status_code == 503)
+    assert "/srv" not in fresh.get("/readyz").text
     monkeypatch.undo()
-    until(lambda: served.get("/readyz").status_code == 200)
+    until(lambda: fresh.get("/readyz").status_code == 200)
 
 
 ROWS, DIM = 60, 8
@@ -281,8 +282,6 @@ def test_a_request_under_way_reads_on_from_what_a_change_replaces(
     "kind", [pytest.param(k, marks=() if k == "own" else pytest.mark.long) for k in KINDS]
 )
 def test_no_request_fails_while_versions_come_and_go(tmp_path: Path, kind: str) -> None:
-    """Versions are published aside, promoted, put back and filled, in every kind of store, while
-    requests for each of them are answered over HTTP; every vector and every hit is right."""
     lineage = Lineage.create(tmp_path / "line", "line")
     publish_next(lineage, multiple(0))
     store = None if kind == "own" else STORES[kind](tmp_path, "int64")
@@ -343,47 +342,107 @@ def test_no_request_fails_while_versions_come_and_go(tmp_path: Path, kind: str) 
     assert not wrong, (len(wrong), sum(answers.values()), wrong[0])
 
 
-def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:
-    """On the lineage's own snapshots, behind a real server: every answer is right, whichever
-    version it was computed from."""
-    folder = tmp_path / "line"
-    lineage = lineage_of(folder, versions=1)
-    service = Service.open(folder)
-    assert isinstance(service.shared.reader.store(), SnapshotStore)
-    expected = {v: read_as(v, 0).numpy() for v in range(4)}
-    stop = threading.Event()
-    wrong: list[Any] = []
-    seen: set[int] = set()
+def test_a_version_that_is_asked_for_is_loaded_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
+        publish(Lineage.open(served.folder), 3)
+        answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
+        assert answer.json()["evergram"]["version"] == 3
 
-    def ask(url: str, seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        with httpx.Client(base_url=url) as http:
-            while not stop.is_set():
-                ids = draw.integers(0, 300, size=20).tolist()
-                answer = http.post("/v1/embeddings", json={"model": "line@v0", "input": ids})
-                if answer.status_code != 200:
-                    wrong.append(answer.text)
-                    return
-                body = answer.json()
-                for key, row, source in zip(
-                    ids, body["data"], body["evergram"]["computed_from"], strict=True
-                ):
-                    seen.add(source)
-                    try:
-                        assert_allclose(row["embedding"], expected[source][key], 1e-4, 1e-5)
-                    except AssertionError as error:
-                        wrong.append((source, key, str(error)))
 
-    with server(create_app(service, ServiceSettings(poll=0.05))) as url:
-        threads = [threading.Thread(target=ask, args=(url, n)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for version in (0, 1, 2, 3):
-            if version:
-                publish(lineage, version)
-            until(lambda v=version: v in seen or bool(wrong))  # type: ignore[misc]
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong, wrong[0]
-    assert seen == {0, 1, 2, 3}
+def test_many_requests_for_an_unknown_version_wait_for_one_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
+        begun, go = threading.Event(), threading.Event()
+        looks = 0
+
+        def look() -> bool:
+            nonlocal looks
+            looks += 1
+            begun.set()
+            assert go.wait(120)
+            return False
+
+        monkeypatch.setattr(served.service, "refresh", look)
+        asked = {"input": 1, "version": "v9"}
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(served.post, "/v1/embeddings", asked) for _ in range(8)]
+            assert begun.wait(120)
+            assert [a.result().status_code for a in answers] == [404] * 8
+        go.set()
+        until(lambda: served.post("/v1/embeddings", asked).status_code == 404)
+        assert looks <= 3
+
+
+def test_a_look_that_fails_is_tried_again(
+    fresh: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[int] = []
+
+    def check_stores() -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise RuntimeError("once")
+
+    monkeypatch.setattr(fresh.service, "check_stores", check_stores)
+    until(lambda: len(looks) >= 3)
+    assert caplog.text.count("Refreshing the service failed; it is tried again.") == 1
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedReader:
+    lineage_of(tmp_path / "line", versions=2)
+    return SharedReader(read_from_dictionaries(tmp_path / "line"))
+
+
+def test_the_last_to_leave_closes_the_stores(shared: SharedReader) -> None:
+    store: Any = shared.reader.store()
+    assert shared.enter()
+    shared.leave()
+    assert not store.closed
+    shared.leave()
+    assert store.closed
+    assert not shared.enter()
+
+
+def test_published_facts_are_read_by_the_first_who_asks(
+    shared: SharedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    def counted(lineage: Any) -> Any:
+        calls.append(lineage)
+        return published_facts(lineage)
+
+    monkeypatch.setattr("evergram.serving.served_state.published_facts", counted)
+    facts = shared.published_facts()
+    assert set(facts.metrics) == {0, 1}
+    assert shared.published_facts() is facts
+    assert len(calls) == 1
+
+
+def test_each_file_has_a_stamp_of_its_own(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    watch = ChangeWatch(tmp_path / "line")
+    record, consumers = watch.stamps()
+    assert consumers == ()
+    assert watch.stamps() == (record, consumers)
+    ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve)
+    assert watch.stamps()[0] == record
+    added = watch.stamps()[1]
+    assert added != consumers
+    lineage.label("kept", 0)
+    assert watch.stamps()[0] != record
+    assert watch.stamps()[1] == added
+
+
+def test_a_remote_lineage_is_watched_by_its_content(tmp_path: Path) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/watched/lineage.json", b"one")
+    watch = ChangeWatch("memory://watched")
+    assert watch.folder is None
+    assert watch.stamps() == ((b"one",), ())
+    files.pipe_file("/watched/lineage.json", b"two")
+    assert watch.stamps() == ((b"two",), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from tests.support.running_service import CountedStore, Running, running
 
+from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.request_handler import PAGES
+from evergram.serving.http.workers import Workers
 from evergram.serving.settings import ServiceSettings
 
 SMALL = ServiceSettings(
@@ -32,12 +35,10 @@ def small(tmp_path: Path) -> Iterator[Running]:
     [
         ("/v1/embeddings", {"input": [1, 2, 3, 4]}, 200),
         ("/v1/embeddings", {"input": [1, 2, 3, 4, 5]}, 413),
-        ("/v1/search", {"vector": [0.5] * 10, "k": 5}, 200),
         ("/v1/search", {"vector": [0.5] * 10, "k": 6}, 400),
         ("/v1/search", {"vectors": [[0.5] * 10] * 2, "k": 4}, 200),
         ("/v1/search", {"vectors": [[0.5] * 10] * 2, "k": 5}, 413),
         ("/v1/search", {"vector": [0.5] * 10, "k": 1, "ids": [1, 2, 3, 4, 5]}, 413),
-        ("/v1/search", {"vector": [0.5] * 13}, 413),
         ("/v1/transform", {"vectors": [[0.5] * 10] * 5, "source": 2}, 413),
         ("/v1/embeddings", {"input": ["1" * 1900, "2"]}, 400),
         ("/v1/embeddings", {"input": ["1" * 2100]}, 413),
@@ -51,7 +52,6 @@ def test_requests_past_a_limit_are_refused(
 
 
 def test_a_body_is_counted_as_it_comes(small: Running) -> None:
-    """Without a length in the header; the rest is not read."""
     sent = 0
 
     def chunks() -> Iterator[bytes]:
@@ -120,7 +120,6 @@ def test_a_request_past_the_queue_is_answered_503(
 def test_a_body_is_held_until_its_worker_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its client was told that it took too long."""
     with running(tmp_path / "line", ServiceSettings(timeout=0.5, workers=1)) as served:
         handler = served.http.app.state.handler  # type: ignore[attr-defined]
         go = slow(monkeypatch)
@@ -135,10 +134,9 @@ def test_a_body_is_held_until_its_worker_is_done(
 
 
 def test_metrics_keep_no_other_request_waiting(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they count may be locked, and no more of them wait than a few."""
-    handler = served.http.app.state.handler  # type: ignore[attr-defined]
+    handler = fresh.http.app.state.handler  # type: ignore[attr-defined]
     begun, go = threading.Event(), threading.Event()
 
     def page() -> bytes:
@@ -148,12 +146,60 @@ def test_metrics_keep_no_other_request_waiting(
 
     monkeypatch.setattr(handler.metrics, "page", page)
     with ThreadPoolExecutor(PAGES + 2) as pool:
-        pages = [pool.submit(served.get, "/metrics") for _ in range(PAGES + 2)]
+        pages = [pool.submit(fresh.get, "/metrics") for _ in range(PAGES + 2)]
         try:
             assert begun.wait(60)
-            assert pool.submit(served.get, "/healthz").result(60).status_code == 200
+            assert pool.submit(fresh.get, "/healthz").result(60).status_code == 200
         finally:
             go.set()
         statuses = [answer.result(60).status_code for answer in pages]
     assert sorted(set(statuses)) == [200, 503]
     assert statuses.count(200) == PAGES + 1
+
+
+def test_work_cancelled_before_it_starts_never_runs() -> None:
+    started, release = threading.Event(), threading.Event()
+    ran: list[str] = []
+    done: list[str] = []
+
+    def slow() -> None:
+        started.set()
+        assert release.wait(60)
+        ran.append("slow")
+
+    async def scene() -> None:
+        workers = Workers(size=1, waiting=1)
+        first = asyncio.create_task(workers.run(slow, lambda: done.append("slow")))
+        await asyncio.to_thread(started.wait, 60)
+        second = asyncio.create_task(
+            workers.run(lambda: ran.append("waiting"), lambda: done.append("waiting"))
+        )
+        await asyncio.sleep(0)
+        assert workers.busy == 2
+        second.cancel()
+        first.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        # What has started goes on without anybody who waits for it.
+        assert done == ["waiting"]
+        release.set()
+        workers.close()
+        assert workers.busy == 0
+
+    asyncio.run(scene())
+    assert ran == ["slow"]
+    assert done == ["waiting", "slow"]
+
+
+def test_work_for_closed_workers_is_refused_and_done() -> None:
+    done: list[int] = []
+
+    async def scene() -> None:
+        workers = Workers(size=1, waiting=1)
+        workers.close()
+        with pytest.raises(RefusedError) as refusal:
+            await workers.run(lambda: None, lambda: done.append(1))
+        assert refusal.value.status == 503
+        assert workers.busy == 0
+
+    asyncio.run(scene())
+    assert done == [1]

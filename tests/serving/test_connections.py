@@ -20,7 +20,7 @@ from tests.support.running_service import CountedStore, server, service_of
 from uvicorn.config import LOOP_FACTORIES
 
 from evergram.serving.app import create_app
-from evergram.serving.http.connections import EXTRA, READ, LimitedProtocol, Wait, uvicorn_server
+from evergram.serving.http.connections import EXTRA, READ, LimitedProtocol, Wait
 from evergram.serving.server import listen
 from evergram.serving.settings import ServiceSettings
 
@@ -66,10 +66,9 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
             service.close()
 
 
-@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+@pytest.fixture(autouse=True, params=[pytest.param("asyncio", marks=pytest.mark.long), "uvloop"])
 def event_loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs on both loops that a service may run on: uvicorn takes uvloop if it is
-    installed, which it is not everywhere."""
+    """Return the loop of a test, of the two that a service may run on."""
     if request.param == "uvloop":
         pytest.importorskip("uvloop")
     monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES[request.param])
@@ -79,8 +78,6 @@ def event_loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def test_a_loop_reads_little_at_once(
     tmp_path: Path, event_loop_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body in chunks of one byte each is then parsed in pieces, between which others are
-    answered: at most one of them in a round of the loop."""
     sizes: list[int] = []
     loops: set[str] = set()
     rounds = Counter[int]()
@@ -119,7 +116,6 @@ def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [b"", post_bytes()])
 def test_headers_that_do_not_end_are_refused(tmp_path: Path, before: bytes) -> None:
-    """Also those of a second request on a connection, and however slowly they come."""
     with serving(tmp_path / "line", silence=0.4) as service:
         one = service.connect(before)
         if before:
@@ -157,7 +153,6 @@ def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_body_that_nobody_reads_is_not_received_for_ever(tmp_path: Path) -> None:
-    """A body that is refused before its end, whose client goes on sending."""
     with serving(tmp_path / "line", silence=0.3, max_body=1000) as service:
         one = service.connect(post_bytes(Content_Length=10**9) + b" " * 2000)
         assert read_answer(one).startswith(b"HTTP/1.1 413")
@@ -189,7 +184,6 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_slow_reader_is_waited_for(tmp_path: Path) -> None:
-    """As long as it takes something now and then, also where the connection is to be closed."""
     with serving(tmp_path / "line", silence=0.5) as service:
         asked = json.dumps({"input": [n % 300 for n in range(2048)]}).encode()
         one = socket.socket()
@@ -302,7 +296,6 @@ def test_a_service_that_is_full_in_any_state_answers(
 
 
 def test_content_length_beside_transfer_encoding_is_refused(tmp_path: Path) -> None:
-    """A proxy may have believed the other one, and passed on a second request within the first."""
     body = b"e\r\n" + ONE_ID + b"\r\n0\r\n\r\n"
     hidden = b"GET /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with serving(tmp_path / "line") as service:
@@ -360,7 +353,6 @@ def test_bytes_that_are_not_http_are_refused(tmp_path: Path) -> None:
 
 
 def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
-    """What is past it is refused; small requests never are."""
     with serving(tmp_path / "line", max_buffered=2**20, max_body=2**20) as service:
         large = [service.connect(post_bytes(Content_Length=900_000) + b" " * 800_000)]
         while service.handler.bodies.held < 700_000:
@@ -374,20 +366,6 @@ def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
         large[0].close()
         while service.handler.bodies.held:
             threading.Event().wait(0.01)
-
-
-def test_connections_are_kept_longer_than_clients_keep_theirs(tmp_path: Path) -> None:
-    """Whoever closes first must know that no request is on its way: httpx closes after 5 seconds,
-    nginx after 60, Go after 90."""
-    app = create_app(service_of_line(tmp_path), ServiceSettings())
-    config = uvicorn_server(app, ServiceSettings(), app.state.handler.connections).config
-    assert config.timeout_keep_alive > 90
-    app.state.handler.close()
-
-
-def service_of_line(folder: Path) -> Any:
-    lineage_of(folder / "line")
-    return service_of(folder / "line")
 
 
 def test_an_idle_connection_is_closed_at_last(tmp_path: Path) -> None:

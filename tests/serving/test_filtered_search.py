@@ -14,7 +14,7 @@ from tests.support.lineages import DIMS, lineage_of, vectors_of
 from tests.support.own_stores import OWN, own_store
 from tests.support.own_tables import address_of, own_table
 from tests.support.postgres_server import postgres
-from tests.support.running_service import ADDRESS, Running, running, server
+from tests.support.running_service import ADDRESS, Running, server
 
 from evergram.serving.app import create_app
 from evergram.serving.client import Client
@@ -68,19 +68,7 @@ def test_a_filter_gives_the_rows_that_match(adopted: Adopted, metric: str) -> No
     [
         ("1 = 1", "filter"),
         (["category = 'news'", []], "filter"),
-        ({}, "filter"),
-        ({"category": None}, "field 'category', is wrong: a filter is {"),
         ({"category": {"like": "n%"}}, "filter"),
-        ({"category": [["news"]]}, "filter"),
-        (
-            {"category": ["x"] * 1001},
-            "field 'category', is wrong: a field has at most 1,000",
-        ),
-        ({"category": "x" * 1025}, "field 'category', is wrong: a text has at most 1,024 char"),
-        ({"category": ["y", "x" * 1025]}, "a text has at most 1,024 characters"),
-        ({"category": {"gte": "x" * 1025}}, "a text has at most 1,024 characters"),
-        ({f"c{i}": 1 for i in range(33)}, "'filter' is wrong: a filter has at most 32 fields"),
-        ({"c" * 257: 1}, "the name of a field has at most 256 characters"),
         ({"title": "Title 1"}, "may name category, year"),
         ({"1 = 1 or category": "x"}, "may name category, year"),
         ({"category\" = 'news' or \"category": "x"}, "may name category, year"),
@@ -95,12 +83,19 @@ def test_what_is_no_filter_is_refused(adopted: Adopted, conditions: Any, words: 
     assert words in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "text", ["'; drop table x; --", "%s", "%", "' or '1'='1", "\\", "o'clock; --", "{x}", "news%"]
-)
-def test_a_value_is_a_value(adopted: Adopted, text: str) -> None:
-    expected = list(range(2, 300, 3)) if text == "o'clock; --" else []
-    assert ids_of(adopted.search({"category": text})) == expected
+def test_a_value_is_a_value(adopted: Adopted) -> None:
+    for text in (
+        "'; drop table x; --",
+        "%s",
+        "%",
+        "' or '1'='1",
+        "\\",
+        "o'clock; --",
+        "{x}",
+        "news%",
+    ):
+        expected = list(range(2, 300, 3)) if text == "o'clock; --" else []
+        assert ids_of(adopted.search({"category": text})) == expected
     assert postgres().sql(f"select count(*) from {adopted.table}") == [(300,)]
 
 
@@ -115,11 +110,10 @@ def test_each_kind_of_own_table_filters(kind: str, tmp_path: Path) -> None:
         create_app(service, ServiceSettings()), ADDRESS, raise_server_exceptions=False
     ) as http:
         own = Adopted(http, "own")
-        for metric in ("ip", "l2", "cosine"):
-            answer = own.search({"category": "news", "year": {"gte": 2018}}, metric=metric)
-            assert ids_of(answer) == [i for i in range(300) if i % 3 == 0 and i % 20 >= 18]
-            answer = own.search({"category": ["news", "sport"], "year": [2001]}, metric=metric)
-            assert ids_of(answer) == [i for i in range(300) if i % 3 < 2 and i % 20 == 1]
+        answer = own.search({"category": "news", "year": {"gte": 2018}})
+        assert ids_of(answer) == [i for i in range(300) if i % 3 == 0 and i % 20 >= 18]
+        answer = own.search({"category": ["news", "sport"], "year": [2001]}, metric="cosine")
+        assert ids_of(answer) == [i for i in range(300) if i % 3 < 2 and i % 20 == 1]
         for text in ("'; drop table x; --", "' or '1'='1", "o'clock; --", "`", "\\", "news%"):
             expected = list(range(2, 300, 3)) if text == "o'clock; --" else []
             assert ids_of(own.search({"category": text})) == expected
@@ -130,11 +124,9 @@ def test_each_kind_of_own_table_filters(kind: str, tmp_path: Path) -> None:
             assert "filter" in refused.text
 
 
-def test_a_store_without_metadata_refuses_a_filter(tmp_path: Path) -> None:
-    with running(tmp_path / "line") as plain:
-        assert isinstance(plain, Running)
-        asked = {"vector": VECTOR, "version": 0, "filter": {"category": "news"}}
-        answer = plain.post("/v1/search", asked)
+def test_a_store_without_metadata_refuses_a_filter(served: Running) -> None:
+    asked = {"vector": VECTOR, "version": 0, "filter": {"category": "news"}}
+    answer = served.post("/v1/search", asked)
     assert answer.status_code == 400
     assert "ids and vectors alone" in answer.json()["error"]["message"]
 

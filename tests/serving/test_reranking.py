@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,15 +45,21 @@ def write_texts(path: Path, count: int = ALL) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("moving")
+    old = encoded(folder, ADDRESSES[0])
+    new = encoded(folder, ADDRESSES[1], texts=sentences()[:MOVED])
+    align(old, new, Lineage.create(folder / "line", "line"), AlignSettings(), promote=False)
+    write_texts(folder / "texts.csv")
+    return folder
+
+
 @pytest.fixture
-def half_moved(tmp_path: Path) -> Lineage:
+def half_moved(moving: Path, tmp_path: Path) -> Lineage:
     """Version 0 in production with all texts; version 1 of the first texts, not promoted."""
-    lineage = Lineage.create(tmp_path / "line", "line")
-    old = encoded(tmp_path, ADDRESSES[0])
-    new = encoded(tmp_path, ADDRESSES[1], texts=sentences()[:MOVED])
-    align(old, new, lineage, AlignSettings(), promote=False)
-    write_texts(tmp_path / "texts.csv")
-    return lineage
+    shutil.copytree(moving, tmp_path, dirs_exist_ok=True)
+    return Lineage.open(tmp_path / "line")
 
 
 @contextmanager
@@ -81,8 +88,7 @@ def ids_of(answer: Any) -> list[list[str]]:
 
 
 def asked_for() -> set[str]:
-    canaries = set(sentences()) & {text for call in CALLS for text in call}
-    return canaries
+    return set(sentences()) & {text for call in CALLS for text in call}
 
 
 def by_new_model(queries: Any, metric: str) -> Any:
@@ -119,8 +125,6 @@ def sampled(tmp_path: Path) -> Lineage:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_texts_are_served_as_the_plan_measures_its_cascades(sampled: Lineage, both: bool) -> None:
-    """The old model's own queries propose the hits where it is served: *cascade*. Where it is not,
-    and for vectors, the way back does: *bridge_cascade*."""
     texts = ["word1 word2 word3", "word4 word9", "word5 word6 word7"]
     new = word_vectors(texts, 1, DIM)
     with running(sampled, addresses=ADDRESSES if both else ADDRESSES[1:]) as http:
@@ -186,6 +190,7 @@ def test_an_id_may_be_the_query_before_its_row_has_moved(half_moved: Lineage) ->
         for number in (3, ALL - 1):
             asked = {"id": f"text-{number}", "version": 1, "k": 1, "rerank": 50, "metric": "l2"}
             assert ids_of(http.post("/v1/search", json=asked)) == [[f"text-{number}"]]
+        assert http.post("/v1/search", json={**asked, "id": "text-9999"}).status_code == 404
 
 
 def test_when_all_rows_have_moved_it_is_an_ordinary_search(tmp_path: Path) -> None:
@@ -250,9 +255,3 @@ def test_an_object_without_a_text_is_named_until_the_file_has_it(half_moved: Lin
         assert "no text in the file of --texts" in refusal.json()["error"]["message"]
         write_texts(path)
         assert search(http, rerank=ALL).status_code == 200
-
-
-def test_an_unknown_id_is_unknown_though_its_text_is_given(half_moved: Lineage) -> None:
-    with running(half_moved) as http:
-        asked = {"id": "text-9999", "version": 1, "k": 1, "rerank": 50}
-        assert http.post("/v1/search", json=asked).status_code == 404

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running_service import Running, running
-
-from evergram import tracing
-from evergram.serving.monitoring.request_spans import RequestSpans
-
-pytest.importorskip("opentelemetry.sdk", reason="needs evergram[telemetry]")
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.support.running_service import Running, running
+
+from evergram import tracing
+
+pytest.importorskip("opentelemetry.sdk", reason="needs evergram[telemetry]")
 
 
 @pytest.fixture
@@ -61,19 +60,12 @@ def test_a_request_has_a_span_with_the_fetch_and_the_chain_below_it(
     for name in ("evergram.fetch", "evergram.chain"):
         assert spans[name].parent.span_id == request.context.span_id
         assert spans[name].attributes["evergram.rows"] == 3
-    production = traced.service.production
-    assert spans["evergram.chain"].attributes["evergram.source"] == production
+    assert spans["evergram.chain"].attributes["evergram.source"] == traced.service.production
     assert spans["evergram.chain"].attributes["evergram.target"] == 0
-
-
-def test_a_search_runs_in_a_worker_and_is_still_below_its_request(
-    traced: Running, kept: InMemorySpanExporter
-) -> None:
-    assert traced.post("/v1/search", {"id": 1, "k": 2}).status_code == 200
+    assert traced.post("/v1/search", {"id": 1, "k": 2}).status_code == 200  # in a worker
     spans = spans_of(kept)
-    search = spans["evergram.search"]
-    assert search.parent.span_id == spans["POST /v1/search"].context.span_id
-    assert search.attributes["evergram.k"] == 2
+    parent = spans["POST /v1/search"].context.span_id
+    assert spans["evergram.search"].parent.span_id == parent
 
 
 def test_features_are_encoded_in_a_span(kept: InMemorySpanExporter, tmp_path: Path) -> None:
@@ -123,9 +115,3 @@ def test_what_machines_ask_for_every_few_seconds_has_no_spans(
     assert traced.get("/metrics").status_code == 200
     time.sleep(0.2)  # and its looks at the lineage, every 50 ms, have none either
     assert kept.get_finished_spans() == ()
-
-
-def test_a_service_that_records_nothing_has_no_middleware(tmp_path: Path) -> None:
-    with running(tmp_path / "line") as served:
-        app: Any = served.http.app
-        assert RequestSpans not in [middleware.cls for middleware in app.user_middleware]

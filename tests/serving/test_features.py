@@ -1,4 +1,4 @@
-"""Objects encoded on the spot, by the encoder that was published."""
+"""Objects described by their features, encoded by the encoder that was published."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from pydantic import ValidationError
 from tests.support.lineages import lineage_of
 from tests.support.publishing import publish_next
 from tests.support.running_service import Running, running
@@ -26,7 +27,7 @@ from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
 from evergram.serving.feature_encoders import FeatureEncoders
-from evergram.serving.object_features import Features
+from evergram.serving.object_features import MOST_FEATURES, Features
 
 
 def corpus() -> Corpus:
@@ -67,8 +68,9 @@ def two_tower(dim: int) -> TwoTower:
 BACK = torch.arange(12.0).reshape(3, 4)
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    tmp_path = tmp_path_factory.mktemp("features")
     lineage = Lineage.create(tmp_path / "shop", "shop")
     publish_next(lineage, artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
     back = LinearTransform.from_matrix(BACK)
@@ -83,7 +85,6 @@ def rows_of(answer: Any) -> list[list[float]]:
 
 
 def test_features_of_a_stored_object_encode_to_its_embedding(shop: Running) -> None:
-    """The id is known to the encoder, so with it nothing is missing."""
     objects = [
         {"id": "a", "features": {"genre": ["war", "love"], "year": 1990}},
         {"id": "b", "features": {"genre": "war", "year": "7"}},
@@ -110,24 +111,18 @@ def test_an_unseen_object_is_placed_by_its_features(shop: Running) -> None:
     assert_allclose(past, expected @ BACK.numpy().T, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("described", "words"),
-    [
-        ({"features": {"colour": "red"}}, "no feature 'colour'"),
-        ({"features": {"genre": "unheard"}}, "knows none of the features"),
-        ({"features": {}}, "knows none"),
-    ],
-)
-def test_features_that_the_encoder_does_not_know_are_refused(
-    shop: Running, described: Any, words: str
-) -> None:
-    answer = shop.post("/v1/embeddings", {"input": described})
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+def test_features_that_the_encoder_does_not_know_are_refused(shop: Running) -> None:
+    for features, words in (
+        ({"colour": "red"}, "'colour'"),
+        ({"genre": "unheard"}, "none"),
+        ({}, "none"),
+    ):
+        answer = shop.post("/v1/embeddings", {"input": {"features": features}})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
 
 
 def test_numbers_and_their_text_are_the_same_keys(shop: Running) -> None:
-    """Also where one request has both."""
     encoders = FeatureEncoders(Lineage.open(shop.folder))
     objects = [
         Features(features={"genre": ["war"], "year": 1990}, id=1),
@@ -185,3 +180,29 @@ def test_an_encoder_that_needs_the_graph_says_so(tmp_path: Path) -> None:
         answer = served.post("/v1/embeddings", {"input": {"features": {"genre": "war"}}})
         assert answer.status_code == 400
         assert "whole graph" in answer.json()["error"]["message"]
+
+
+def test_keys_keep_their_types() -> None:
+    features = {"year": 1990, "price": 9.5, "genre": ["war", "7"], "listed": None}
+    described = Features.model_validate({"features": features})
+    assert described.features == features
+    assert isinstance(described.features["year"], int)
+    assert described.id is None
+    assert Features.model_validate({"features": {}, "id": "007"}).id == "007"
+
+
+def test_a_value_that_is_not_a_key_is_refused() -> None:
+    many: dict[str, Any] = {f"f{n}": n for n in range(MOST_FEATURES + 1)}
+    Features.model_validate({"features": dict(list(many.items())[1:])})
+    for wrong in (
+        {"id": 1},
+        {"features": many},
+        {"features": {"year": True}},
+        {"features": {"year": [[1]]}},
+        {"features": {"price": float("nan")}},
+        {"features": {"genre": "x" * 1025}},
+        {"features": {}, "id": 1.0},
+        {"features": {}, "genre": "war"},
+    ):
+        with pytest.raises(ValidationError):
+            Features.model_validate(wrong)
