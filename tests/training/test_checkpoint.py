@@ -12,9 +12,7 @@ from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.encoders.mapped_tensors import mapped_zeros
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.training import checkpoint
 from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
 
 
@@ -41,21 +39,6 @@ def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Pa
         load_encoder(lineage_of(tmp_path / "files", 1), 0)
 
 
-def test_past_canaries_stay_and_others_fill_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "CANARIES", 4)
-    names = [f"id{i}" for i in range(10)]
-    vocabulary = Vocabulary(pa.array(names))
-    first = checkpoint._canaries(vocabulary, None)
-    assert len(first) == 4
-    # One of them has gone since, and there is a canary of an object that this version lacks.
-    kept = [names[int(row)] for row in first[1:]]
-    past = pa.array(["gone", *kept]), torch.zeros(4, 2)
-    grown = Vocabulary(pa.array(["new", *names]))
-    rows = checkpoint._canaries(grown, past)
-    assert [grown.keys[int(row)].as_py() for row in rows[:3]] == kept
-    assert len(set(rows.tolist())) == 4
-
-
 def test_held_out_objects_are_the_same_in_every_version() -> None:
     whole, part = [f"id{i}" for i in range(500)], [f"id{i}" for i in range(250)]
     of_whole = {n for n, held in zip(whole, held_out(entities(whole), 0.2), strict=True) if held}
@@ -69,19 +52,3 @@ def test_trained_pairs_are_hashed_with_the_salt() -> None:
     salt, pairs = trained_pairs(corpus, "films")
     assert (salt, len(pairs)) == ("films", 2)
     assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()
-
-
-def test_vectors_from_a_file_and_shapes_without_numbers_are_published_in_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "BLOCK", 4)
-    ids, vectors = pa.array(range(10)), torch.randn(10, 4)
-    assert checkpoint._published(ids, vectors) == (ids, vectors)
-    mapped = mapped_zeros((10, 4), tmp_path).copy_(vectors)
-    for kept in (mapped, vectors.to("meta")):
-        blocks = checkpoint._published(ids, kept)
-        assert callable(blocks)
-        parts = list(blocks())
-        assert [len(i) for i, _ in parts] == [4, 4, 2]
-        assert pa.concat_arrays([i for i, _ in parts]).equals(ids)
-        assert kept.is_meta or torch.cat([v for _, v in parts]).equal(vectors)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
 from evergram.training.corpora import (
-    corpus_for,
     final_split,
     load_corpus,
     recorded_recipe,
@@ -29,59 +26,6 @@ from evergram.training.recipe.data import SplitRecipe
 
 def recipe(**data: Any) -> Recipe:
     return Recipe.of({"data": {k: str(v) for k, v in data.items()}})
-
-
-def test_amazon(tmp_path: Path) -> None:
-    review = {"reviewerID": "a", "asin": "x", "overall": 4.0, "unixReviewTime": 1}
-    (tmp_path / "reviews.json").write_text(json.dumps(review) + "\n")
-    (tmp_path / "elsewhere.json").write_text(
-        json.dumps({"asin": "x", "brand": "Acme", "category": ["Toys"]}) + "\n"
-    )
-    corpus = load_corpus(
-        recipe(kind="amazon", path=tmp_path / "reviews.json", metadata=tmp_path / "elsewhere.json")
-    )
-    assert corpus.candidates.features["brand"].vocabulary.keys.to_pylist() == ["Acme"]
-
-
-def test_wikispeedia(tmp_path: Path) -> None:
-    (tmp_path / "articles.tsv").write_text("A\nB\n")
-    (tmp_path / "links.tsv").write_text("A\tB\n")
-    (tmp_path / "categories.tsv").write_text("A\tsubject.X\n")
-    assert len(load_corpus(recipe(kind="wikispeedia", path=tmp_path))) == 1
-
-
-def test_a_dump_says_what_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tables = {
-        "page": (
-            "page_id page_namespace page_title page_is_redirect",
-            "(1,0,'A',0),(2,0,'B',0),(3,0,'broken)",
-        ),
-        "pagelinks": ("pl_from pl_namespace pl_title", "(1,0,'B')"),
-        "categorylinks": ("cl_from cl_to", "(1,'X')"),
-        "redirect": ("rd_from rd_namespace rd_title", "(9,0,'A')"),
-    }
-    for table, (columns, rows) in tables.items():
-        fields = ",\n".join(f"  `{c}` varbinary(255) NOT NULL" for c in columns.split())
-        (tmp_path / f"aawiki-20260101-{table}.sql").write_text(
-            f"CREATE TABLE `{table}` (\n{fields}\n);\nINSERT INTO `{table}` VALUES {rows};\n"
-        )
-    with caplog.at_level(logging.WARNING):
-        corpus = load_corpus(recipe(kind="mediawiki", path=tmp_path, prefix="aawiki-20260101"))
-    assert len(corpus) == 1
-    assert "page.sql: malformed rows left out: 1" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"kind": "movielens", "path": "p", "prefix": "x"}, "'mediawiki' only"),
-        ({"kind": "mediawiki", "path": "p", "metadata": "x"}, "'amazon' only"),
-        ({"kind": "wikispeedia"}, r"needs data\.path"),
-    ],
-)
-def test_keys_of_another_kind(data: dict[str, str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        recipe(**data)
 
 
 def test_a_least_value_needs_values_and_leaves_some_interaction(tmp_path: Path) -> None:
@@ -127,14 +71,6 @@ def test_nothing_to_test_by_is_refused_and_says_why() -> None:
         split_for(at_random, corpus, 1, history)
 
 
-def test_a_lineage_without_recorded_pairs_has_a_split_without_test() -> None:
-    at_random = Recipe.of({"data": {"kind": "synthetic"}})
-    history = PairHistory("embeddings", untested="No test figure: why.")
-    split = split_for(at_random, corpus_of(20, 30), 1, history)
-    assert split.untested == "No test figure: why."
-    assert len(split.test) == 0
-
-
 def test_a_refit_trains_on_all_but_the_test_pairs() -> None:
     at_random = Recipe.of({"data": {"kind": "synthetic"}})
     split = split_for(at_random, corpus_of(20, 30), 0)
@@ -173,9 +109,3 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
         recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
         assert recorded.data.kind == "python"
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
-
-
-def test_a_table_that_is_passed_in_place_of_a_corpus_is_refused() -> None:
-    table = pa.table({"query": [1], "candidate": [2]})
-    with pytest.raises(DataError, match=r"A Table is no corpus; give evergram\.Corpus\.of"):
-        corpus_for(Recipe.of({"data": {"kind": "python"}}), table)

@@ -12,14 +12,9 @@ from evergram.errors import DataError
 from evergram.evaluation.reports.diagnosis_report import write_diagnosis
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import WITHOUT_GRAMIAN, _side, diagnose, rivals
 from evergram.training.monitors.gramian_tracking import OWN
-from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-
-CPU = torch.device("cpu")
-QUIET = Progress(quiet=True)
 
 
 @pytest.mark.long
@@ -65,22 +60,6 @@ def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_n
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
     picture = write_diagnosis(tmp_path / "d.png", diagnosis.histograms, [], {}, {})
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_all_published_rows_are_measured_also_those_that_selected_the_epoch(
-    tmp_path: Path,
-) -> None:
-    values = {"task": {"penalty": 5.0, "l2": 0.1}, "split": {"kind": "random"}}
-    data = {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 900}
-    recipe = Recipe.of({**values, "data": data, "training": {"epochs": 1, "refit": True}})
-    lineage = Lineage.create(tmp_path / "l", "small")
-    lineage.publish(train(recipe))
-    split = split_for(recipe, load_corpus(recipe), 0)
-    diagnosis = diagnose(recipe, lineage, steps=2, every=1, batch_sizes=[8])
-    entities = {side: len(lineage.embeddings(side)[0]) for side in SIDES}
-    assert {side: facts["entities"] for side, facts in diagnosis.sides.items()} == entities
-    assert len(split.training.queries) < entities["query"]
-    assert diagnosis.as_json()["left_out"] is None
 
 
 def test_data_that_lacks_published_objects_is_refused(small: Recipe, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.errors import DataError, RecipeError, ShapeError
+from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
@@ -100,7 +100,7 @@ def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path, k
         upgrade(plain, lineage)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe, kind: str) -> None:
     recipe = Recipe.of(small.model_dump(), [*kind.split(), "model.hash_rows=50"])
     corpus = split_for(recipe, load_corpus(recipe), 0).training
@@ -118,15 +118,6 @@ def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe, kind: str) -> No
         assert torch.equal(vectors, table[scene.inputs["query"].table_rows])
 
 
-def test_a_seed_without_a_hash_and_other_models_take_none(small: Recipe) -> None:
-    with pytest.raises(RecipeError, match=r"model\.hash_seed is used with model\.hash_rows only"):
-        Recipe.of(small.model_dump(), ["model.hash_seed=1"])
-    with pytest.raises(RecipeError, match=r"model\.hash_rows is used with model\.kind"):
-        Recipe.of(small.model_dump(), ["model.kind=lightgcn", "model.hash_rows=10"])
-    with pytest.raises(RecipeError, match=r"model\.hash_rows"):
-        Recipe.of(small.model_dump(), ["model.hash_rows=0"])
-
-
 def test_fewer_rows_need_less_memory(small: Recipe) -> None:
     corpus = split_for(small, load_corpus(small), 0).training
     entities = len(corpus.queries) + len(corpus.candidates)
@@ -135,11 +126,3 @@ def test_fewer_rows_need_less_memory(small: Recipe) -> None:
         for overrides in ([], ["model.hash_rows=10"])
     ]
     assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
-
-
-def test_mapped_and_hashed_is_hashed(small: Recipe, tmp_path: Path) -> None:
-    both = [
-        train(Recipe.of(small.model_dump(), ["model.hash_rows=40", tables]), device="cpu")
-        for tables in ("training.tables=memory", "training.tables=mapped")
-    ]
-    assert torch.equal(both[0].block("query")[1], both[1].block("query")[1])

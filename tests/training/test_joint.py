@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.recipe.upgrade import AlignedObjects
 
 USERS, ITEMS = 50, 30
 
@@ -100,30 +102,6 @@ def test_it_is_the_authors_loss_term_by_term(versions: int) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0)
     for ours_, theirs_ in zip(gradients, expected, strict=True):
         torch.testing.assert_close(ours_, theirs_, rtol=1e-9, atol=1e-12)
-
-
-def test_all_objects_count_alike_where_an_encoder_has_them_at_hand() -> None:
-    """[BC] Eq. (7): the mean over all users and items that take part."""
-    torch.manual_seed(0)
-    past = {"query": randn(USERS, 3), "candidate": randn(ITEMS, 3)}
-    tables = randn(USERS, 4), randn(ITEMS, 4)
-    known = {"query": torch.rand(USERS) < 0.7, "candidate": torch.rand(ITEMS) < 0.7}
-    transform = LinearTransform.from_matrix(randn(3, 4))
-    joint = alignment(
-        Chain([], 3),
-        transform,
-        past,
-        JointAlignmentSettings(2.0, rows=5),
-        {side: mask.double() for side, mask in known.items()},
-    )
-    rows = torch.arange(4)
-    batch = batch_of(rows, rows, None)
-    value = joint(tables[0][rows], tables[1][rows], batch, Tables(*tables, passes=True))
-    errors = [
-        (transform(table[known[side]]) - past[side][known[side]]).square().sum(1)
-        for side, table in zip(SIDES, tables, strict=True)
-    ]
-    torch.testing.assert_close(value, 2 * torch.cat(errors).mean())
 
 
 def test_drawn_objects_estimate_the_mean_over_all_without_bias() -> None:
@@ -241,14 +219,108 @@ def draws(dim: int) -> dict[str, Tensor]:
     return {side: randn(dim) for side in SIDES}
 
 
-def test_its_error_counts_each_side_by_its_own_loss() -> None:
-    torch.manual_seed(0)
-    past = {"query": randn(USERS, 3), "candidate": randn(ITEMS, 3)}
-    ones = {side: torch.ones(len(past[side]), dtype=torch.float64) for side in SIDES}
-    transform = LinearTransform.from_matrix(torch.eye(3, dtype=torch.float64))
-    metric = torch.diag(torch.tensor([2.0, 0.5, 0.5], dtype=torch.float64))
-    losses = AlignmentLoss(Chain([], 3)), AlignmentLoss(Chain([], 3), metrics={0: metric})
-    joint = JointAlignment(transform, losses[0], past, ones, _ROWS, losses[1])
-    moved = {side: past[side] + torch.tensor([1.0, 0.0, 0.0]).double() for side in SIDES}
-    # 1² for queries and 2 · 1² for candidates.
-    assert joint.error(moved) == pytest.approx(1.5)
+QUERIES, CANDIDATES, STRENGTH = 12, 9, 3.0
+
+
+class UnitRows(Embeddings):
+    """Free vectors, scaled to length 1."""
+
+    def __init__(self, tables: dict[str, Tensor], *, at_hand: bool) -> None:
+        self.tables = {side: torch.nn.functional.normalize(t, dim=1) for side, t in tables.items()}
+        self.at_hand = at_hand
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        return self.tables[side][ids]
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        yield self.tables[side].detach()
+
+    def whole(self, side: str) -> Tensor | None:
+        return self.tables[side] if self.at_hand else None
+
+
+def slow_loss(
+    groups: list[list[tuple[str, int]]],
+    tables: dict[str, Tensor],
+    past: dict[str, Tensor],
+    weight: Tensor,
+    steps: list[Tensor],
+    counts: list[int],
+    exponent: float,
+) -> Tensor:
+    """λ times the mean over groups of each group's mean over its objects, one object at a time: the
+    error of the published vector at every past version, by explicit products."""
+    means = []
+    for group in groups:
+        losses = []
+        for side, row in group:
+            vector = tables[side][row] / tables[side][row].square().sum().sqrt()
+            if side == "candidate":
+                vector = vector * max(counts[row], 1) ** exponent
+            error = weight @ vector - past[side][row]
+            total = error.square().sum()
+            for step in reversed(steps):
+                error = step @ error
+                total = total + error.square().sum()
+            losses.append(total / (1 + len(steps)))
+        means.append(torch.stack(losses).mean())
+    return STRENGTH * torch.stack(means).mean()
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+@pytest.mark.parametrize(
+    ("objects", "at_hand"), [("all", True), ("all", False), ("batch", False), ("paper-code", False)]
+)
+def test_it_aligns_candidates_as_they_are_published(
+    objects: AlignedObjects, at_hand: bool, versions: int
+) -> None:
+    torch.manual_seed(versions)
+    dims = [3, 5, 2, 4][: versions + 1]
+    dims[-1] = 6
+    steps = [randn(old, new) for old, new in pairwise(dims[:-1])]
+    weight = randn(dims[-2], dims[-1]).requires_grad_()
+    past = {"query": randn(QUERIES, dims[-2]), "candidate": randn(CANDIDATES, dims[-2])}
+    tables = {"query": randn(QUERIES, 6), "candidate": randn(CANDIDATES, 6)}
+    for table in tables.values():
+        table.requires_grad_()
+    counts = [0, 1, 2, 50, 1000, 3, 7, 0, 4]
+    user, item, negative = torch.tensor([3, 1, 3]), torch.tensor([4, 4, 0]), torch.tensor([2, 8, 3])
+    everyone = [("query", row) for row in range(QUERIES)]
+    everyone += [("candidate", row) for row in range(CANDIDATES)]
+    pairs = [[("query", r) for r in user.tolist()], [("candidate", r) for r in item.tolist()]]
+    groups = {
+        "all": [everyone],
+        "batch": [pairs[0] + pairs[1]],
+        "paper-code": [*pairs, [("candidate", r) for r in negative.tolist()]],
+    }[objects]
+    theirs = slow_loss(groups, tables, past, weight, steps, counts, 0.3)
+
+    transform = LinearTransform.from_matrix(weight.detach())
+    transform.requires_grad_(True)
+    chain = Chain([LinearTransform.from_matrix(step) for step in steps], dims[0])
+    factors = torch.tensor([max(count, 1) ** 0.3 for count in counts], dtype=torch.float64)
+    joint = JointAlignment(
+        transform,
+        AlignmentLoss(chain, "multi", "norm"),
+        past,
+        {side: torch.ones(len(past[side]), dtype=torch.float64) for side in SIDES},
+        JointAlignmentSettings(STRENGTH, objects=objects, rows=20),
+        factors=factors,
+    )
+    embeddings = UnitRows(tables, at_hand=at_hand)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    batch = Batch(user, item, ones[:, 0], ones, ones, negative)
+    rows = embeddings.rows("query", user), embeddings.rows("candidate", item)
+    ours = joint(*rows, batch, embeddings)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=0)
+    inputs = [tables["query"], tables["candidate"]]
+    gradients = torch.autograd.grad(ours, [transform.weight, *inputs])
+    for mine, slow in zip(gradients, torch.autograd.grad(theirs, [weight, *inputs]), strict=True):
+        torch.testing.assert_close(mine, slow, rtol=1e-9, atol=1e-12)
+    published = {s: embeddings.tables[s].detach() for s in SIDES}
+    published["candidate"] = published["candidate"] * factors[:, None]
+    errors = [
+        float(slow_loss([group], tables, past, weight, steps, counts, 0.3).detach()) / STRENGTH
+        for group in (everyone[:QUERIES], everyone[QUERIES:])
+    ]
+    assert joint.error(published) == pytest.approx(sum(errors) / 2, rel=1e-9)

@@ -20,7 +20,7 @@ from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
-from evergram.releasing.upgrade import train, upgrade
+from evergram.releasing.upgrade import train
 from evergram.training.build import prepare
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus, split_for
@@ -56,8 +56,6 @@ def _history(artefact: Artefact) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        "",
-        "model.kind=two_tower model.hidden=[6]",
         "model.kind=two_tower model.residual=false model.concatenate=true training.optimizer=sgd",
         "model.normalize=true training.patience=1 training.epochs=6",
         "training.refit=true gramian.kind=sagram",
@@ -175,20 +173,6 @@ def test_a_table_that_moved_on_after_the_checkpoint_does_not_leak_into_the_resum
     steps = [path.name for path in tmp_path.glob("*.safetensors")]
     assert steps
     same(whole, train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=15)))
-
-
-@pytest.mark.long
-def test_an_upgrade_that_starts_from_the_previous_version_is_the_same(
-    small: Recipe, tmp_path: Path
-) -> None:
-    made = []
-    for tables in ("memory", "mapped"):
-        overrides = ["model.dim=8", "upgrade.start=previous", f"training.tables={tables}"]
-        recipe = Recipe.of(small.model_dump(), overrides)
-        lineage = Lineage.create(tmp_path / tables, tables)
-        publish(lineage, train(recipe, device="cpu"))
-        made.append(upgrade(recipe, lineage, folder=lineage.work_dir))
-    same(*made)
 
 
 CODE = """

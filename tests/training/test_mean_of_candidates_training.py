@@ -13,13 +13,11 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import final_split, load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -151,28 +149,12 @@ def test_a_negative_meets_the_others_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "task",
+    ("fit", "rows"),
     [
-        "task.penalty=5 gramian.kind=exact",
-        "task.penalty=5 gramian.kind=sogram training.precondition=0",
-        "task.kind=softmax_all task.penalty=0 task.l2=0 training.batch_size=1000",
-        "task.kind=bpr task.penalty=0 task.l2=0.001",
-        "task.kind=second_order task.penalty=0 task.l2=0.1",
+        ("posthoc", "model.normalize=false"),
+        ("joint", "model.normalize=true model.popularity=0.3"),
     ],
 )
-def test_it_learns_more_than_popularity(means: Recipe, task: str) -> None:
-    overrides = ["training.epochs=8", "training.optimizer=adam", *task.split()]
-    recipe = Recipe.of(means.model_dump(), overrides)
-    split = split_for(recipe, load_corpus(recipe), 0)
-    metrics = fit_encoder(recipe, split, 0, RunContext(CPU)).metrics
-    assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    ["model.normalize=false", "model.normalize=true", "model.normalize=true model.popularity=0.3"],
-)
-@pytest.mark.parametrize("fit", ["joint", "posthoc"])
 def test_versions_follow_each_other_and_fold_in_is_exact(
     means: Recipe, fit: str, rows: str, tmp_path: Path
 ) -> None:
@@ -213,27 +195,3 @@ def candidates_of(data: Corpus) -> list[list[Any]]:
     for query, candidate in sorted(pairs):
         lists[query].append(keys[candidate])
     return lists
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("training.tables=mapped", "training.tables is used with model.kind = 'factorization' or"),
-        ("training.tables=sharded", "training.tables is used with model.kind = 'factorization'"),
-        ("model.start=svd", "model.start is used with model.kind = 'factorization'"),
-        ("model.hash_rows=9", "model.hash_rows is used with model.kind = 'factorization' or"),
-        ("training.layer_rate=0.1", "training.layer_rate is used with model.kind = 'two_tower'"),
-    ],
-)
-def test_keys_of_other_tables_are_refused(means: Recipe, override: str, sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        Recipe.of(means.model_dump(exclude_unset=True), [override])
-
-
-def test_least_squares_are_refused(means: Recipe) -> None:
-    values = means.model_dump(exclude_unset=True)
-    values["training"] = {"optimizer": "als"}
-    recipe = Recipe.of(values)
-    split = split_for(recipe, load_corpus(recipe), 0)
-    with pytest.raises(RecipeError, match=r"'als' solves for model.kind = 'factorization'"):
-        fit_encoder(recipe, split, 0, RunContext(CPU))

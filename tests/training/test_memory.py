@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,11 +28,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["model.dim=16"],
         ["model.kind=two_tower", "model.dim=16", "model.hidden=[32, 8]"],
-        ["model.kind=two_tower", "model.hidden=[]", "model.dim=4"],
         ["model.kind=graphsage", "model.layers=2", "model.dim=16"],
-        ["model.kind=lightgcn", "model.dim=16"],
     ],
 )
 def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: list[str]) -> None:
@@ -74,13 +70,6 @@ def fit_settings(recipe: Recipe, *overrides: str) -> tuple[FitSettings, Corpus]:
     changed = Recipe.of(recipe.model_dump(), overrides)
     corpus = split_for(changed, load_corpus(changed), 0).training
     return FitSettings.of(changed, corpus, 0), corpus
-
-
-def test_tables_are_mapped_where_the_recipe_says_so(small: Recipe, tmp_path: Path) -> None:
-    for choice, expected in (("memory", None), ("auto", None), ("mapped", tmp_path / "run")):
-        settings, corpus = fit_settings(small, f"training.tables={choice}")
-        assert place_tables(settings, corpus, CPU, tmp_path / "run") == expected
-    assert place_tables(settings, corpus, CPU, None) == Path(tempfile.gettempdir())
 
 
 def test_auto_maps_what_memory_cannot_hold_and_says_so(
@@ -131,10 +120,3 @@ def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
     monkeypatch.setattr(memory, "memory_bytes", lambda: 1)
     with pytest.raises(RecipeError, match="bytes of memory"):
         place_tables(settings, corpus, CPU, tmp_path)
-
-
-def test_a_model_without_such_tables_takes_no_setting_for_them(small: Recipe) -> None:
-    with pytest.raises(RecipeError, match=r"training\.tables is used with model\.kind = 'factor"):
-        Recipe.of(small.model_dump(), ["model.kind=lightgcn", "training.tables=mapped"])
-    settings, corpus = fit_settings(small, "model.kind=lightgcn")
-    assert place_tables(settings, corpus, CPU, None) is None

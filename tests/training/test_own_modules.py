@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.errors import DataError, LineageError, RecipeError, ShapeError, TrainingError
+from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.training.callbacks import Callback, Point
@@ -168,24 +168,6 @@ def test_modules_that_cannot_be_trained_are_refused(
     )
 
 
-def test_fine_tuning_starts_from_the_version_before(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
-    tuned = Recipe.of(
-        {
-            **recipe.model_dump(),
-            "upgrade": {"method": "finetune-m0", "alone": False},
-            "training": {"epochs": 1, "layer_rate": 1e-8, "table_rate": 1e-8},
-        }
-    )
-    artefact = upgrade(tuned, lineage, corpus, encoder=modules(corpus, seed=9), progress=False)
-    assert artefact.encoder is not None
-    for name, value in lineage.encoder_parts(0)[1].items():
-        torch.testing.assert_close(artefact.encoder.state[name], value, rtol=0, atol=1e-5)
-
-
 def test_modules_that_another_loop_has_trained(
     recipe: Recipe, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -246,17 +228,6 @@ def test_a_lost_model_of_own_modules_is_published_with_them(
     assert kept.dim == 12
 
 
-def test_a_side_may_be_frozen_as_a_whole(recipe: Recipe, corpus: Corpus) -> None:
-    own = modules(corpus)
-    own.query.requires_grad_(False)
-    artefact = train(recipe, corpus, encoder=own, progress=False)
-    assert artefact.encoder is not None
-    for name, value in own.query.state_dict().items():
-        assert torch.equal(artefact.encoder.state[f"query.{name}"], value)
-    changed = artefact.encoder.state["candidate.table.weight"]
-    assert not torch.equal(changed, own.candidate.state_dict()["table.weight"])
-
-
 def test_training_shows_progress_unless_it_is_turned_off(
     recipe: Recipe, corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,46 +235,3 @@ def test_training_shows_progress_unless_it_is_turned_off(
     assert capsys.readouterr().err == ""
     train(recipe, corpus, encoder=modules(corpus))
     assert "version 0: epoch 1 loss" in capsys.readouterr().err
-
-
-def test_modules_without_a_parameter_to_train_are_refused(recipe: Recipe, corpus: Corpus) -> None:
-    frozen = modules(corpus)
-    for module in (frozen.query, frozen.candidate):
-        module.requires_grad_(False)
-    with pytest.raises(RecipeError, match=r"no parameter to train .* give the modules as trained="):
-        train(recipe, corpus, encoder=frozen, progress=False)
-
-
-def test_a_loss_of_dense_modules_that_is_not_finite_names_their_rate(
-    recipe: Recipe, corpus: Corpus
-) -> None:
-    own = modules(corpus)
-    with torch.no_grad():
-        list(own.query.parameters())[-1].fill_(float("nan"))
-    with pytest.raises(
-        TrainingError, match=r"training\.table_rate .*, training\.layer_rate \(0.001\)"
-    ):
-        train(recipe, corpus, encoder=own, progress=False)
-
-
-class Frozen(nn.Module):
-    """Vectors that were computed elsewhere, in a buffer: no parameter."""
-
-    def __init__(self, size: int, dim: int) -> None:
-        super().__init__()
-        draw = torch.Generator().manual_seed(size)
-        self.register_buffer("vectors", torch.randn(size, dim, generator=draw))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        vectors: Tensor = self.get_buffer("vectors")[rows]
-        return vectors
-
-
-def test_vectors_in_a_buffer_are_a_trained_model(recipe: Recipe, corpus: Corpus) -> None:
-    like = modules(corpus)
-    query, candidate = Frozen(len(corpus.queries), 6), Frozen(len(corpus.candidates), 6)
-    own = EncoderModules(query, candidate, like.query_inputs, like.candidate_inputs)
-    artefact = train(recipe, corpus, trained=own, progress=False)
-    ids, vectors = artefact.block("candidate")
-    rows = like.candidate_inputs(ids.to_pylist())
-    assert torch.equal(vectors, candidate.get_buffer("vectors")[rows])

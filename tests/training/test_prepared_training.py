@@ -79,11 +79,9 @@ def assert_same(one: Artefact, other: Artefact) -> None:
     [
         (),  # pilots, auto strengths, a refit
         ("task.penalty=5.0", "task.l2=0.1", "task.target=value", "split.kind=time"),
-        ("task.kind=bpr", "training.refit=false"),
         ("task.penalty=5.0", "task.l2=0.1", "task.sparse=weight", "data.minimum_value=0.3"),
-        ("task.penalty=5.0", "task.l2=0.1", "task.sparse=exclude"),
     ],
-    ids=["auto", "values by time", "bpr", "weights", "exclude"],
+    ids=["auto", "values by time", "weights"],
 )
 def test_the_same_order_is_the_same_training(overrides: tuple[str, ...], tmp_path: Path) -> None:
     corpus = generated(2500)
@@ -94,7 +92,7 @@ def test_the_same_order_is_the_same_training(overrides: tuple[str, ...], tmp_pat
     assert_same(train(recipe, kept, progress=False), train(recipe, progress=False))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.long)])
 def test_a_published_split_is_that_of_the_corpus_in_memory(suffix: str, tmp_path: Path) -> None:
     corpus = generated(2500)
     # Half are in the corpus, some are of queries and candidates that it does not know.
@@ -131,12 +129,10 @@ def test_whole_queries_are_drawn_from_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("task.penalty=5.0", "task.l2=0.1"),
         ("task.penalty=5.0", "task.l2=0.1", "task.target=value", "gramian.batch=independent"),
-        ("task.kind=bpr",),
         ("model.kind=two_tower", "model.hidden=[8]", "gramian.kind=storm", "task.l2=0.1"),
     ],
-    ids=["factorization", "values", "bpr", "two-tower"],
+    ids=["values", "two-tower"],
 )
 def test_a_streamed_training_is_the_same_each_time(
     overrides: tuple[str, ...], tmp_path: Path
@@ -185,7 +181,7 @@ def without_seconds(record: Any) -> Any:
     return [without_seconds(v) for v in record] if isinstance(record, list) else repr(record)
 
 
-@pytest.mark.parametrize("fit", ["joint", "posthoc"])
+@pytest.mark.parametrize("fit", ["joint", pytest.param("posthoc", marks=pytest.mark.long)])
 def test_an_upgrade_on_prepared_data_is_that_in_memory(fit: str, tmp_path: Path) -> None:
     corpus = generated(2500)
     recipe = recipe_of(
@@ -206,18 +202,6 @@ def test_an_upgrade_on_prepared_data_is_that_in_memory(fit: str, tmp_path: Path)
     )
     assert len(one) > 5
     assert without_seconds(one) == without_seconds(other)
-
-
-def test_a_recipe_of_prepared_data_is_recorded_as_it_is(tmp_path: Path) -> None:
-    recipe = recipe_of(write_prepared(generated(2500), tmp_path / "p"), "training.epochs=1")
-    artefact = train(recipe, progress=False)
-    assert artefact.recipe["data"]["kind"] == "prepared"
-
-
-def test_no_values_of_at_least_so_much_are_named(tmp_path: Path) -> None:
-    recipe = recipe_of(write_prepared(generated(500), tmp_path / "p"), "data.minimum_value=2")
-    with pytest.raises(DataError, match=r"No interaction has a value of at least 2\.0"):
-        load_corpus(recipe)
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import torch
 from tests.support.shared_training import shared_corpus
 
 from evergram.encoders.features import SIDES
-from evergram.errors import RecipeError
 from evergram.gramian.estimator import exact_moment
 from evergram.gramian.sagram import SAGram
 from evergram.training.build import prepare
@@ -101,11 +100,6 @@ def test_of_towers_the_cache_has_each_step_s_pairs_as_it_left_them() -> None:
     cache = Cache()
     trainer(["model.kind=two_tower", "model.hidden=[6]"], cache).fit(epochs=1)
     assert cache.stale > 0
-
-
-def test_the_batch_before_is_refused_as_what_it_learns_from() -> None:
-    with pytest.raises(RecipeError, match=r"gramian\.batch is 'previous'"):
-        trainer(["gramian.batch=previous"])
 
 
 @pytest.mark.parametrize("beta", ["1/n", "1"])

@@ -105,34 +105,6 @@ def test_an_epoch_begins_with_rows_of_norm_one() -> None:
         torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
 
 
-def test_rows_grow_less_where_each_epoch_begins_anew(small: Recipe) -> None:
-    """After three epochs they have grown by one, in place of by three."""
-    unit = ["model.normalize=true", "model.start=smooth", "training.evaluate_every=3"]
-    settings = [*unit, "training.optimizer=adam", "training.table_rate=0.05"]
-    lengths = {}
-    for rescales in ("true", "false"):
-        of = Recipe.of(small.model_dump(), [*settings, f"training.rescale_rows={rescales}"])
-        encoder = train(of, device="cpu").encoder
-        assert encoder is not None
-        lengths[rescales] = float(encoder.state["query.weight"].norm(dim=1).mean())
-    assert lengths["true"] < lengths["false"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["model.kind=two_tower", "training.optimizer=adam"], "model.kind"),
-        (["model.normalize=false", "training.optimizer=adam"], "model.normalize"),
-        ([], "training.optimizer"),
-    ],
-)
-def test_new_lengths_are_of_unit_rows_that_adam_moves(overrides: list[str], key: str) -> None:
-    with pytest.raises(RecipeError, match=f"rescale_rows is used with {key}"):
-        recipe("training.rescale_rows=true", *overrides)
-    with pytest.raises(RecipeError, match=r"neighbours is used with task\.neighbour_share above 0"):
-        recipe("task.neighbours=3")
-
-
 def test_automatic_settings() -> None:
     data = corpus()
     settings = FitSettings.of(recipe("training.batch_size='auto'"), data, 0)
@@ -143,19 +115,12 @@ def test_automatic_settings() -> None:
     assert adam.table_rate == 0.01
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["training.tables=sharded"], "reads all candidates in each step, .*'sharded' divides"),
-        (["training.tables=mapped"], "softmax_all' reads and moves all candidates in each step"),
-        (["model.kind=two_tower", "training.tables=mapped"], "moves all candidates in each step"),
-    ],
-)
-def test_tables_that_are_elsewhere_are_refused(overrides: list[str], sentence: str) -> None:
+def test_tables_that_are_elsewhere_are_refused() -> None:
     data = corpus()
-    settings = FitSettings.of(recipe(*overrides), data, 0)
-    with pytest.raises(RecipeError, match=sentence):
-        prepare(settings, data, CPU)
+    for tables in ("sharded", "mapped"):
+        settings = FitSettings.of(recipe(f"training.tables={tables}"), data, 0)
+        with pytest.raises(RecipeError, match="all candidates in each step"):
+            prepare(settings, data, CPU)
 
 
 def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,42 +133,7 @@ def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.Monk
     prepare(settings, data, CPU)
 
 
-def test_sums_over_neighbours_count_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = corpus()
-    settings = FitSettings.of(recipe("task.neighbour_share=0.1", "task.neighbours=2"), data, 0)
-    dim = settings.model.dim_of(0)
-    # Sums and their gradient, and two neighbours of each with their shares, there and back.
-    needed = 948 + 9 * (2 * 4 * dim + 2 * 2 * (8 + 4))
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
-    with pytest.raises(RecipeError, match=f"at least {needed:,} bytes"):
-        prepare(settings, data, CPU)
-    monkeypatch.setattr(memory, "memory_bytes", lambda: needed)
-    prepare(settings, data, CPU)
-
-
-@pytest.mark.parametrize(
-    ("task", "sentence"),
-    [
-        (
-            {"kind": "pointwise", "positives": "whole_queries"},
-            "'whole_queries' makes batches that vary in size, and task.kind = 'pointwise'",
-        ),
-        (
-            {"kind": "softmax_all", "positives": "examples", "denominator": "unobserved"},
-            "task.positives is 'examples', and task.denominator",
-        ),
-        (
-            {"kind": "softmax_all", "positives": "queries", "positive_temperature": 1.0},
-            "need all pairs of a query at once; leave task.positives out",
-        ),
-    ],
-)
-def test_draws_that_do_not_suit_the_task_are_refused(task: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        Recipe.of({"data": {"kind": "synthetic"}, "task": task})
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["two_tower", "lightgcn"])
 def test_training_learns(small: Recipe, kind: str) -> None:
     """On planted data, each encoder ranks above popularity."""
     rate = {"layer_rate": 0.02} if kind in ("lightgcn", "graphsage") else {"table_rate": 0.05}
@@ -219,7 +149,7 @@ def test_training_learns(small: Recipe, kind: str) -> None:
     assert metrics["model"]["recall@20"] > metrics["popularity"]["recall@20"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["factorization", "graphsage"])
 def test_a_learned_temperature_is_trained_and_reported(kind: str) -> None:
     values: dict[str, dict[str, Any]] = {
         "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 600},
@@ -256,8 +186,3 @@ def test_a_learned_temperature_makes_pairs_likelier_and_moves_no_vector() -> Non
         return sum(float(value) for _, value in run_epoch(fixed, sampler, None, 0, CPU))
 
     assert loss(task.temperature) < loss(0.1) - 0.1
-
-
-def test_a_learned_temperature_of_free_rows_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"'learned' is for unit rows.*normalize = true"):
-        recipe("model.normalize=false", temperature="learned")

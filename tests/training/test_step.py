@@ -11,9 +11,14 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.data.pools.pool import Pool
-from evergram.data.sampling import Batch, Draw
+from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
-from evergram.training.build import prepare
+from evergram.encoders.kinds import ENCODERS
+from evergram.errors import RecipeError
+from evergram.kinds import kinds_where
+from evergram.training.build import build_independent, build_sampler, prepare
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -124,21 +129,6 @@ def test_a_look_leaves_running_statistics_as_they_were() -> None:
     assert all(p.grad is None for p in step.encoder.parameters())
 
 
-def test_only_estimators_that_compare_two_steps_ask_for_the_next_batch() -> None:
-    assert small_step(kind="storm", rate=0.1)[0].wants_before
-    assert not small_step()[0].wants_before
-
-
-def test_a_population_gives_every_entity_once_with_shares_that_sum_to_one() -> None:
-    step, _ = small_step()
-    with step.look() as embeddings:
-        blocks = list(step.population(embeddings, "candidate")())
-    rows, share, factors = (torch.cat(parts) for parts in zip(*blocks, strict=True))
-    assert torch.equal(rows, embeddings.rows("candidate", torch.arange(3)))
-    assert float(share.sum()) == pytest.approx(1)
-    assert factors.shape == (3, 0)
-
-
 def adaptive_step(penalty: float | list[float], **settings: Any) -> tuple[Step, dict[str, Pool]]:
     """A step on six pairs with SOGram, and a pool of each side of which it keeps 200."""
     corpus = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
@@ -228,13 +218,6 @@ def test_without_a_penalty_the_gramian_of_a_task_decides() -> None:
     )
 
 
-def test_draws_that_are_no_pools_stay_as_they_are() -> None:
-    step, pools = adaptive_step(1.0)
-    plain = {side: Draw(pool.ids, pool.weights) for side, pool in pools.items()}
-    with step.look() as embeddings:
-        assert step.resampled(embeddings, plain) == plain
-
-
 def test_the_estimate_after_a_step_is_that_of_what_was_kept_of_the_pool() -> None:
     step, pools = adaptive_step(1.0)
     step.begin_epoch()
@@ -249,3 +232,55 @@ def test_the_estimate_after_a_step_is_that_of_what_was_kept_of_the_pool() -> Non
         torch.testing.assert_close(
             step.estimators[side][0].gramian(), weighted.T @ rows[side], rtol=1e-5, atol=1e-6
         )
+
+
+PAIRS = {"query": ["a", "a", "a", "b", "c"], "candidate": ["x", "x", "y", "y", "x"]}
+
+
+CORPUS = Corpus.from_tables(pa.table(PAIRS))
+
+
+def settings(**gramian: Any) -> FitSettings:
+    values = {
+        "data": {"kind": "synthetic"},
+        "model": {"dim": 3},
+        "training": {"batch_size": 2},
+        "gramian": {"batch": "independent", **gramian},
+    }
+    return FitSettings.of(Recipe.of(values), CORPUS, 0)
+
+
+def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> None:
+    sizes = {}
+    for size in (3, None):
+        chosen = settings(**({} if size is None else {"batch_size": size}))
+        sampler = build_sampler(chosen, CORPUS)
+        draws = build_independent(chosen.gramian, CORPUS, sampler, 5)
+        sizes[size] = [len(next(iter(draws[side].epoch(0, 1))).ids) for side in SIDES]
+    assert sizes == {3: [3, 3], None: [2, 2]}
+
+
+def test_a_pool_smaller_than_what_is_kept_of_it_is_refused_before_training() -> None:
+    chosen = settings(sampler="adaptive", pool_size=1)
+    with pytest.raises(RecipeError, match=r"gramian.pool_size is 1 and 2 entities .*make it 2 or"):
+        prepare(chosen, CORPUS, CPU)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("encoder", kinds_where(ENCODERS, "made_by_recipe"))
+@pytest.mark.parametrize("gramian", ["kind=sampled gradient=sampled", "kind=sogram", "kind=sagram"])
+def test_adaptive_sampling_trains_every_encoder_the_same_for_the_same_seed(
+    small: Recipe, encoder: str, gramian: str
+) -> None:
+    keys = [f"gramian.{key}" for key in ("batch=independent", "sampler=adaptive", *gramian.split())]
+    recipe = Recipe.of(small.model_dump(), [f"model.kind={encoder}", "training.epochs=2", *keys])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    one, again = (fit_encoder(recipe, split, 0, RunContext(CPU)) for _ in range(2))
+    assert bool(torch.isfinite(one.query).all())
+    assert torch.equal(one.query, again.query)
+    assert torch.equal(one.candidate, again.candidate)
+    linear = Recipe.of(recipe.model_dump(), ["gramian.sampler=linear"])
+    other = fit_encoder(linear, split, 0, RunContext(CPU))
+    # The cache of tables of ids is exact: what is drawn apart has nothing to correct.
+    exact = encoder == "factorization" and gramian == "kind=sagram"
+    assert torch.equal(one.query, other.query) == exact

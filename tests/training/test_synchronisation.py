@@ -95,13 +95,6 @@ def test_what_waits_waits_so_often(
     assert counted.counted == waits
 
 
-def test_a_wait_is_counted() -> None:
-    with Waits() as waits:
-        float(torch.ones(3).sum())
-        torch.nonzero(torch.ones(3))
-    assert waits.counted == {"_local_scalar_dense": 1, "nonzero": 1}
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("settings", WITHOUT_WAITING.values(), ids=WITHOUT_WAITING)
 def test_a_step_on_cuda_does_not_wait(small: Recipe, settings: list[str]) -> None:

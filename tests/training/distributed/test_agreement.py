@@ -86,12 +86,6 @@ class Pair(Collectives):
         return make() if self.is_first else self.answer  # type: ignore[operator]
 
 
-def test_a_word_of_the_first_is_everyones() -> None:
-    assert decided(lambda: "patience", ALONE) == "patience"
-    assert decided(lambda: "patience", Pair(0)) == "patience"
-    assert decided(lambda: "no one's", Pair(1, {"word": "budget"})) == "budget"
-
-
 def test_an_error_of_the_first_is_everyones() -> None:
     def fail() -> str:
         raise TrainingError("The loss is nan.")

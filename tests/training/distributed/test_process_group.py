@@ -12,8 +12,8 @@ from tests.support.several_processes import ended, start, train_cases
 from tests.support.shared_training import CASES, states
 
 from evergram.collectives import ALONE
-from evergram.errors import RecipeError, TrainingError
-from evergram.training.distributed.process_group import ProcessCollectives, join_processes
+from evergram.errors import RecipeError
+from evergram.training.distributed.process_group import join_processes
 
 CPU = torch.device("cpu")
 # Three processes share an epoch's last pair, so that two have none.
@@ -83,31 +83,18 @@ def table_of(states: dict[str, torch.Tensor]) -> str:
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join_processes(CPU) is ALONE
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert join_processes(CPU) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for value in ("soon", "inf", "nan", "-1"):
-        monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", value)
-        with pytest.raises(RecipeError, match=f"_TIMEOUT is '{value}'; it must be a number from 0"):
-            join_processes(CPU)
-
-
-def test_nothing_is_asked_of_processes_that_do_not_wait() -> None:
-    collectives = ProcessCollectives.__new__(ProcessCollectives)
-    with pytest.raises(TrainingError, match="are read between epochs, in `on_start`"):
-        collectives.ask({"do": "read"})
+    monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", "nan")
+    with pytest.raises(RecipeError, match="_TIMEOUT is 'nan'"):
+        join_processes(CPU)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
-def test_no_thread_of_the_group_outlives_it() -> None:
+@pytest.mark.parametrize(
+    "program", ["leaving_sharded", pytest.param("leaving_group", marks=pytest.mark.long)]
+)
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path, program: str) -> None:
     """One that frees a tensor while Python ends would abort the process: exit -6, not its own."""
-    for code, output in ended(start(2, "-m", "tests.support.leaving_group")):
-        assert code == 0, output
-        assert output.endswith("left: []\n"), output
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
-def test_nor_do_divided_tables_let_one(tmp_path: Path) -> None:
-    for code, output in ended(start(2, "-m", "tests.support.leaving_sharded", str(tmp_path))):
+    for code, output in ended(start(2, "-m", f"tests.support.{program}", str(tmp_path))):
         assert code == 0, output
         assert output.endswith("left: []\n"), output

@@ -12,29 +12,6 @@ from evergram.training.first_recipe import sources
 from evergram.training.first_recipe.sources import columns_of, source_at
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("a.csv", "table"),
-        ("a.TSV.gz", "table"),
-        ("a.parquet", "table"),
-        ("train.txt", "adjacency_list"),
-        ("ml-1m.zip", "movielens"),
-        ("ml/ratings.dat", "movielens"),
-        ("shop/prepared.json", "prepared"),
-        ("parts/part-0.parquet", "table"),
-    ],
-)
-def test_a_kind_is_told_by_a_name_or_by_what_a_folder_holds(
-    tmp_path: Path, name: str, kind: str
-) -> None:
-    place = tmp_path / name
-    place.parent.mkdir(exist_ok=True)
-    place.touch()
-    path = place if "/" not in name else place.parent
-    assert sources._kind_of(path) == kind
-
-
 def test_an_unknown_kind_is_refused_and_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(DataError, match=r"no known format; tables end in.*--kind"):
@@ -68,44 +45,20 @@ def test_names_of_their_own_win_over_guesses() -> None:
     assert columns_of("f", names, named, text=True)[0] == {**named, "time": "ts"}
 
 
-@pytest.mark.parametrize(
-    ("names", "named", "problem"),
-    [
-        (
-            ["user", "film", "item"],
-            {},
-            "cannot be told: the candidate may be film or item; its",
-        ),
-        (["user", "film", "item"], {}, "--column candidate=NAME"),
-        (["a", "item"], {}, "the query cannot be told: no column is called like a query"),
-        (
-            ["a", "b"],
-            {},
-            "the query and which the candidate cannot be told: no column is called like a query; "
-            "no column is called like a candidate; its columns are: a, b. Say it by --column "
-            "query=NAME --column candidate=NAME.",
-        ),
-        (
-            ["user", "item", "date", "day"],
-            {},
-            "time cannot be told: the time may be date or day",
-        ),
-        (["user", "item"], {"query": "x"}, "f has no column 'x'; its columns are: user, item"),
-        (
-            ["user", "item"],
-            {"query": "usr", "candidate": "x", "time": "itm"},
-            "f has no columns 'usr' (did you mean 'user'?), 'x', 'itm' (did you mean 'item'?); its "
-            "columns are: user, item.",
-        ),
-        (["user", "item"], {"id": "user"}, "names no role; the roles are: query, candidate, value"),
-        (["7", "12"], {}, "seems to be a row: write a line above it"),
-    ],
-)
-def test_what_cannot_be_told_is_refused_with_the_option_that_says_it(
-    names: list[str], named: dict[str, str], problem: str
-) -> None:
-    with pytest.raises(DataError, match=re.escape(problem)):
-        columns_of("f", names, named, text=True)
+def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
+    two, named = ["user", "film", "item"], {"query": "usr", "candidate": "x"}
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        (two, {}, "film or item"),
+        (two, {}, "--column candidate=NAME"),
+        (["a", "b"], {}, "--column query=NAME --column candidate=NAME"),
+        (["user", "item", "date", "day"], {}, "date or day"),
+        (["user", "item"], named, "'usr' (did you mean 'user'?), 'x'"),
+        (["user", "item"], {"id": "user"}, "names no role"),
+        (["7", "12"], {}, "seems to be a row"),
+    ]
+    for names, columns, problem in cases:
+        with pytest.raises(DataError, match=re.escape(problem)):
+            columns_of("f", names, columns, text=True)
 
 
 def test_columns_that_the_file_calls_otherwise_are_the_recipes(tmp_path: Path) -> None:
@@ -158,14 +111,6 @@ def test_a_time_is_told_by_its_cells(
     assert source.unread == (() if taken else (name,))
 
 
-def test_of_two_columns_of_times_none_is_taken_and_a_named_one_is_kept(tmp_path: Path) -> None:
-    rows = "\n".join(f"1,2,{t},{t}" for t in ISO)
-    (tmp_path / "a.csv").write_text(f"user,item,opened_at,closed_at\n{rows}\n")
-    assert source_at(tmp_path / "a.csv").unread == ("opened_at", "closed_at")
-    named = source_at(tmp_path / "a.csv", named={"time": "closed_at"})
-    assert (named.columns["time"], named.by_content) == ("closed_at", ())
-
-
 def test_a_table_that_is_called_lines_of_ids_is_refused(tmp_path: Path) -> None:
     for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
         (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
@@ -173,9 +118,3 @@ def test_a_table_that_is_called_lines_of_ids_is_refused(tmp_path: Path) -> None:
             source_at(tmp_path / "a.txt")
     (tmp_path / "a.txt").write_text("1 2 3\n")
     assert source_at(tmp_path / "a.txt").kind == "adjacency_list"
-
-
-def test_a_first_row_with_a_date_is_no_header(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("u1,i1,2023-11-14T22:13:20\nu2,i2,2023-11-15T22:13:20\n")
-    with pytest.raises(DataError, match=r"seems to be a row.*such as query,candidate,time\."):
-        source_at(tmp_path / "a.csv")

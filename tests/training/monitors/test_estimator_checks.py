@@ -36,11 +36,6 @@ class Unready(Last):
         self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
 
-class Empty(Last):
-    def __init__(self, dim: int, factors: int = 0) -> None:
-        self.dim = dim
-
-
 class Wide(Last):
     def __init__(self, dim: int, factors: int = 0) -> None:
         super().__init__(dim, factors)
@@ -66,13 +61,10 @@ def settings_of(make: Callable[..., Any]) -> EstimatorSettings:
     ("make", "sentence"),
     [
         (lambda *_: None, "returns None; it must return a GramianEstimator"),
-        (lambda *_: torch.nn.Linear(2, 2), "returns a Linear; it must return a GramianEstimator"),
-        (lambda dim: Last(dim), r"\(dim, measure, factors, file\) must return .* TypeError: "),
+        (lambda dim: Last(dim), "TypeError: "),
         (lambda dim, *_: Unready(dim), r"AttributeError: .*before Module\.__init__"),
-        (lambda dim, *_: Empty(dim), r"AttributeError|with no matrix.*super\(\).__init__"),
         (lambda dim, _, f, __: Wide(dim, f.shape[1]), r"Wide with a float64 .*must be float32"),
         (lambda dim, *_: Last(dim + 1), r"must be float32 of \[D, D \+ K\]"),
-        (lambda *_: undefined, "NameError: name 'undefined'"),  # type: ignore[name-defined] # noqa: F821
     ],
 )
 def test_a_slip_in_build_is_one_sentence_that_names_the_class(
@@ -80,13 +72,6 @@ def test_a_slip_in_build_is_one_sentence_that_names_the_class(
 ) -> None:
     with pytest.raises(RecipeError, match=rf"MineSettings\.build.*({sentence})"):
         build_estimator(settings_of(make), DIM, SHARE, FACTORS)
-
-
-@pytest.mark.parametrize("kind", ESTIMATORS)
-def test_the_packages_own_are_built_as_they_are(kind: str) -> None:
-    settings = ESTIMATORS[kind]()
-    made = build_estimator(settings, DIM, SHARE, FACTORS)
-    assert type(made) is type(settings.build(DIM, SHARE, FACTORS))
 
 
 def trained(small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, start: int = 0) -> None:
@@ -101,8 +86,6 @@ def trained(small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, start: 
     [
         (lambda m: m + torch.triu(torch.ones_like(m)), "is not symmetric"),
         (lambda m: -m, "has a negative diagonal"),
-        (lambda m: m * torch.nan, "is not finite; correct its update"),
-        (lambda m: m.double(), r"is float64 \[8, 8\] and must be float32"),
         (lambda m: m[:, :3], r"is float32 \[8, 3\] and must be float32 \[8, 8\]"),
     ],
 )
@@ -120,12 +103,3 @@ def test_a_later_slip_is_seen_at_the_epochs_end_and_nan_names_the_estimator(
         trained(small, monkeypatch, lambda m: -m, start=8)
     with pytest.raises(TrainingError, match=r"loss is nan .* moment of Last is not finite"):
         trained(small, monkeypatch, lambda m: m * torch.nan, start=8)
-
-
-def test_a_sound_estimator_trains(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(small, monkeypatch, lambda m: m)
-
-
-def test_too_high_a_rate_is_not_the_packages_estimators_fault(small: Recipe) -> None:
-    with pytest.raises(TrainingError, match=r"lower training\.table_rate"):
-        train(Recipe.of(small.model_dump(), ["training.table_rate=1e30"]), progress=False)

@@ -1,16 +1,21 @@
-"""How many queries an evaluation ranks follows from counted work alone."""
+"""How many queries an evaluation ranks follows from counted work alone; a version's metrics."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.several_processes import ended, start
 from torch.utils.flop_counter import FlopCounterMode
 
+from evergram.evaluation.ranking import popularity_metrics, rank_metrics
+from evergram.evaluation.relevance import test_relevance as relevance_of_test
 from evergram.training.build import prepare
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoints.settings import CheckpointSettings
@@ -18,15 +23,14 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import Trainer
 from evergram.training.monitors.evaluation_work import (
-    FREE,
     LEAST,
-    SELECTING,
     EvaluationPlan,
     RankingWork,
     dense_weights,
     different,
     epoch_work,
 )
+from evergram.training.monitors.final_metrics import final_metrics
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -60,19 +64,6 @@ def test_evaluation_never_takes_more_than_its_share(
         assert spent + each > int(share * training) * max(1, plan.every - 1)
     assert work.plan("full", training) == EvaluationPlan(queries)
     assert work.plan("auto", training).queries >= work.plan(0.25, training).queries
-
-
-def test_by_default_seconds_of_ranking_are_never_sampled() -> None:
-    assert RankingWork(30_000, FREE // 30_000).plan("auto", 1) == EvaluationPlan(30_000)
-    assert RankingWork(60_000, FREE // 30_000).plan("auto", 1) == EvaluationPlan(30_000)
-    assert RankingWork(60_000, FREE // 30_000).plan("auto", 8 * FREE) == EvaluationPlan(60_000)
-
-
-def test_the_work_of_ranking_is_of_the_whole_catalogue() -> None:
-    corpus, run = load_corpus(Recipe.of({"data": DATA})), trainer(model={"dim": 8})
-    assert RankingWork.of(run.encoder, 7, corpus) == RankingWork(
-        7, len(corpus.candidates) * (8 + SELECTING)
-    )
 
 
 def test_different_entities_are_those_of_draws() -> None:
@@ -173,16 +164,73 @@ def test_a_run_samples_as_its_share_allows_and_resumes_so(
         for each in (whole, again)
     ]
     assert histories[0] == histories[1]
-    full = fit_encoder(
-        Recipe.of(
-            {
-                "data": {**DATA, "queries": 800},
-                "training": {**training, "evaluate_share": "full"},
-            }
-        ),
-        split,
-        0,
-        context,
-    )
-    assert full.sample is None
-    assert "standard_error" not in full.history[0]
+
+
+NAMES = ["recall@20", "ndcg@5"]
+
+
+def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
+    data = {"kind": "synthetic", "queries": 300, "candidates": 80, "interactions": 6000}
+    recipe = Recipe.of({"data": data})
+    split = split_for(recipe, load_corpus(recipe), 0)
+    draw = torch.Generator().manual_seed(0)
+    vectors = {"query": torch.randn(300, 4, generator=draw)}
+    vectors["candidate"] = torch.randn(80, 4, generator=draw)
+    test = relevance_of_test(split)
+    whole = final_metrics(vectors, split, NAMES)
+    assert whole.sample is None
+    assert whole.queries == len(test)
+    assert whole.metrics == {
+        "model": rank_metrics(vectors["query"], vectors["candidate"], test, NAMES),
+        "popularity": popularity_metrics(split.training.counts("candidate"), test, NAMES),
+    }
+    assert final_metrics(vectors, split, NAMES, len(test)) == whole
+    part = final_metrics(vectors, split, NAMES, 40, seed=3)
+    assert part.sample is not None
+    assert (part.queries, part.sample.population) == (40, len(test))
+    again = final_metrics(vectors, split, NAMES, 40, seed=3)
+    assert again.metrics == part.metrics != whole.metrics
+    errors = part.sample.as_json()["errors"]
+    for model, values in part.metrics.items():
+        for name, value in values.items():
+            assert value == pytest.approx(whole.metrics[model][name], abs=4 * errors[model][name])
+
+
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """Return what `tests.support.shared_evaluation` measures, by the number of processes."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    for count in (1, 2, 3):
+        out = str(folder / f"{count}.json")
+        for code, output in ended(start(count, "-m", "tests.support.shared_evaluation", out)):
+            assert code == 0, output
+    return {n: json.loads((folder / f"{n}.json").read_text()) for n in (1, 2, 3)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_measure_the_same_embeddings_bit_by_bit(
+    evaluations: dict[int, Any], count: int
+) -> None:
+    fixed = evaluations[1]["fixed"]
+    assert evaluations[count]["fixed"] == fixed
+    assert fixed["whole"]["model"] != fixed["part"]["model"]
+    assert fixed["sample"]["errors"]["model"]["recall@20"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "training", ["all queries", "a sample, patience", "towers, patience", "refit"]
+)
+def test_processes_select_the_epoch_of_one_by_its_numbers(
+    evaluations: dict[int, Any], count: int, training: str
+) -> None:
+    """Parameters are the same up to rounding, so metrics are, as no two scores are that near."""
+    alone, shared = evaluations[1][training], evaluations[count][training]
+    for key in ("best", "ended", "sample", "metrics"):
+        assert shared[key] == alone[key]
+    records = zip(shared["history"], alone["history"], strict=True)
+    for record, other in records:
+        assert record == pytest.approx(other, rel=1e-5)
+    assert ("standard_error" in alone["history"][0]) == ("sample" in training)

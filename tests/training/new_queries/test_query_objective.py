@@ -45,12 +45,12 @@ EXACT: dict[str, dict[str, Any]] = {
     },
     "second order of length 1": {"task": {"kind": "second_order"}, "model": {"normalize": True}},
 }
-CLOSE_TO_IT: dict[str, dict[str, Any]] = {
-    "another loss": {"task": {**SQUARED, "loss": "logistic"}},
-    "excluded pairs": {"task": {**SQUARED, "sparse": "exclude"}},
-    "a softmax": {"task": {"kind": "softmax_all", "temperature": 0.5, "push": 1.2}},
-    "a ranking": {"task": {"kind": "bpr"}},
-}
+CLOSE_TO_IT: list[dict[str, Any]] = [
+    {"task": {**SQUARED, "loss": "logistic"}},
+    {"task": {**SQUARED, "sparse": "exclude"}},
+    {"task": {"kind": "softmax_all", "temperature": 0.5, "push": 1.2}},
+    {"task": {"kind": "bpr"}},
+]
 
 
 def corpus_of(seed: int = 0) -> Corpus:
@@ -138,16 +138,16 @@ def test_training_would_not_move_a_folded_in_query(tables: dict[str, Any]) -> No
     assert float((slope(step, sampler).norm(dim=1) / before).max()) < 1e-4
 
 
-@pytest.mark.parametrize("tables", CLOSE_TO_IT.values(), ids=CLOSE_TO_IT)
-def test_other_objectives_are_approximated(tables: dict[str, Any]) -> None:
+def test_other_objectives_are_approximated() -> None:
     corpus = corpus_of()
-    recipe = recipe_of(tables, corpus)
-    _step, trained, _ = prepared(recipe, corpus)
-    form = query_form(recipe, corpus, trained)
-    assert form is not None
-    assert form.rule == "approximate"
-    met = interactions_of(corpus, trained.candidate, values=False)
-    assert form.minimise(met).shape == (QUERIES, DIM)
+    for tables in CLOSE_TO_IT:
+        recipe = recipe_of(tables, corpus)
+        _, trained, _ = prepared(recipe, corpus)
+        form = query_form(recipe, corpus, trained)
+        assert form is not None
+        assert form.rule == "approximate"
+        met = interactions_of(corpus, trained.candidate, values=False)
+        assert form.minimise(met).shape == (QUERIES, DIM)
 
 
 def test_a_softmax_is_expanded_to_second_order() -> None:

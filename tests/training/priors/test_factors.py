@@ -1,8 +1,9 @@
-"""The factors of each kind of prior; its part in the loss is in tests/tasks/test_objective.py."""
+"""The factors of each kind of prior, and measures; their part in the loss is in tests/tasks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,11 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError, RecipeError
 from evergram.training.priors.factors import prior_constant, read_vectors
 from evergram.training.priors.kinds import (
-    ConstantSettings,
     FilesSettings,
     SVDSettings,
-    VersionSettings,
-    ZeroSettings,
 )
+from evergram.training.priors.measures import build_measures
+from evergram.training.recipe import Recipe
 
 
 def corpus() -> Corpus:
@@ -33,14 +33,6 @@ def corpus() -> Corpus:
 def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:
     pq.write_table(pa.table({"id": ids, "vector": pa.array(rows, pa.list_(pa.float32()))}), path)
     return str(path)
-
-
-def test_zero_and_constant() -> None:
-    data = corpus()
-    zero = ZeroSettings().build(data, None, 0)
-    assert zero["query"].shape == (len(data.queries), 0)
-    prior = ConstantSettings(value=-0.5).build(data, None, 0)
-    assert bool((prior["query"] @ prior["candidate"].T == -0.5).all())
 
 
 def test_files_are_joined_by_id(tmp_path: Path) -> None:
@@ -88,14 +80,6 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
         SVDSettings(rank=8).build(data, None, 0)
 
 
-def test_a_past_version_is_its_scores() -> None:
-    data = corpus()
-    past = {"query": torch.ones(8, 2), "candidate": torch.ones(8, 2)}
-    assert VersionSettings().build(data, past, 0)["query"] is not None
-    with pytest.raises(RecipeError, match="version 0"):
-        VersionSettings().build(data, None, 0)
-
-
 def test_the_constant_is_the_double_sum() -> None:
     draw = torch.Generator().manual_seed(0)
     prior = {"query": torch.randn(4, 2, generator=draw)}
@@ -128,3 +112,47 @@ def test_vectors_of_several_lengths_are_refused_and_large_lists_read(tmp_path: P
     for rows in wrong:
         with pytest.raises(DataError, match="all of one length"):
             read(pa.list_(pa.float32()), rows)
+
+
+# a-x is there twice.
+PAIRS = {"query": ["a", "a", "a", "b", "c"], "candidate": ["x", "x", "y", "y", "x"]}
+
+
+CORPUS = Corpus.from_tables(pa.table(PAIRS))
+
+
+def recipe(**tables: dict[str, Any]) -> Recipe:
+    return Recipe.of({"data": {"kind": "synthetic"}, **tables})
+
+
+def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"id": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
+    task = recipe(
+        task={
+            "penalty": [1.0, 1.0, 1.0],
+            "query_measure": [0.0, 1.0, str(path)],
+            "candidate_measure": [0.0, 0.0, 0.0],
+        }
+    ).task
+    expected = [[1 / 3, 3 / 5, 1 / 4], [1 / 3, 1 / 5, 3 / 4], [1 / 3, 1 / 5, 0.0]]
+    measures = build_measures(task.measures_of("query"), CORPUS, "query")
+    torch.testing.assert_close(measures, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["x", "2"], "row 1: weight is 'x'; it must be a number"),
+        ([1.0, -2.0], "row 2: weight is -2.0; it must be a finite number of at least 0"),
+        ([float("nan"), 1.0], "row 1: weight is nan"),
+        ([0.0, 0.0], "gives no weight to any entity of the corpus"),
+    ],
+)
+def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
+    tmp_path: Path, weights: list[Any], message: str
+) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
+    with pytest.raises(DataError, match=message):
+        build_measures([str(path)], CORPUS, "query")

@@ -198,20 +198,6 @@ def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage
     assert squared["seen"] < 0.9 * squared["held out"]
 
 
-def test_no_closed_form_is_said(small: Recipe) -> None:
-    with pytest.raises(RecipeError, match="has no closed form"):
-        by(small, "evergram", "upgrade.transform=residual_mlp")
-
-
-def test_settings_win_over_the_method(small: Recipe) -> None:
-    recipe = by(small, "bc-aligner", "upgrade.steps=single")
-    assert (recipe.upgrade.fit, recipe.upgrade.steps) == ("joint", "single")
-    again = Recipe.of(recipe.model_dump())
-    assert again.upgrade == recipe.upgrade
-    with pytest.raises(RecipeError, match="it must be one of keep-all"):
-        by(small, "magic")
-
-
 def test_fine_tuning_goes_on_from_what_is_known(small: Recipe, lineage: Lineage) -> None:
     corpus = load_corpus(small)
     before = load_encoder(lineage, 0)

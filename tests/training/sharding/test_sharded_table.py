@@ -1,7 +1,9 @@
-"""A divided table: its parts, its draws, and steps of several processes that equal one's."""
+"""Divided tables: their parts, their encoder, and steps of several processes that equal one's."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.support.several_processes import train_cases
-from tests.support.sharded_training import CASES, states
-from torch import nn
+from tests.support.sharded_training import CASES, states, whole_state
+from tests.support.shared_training import CPU, shared_corpus
+from tests.support.tiny_training import tiny_recipe
+from torch import Tensor, nn
 
-from evergram.collectives import ALONE
+import evergram
+from evergram.collectives import ALONE, Collectives
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import SIDES, Schema
+from evergram.errors import TrainingError
+from evergram.training.build import prepare
+from evergram.training.loop import run_epoch
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding import sharded_table
+from evergram.training.sharding.gathered_factorization import (
+    GatheredFactorization,
+    mapped_rows,
+)
+from evergram.training.sharding.sharded_factorization import KEPT, ShardedFactorization
 from evergram.training.sharding.sharded_table import ShardedTable, draw_shard, shard_of
+from evergram.training.step import Step
 
 # Batch weights are float32 whatever the rest is.
 CLOSE = 1e-6
+
+
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "softmax", "pools, sampled gradient"]
 
@@ -86,3 +105,154 @@ def test_processes_with_a_part_each_take_the_steps_of_one(
         assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
     # The comparison would notice a process that took no part.
     assert float((alone["0|query.weight"] - alone["19|query.weight"]).abs().max()) > 1e-3
+
+
+CORPUS = shared_corpus()
+
+
+DIVIDED = "training.tables=sharded"
+
+
+def trained(*overrides: str) -> Step:
+    recipe = tiny_recipe("training.batch_size=25", *overrides)
+    step, sampler, draws = prepare(FitSettings.of(recipe, CORPUS, 0), CORPUS, CPU)
+    for _ in run_epoch(step, sampler, draws, 0, CPU):
+        pass
+    return step
+
+
+def divided() -> ShardedFactorization:
+    encoder = trained(DIVIDED).encoder
+    assert isinstance(encoder, ShardedFactorization)
+    return encoder
+
+
+def test_one_process_trains_what_a_factorization_is() -> None:
+    whole, parts = trained(), trained(DIVIDED)
+    assert isinstance(parts.encoder, ShardedFactorization)
+    vectors = whole.encoder.eval().embed_all(CORPUS)
+    for side, rows in parts.encoder.eval().embed_all(CORPUS).items():
+        assert rows.equal(vectors[side])
+    state = whole_state(parts.encoder)
+    for side in SIDES:
+        weight = getattr(whole.encoder, side).weight
+        assert state[f"{side}.weight"].equal(weight)
+        assert state[f"{side}.sum"].equal(whole.optimizers[0].state[weight]["sum"])
+
+
+def test_its_states_and_its_optimisers_have_no_rows() -> None:
+    step = trained(DIVIDED)
+    assert isinstance(step.encoder, ShardedFactorization)
+    assert not step.encoder.state_dict()
+    before = whole_state(step.encoder)
+    for optimizer in step.optimizers:
+        assert not optimizer.state_dict()["state"]
+        optimizer.load_state_dict(optimizer.state_dict())
+    after = whole_state(step.encoder)
+    assert before.keys() == after.keys()
+    assert all(after[name].equal(value) for name, value in before.items())
+
+
+def test_the_best_rows_are_gathered(tmp_path: Path) -> None:
+    encoder = divided()
+    best = encoder.query.weight.detach().clone()
+    assert set(encoder.keep()) == {KEPT}
+    with torch.no_grad():
+        encoder.query.weight += 1.0
+    now = encoder.query.weight.detach().clone()
+    assert encoder.gathered(best=False).query.weight.equal(now)
+    assert encoder.gathered(best=True).query.weight.equal(best)
+
+
+def test_saved_rows_are_read_with_their_best_epoch(tmp_path: Path) -> None:
+    encoder = divided()
+    encoder.keep()
+    with torch.no_grad():
+        encoder.query.weight += 1.0
+    before = whole_state(encoder)
+    names = encoder.save(tmp_path)
+    assert {"query.weight", "query.best", "query.sum"} <= set(names)
+    other = divided()
+    other.load(tmp_path, names)
+    after = whole_state(other)
+    assert after.keys() == before.keys() == set(names)
+    assert all(after[name].equal(value) for name, value in before.items())
+
+
+class Second(Collectives):
+    """One of two processes, which nobody waits for."""
+
+    rank, size = 1, 2
+
+
+def test_embeddings_are_read_while_others_wait() -> None:
+    schema = Schema.of(CORPUS, features=False)
+    encoder = ShardedFactorization(schema, {"dim": 4}, torch.Generator(), Second())
+    sizes = len(CORPUS.queries), len(CORPUS.candidates)
+    assert [len(table.weight) for table in encoder.tables.values()] == [n // 2 for n in sizes]
+    with pytest.raises(TrainingError, match="read in the first one, while the others wait"):
+        encoder.embed_all(CORPUS)
+
+
+@pytest.mark.parametrize("setting", ["training.refit=true", "model.normalize=true"])
+def test_one_process_publishes_what_a_factorization_is(tmp_path: Path, setting: str) -> None:
+    blocks = []
+    for tables in ("training.tables=memory", DIVIDED):
+        recipe = tiny_recipe("training.epochs=2", setting, tables)
+        artefact = evergram.train(recipe, progress=False)
+        lineage = evergram.Lineage.create(tmp_path / tables, "x")
+        evergram.publish(lineage, artefact)
+        blocks.append({side: lineage.embeddings(side) for side in SIDES})
+        assert lineage.encoder(0).kind == "factorization"
+    for side in SIDES:
+        (ids, vectors), (other_ids, others) = (each[side] for each in blocks)
+        assert ids.equals(other_ids)
+        assert torch.equal(vectors, others)
+
+
+SCHEMA = Schema.of(CORPUS, features=False)
+
+
+def pieces(rows: Tensor) -> Iterator[Tensor]:
+    return iter(torch.split(rows, 4))
+
+
+def test_rows_are_mapped_from_a_file_without_a_name(tmp_path: Path) -> None:
+    rows = torch.randn(10, 3)
+    mapped = mapped_rows(pieces(rows), (10, 3), tmp_path / "new")
+    assert mapped.equal(rows)
+    assert mapped.untyped_storage().filename is not None
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TrainingError, match=r"\[10, 3\] numbers, 120 bytes, .*No space left"):
+        mapped_rows(pieces(torch.randn(10, 3)), (10, 3), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_its_embeddings_are_those_of_a_factorization(tmp_path: Path, normalize: bool) -> None:
+    whole = Factorization(SCHEMA, 4, generator=torch.Generator().manual_seed(2))
+    whole.normalize = normalize
+    gathered = GatheredFactorization(SCHEMA, 4, normalize=normalize)
+    gathered.folder = tmp_path
+    gathered.set_rows("query", whole.query.weight.detach())
+    gathered.set_rows("candidate", whole.candidate.weight.detach())
+    for side, vectors in gathered.eval().embed_all(CORPUS).items():
+        assert vectors.equal(whole.eval().embed_all(CORPUS)[side])
+    state = gathered.state_dict()
+    assert all(value.equal(state[name]) for name, value in whole.state_dict().items())
+
+
+def test_in_other_processes_it_has_shapes_alone() -> None:
+    vectors = GatheredFactorization(SCHEMA, 4).embed_all(CORPUS)
+    assert {side: v.shape for side, v in vectors.items()} == {
+        "query": (len(CORPUS.queries), 4),
+        "candidate": (len(CORPUS.candidates), 4),
+    }
+    assert all(v.is_meta for v in vectors.values())

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.small_squares import over_all_pairs, small_squares, small_tables
+from torch import Tensor
 
 from evergram.errors import TrainingError
+from evergram.training.solvers.conjugate_gradients import descend
+from evergram.training.solvers.row_groups import row_groups
 from evergram.training.solvers.sweep_solver import SweepSolver
 
 
@@ -43,7 +46,7 @@ def test_fixed_point_has_no_gradient(sparse: bool, steps: int) -> None:
     squares = small_squares(8, sparse=sparse, prior=2)
     tables = small_tables(squares, 4, seed=1)
     solver = SweepSolver(squares, steps)
-    for _ in range(3000):
+    for _ in range(1500):
         solver.sweep(tables)
     ready = {side: table.clone().requires_grad_() for side, table in tables.items()}
     gradients = torch.autograd.grad(over_all_pairs(squares, ready), list(ready.values()))
@@ -119,3 +122,88 @@ def test_refuses_numbers_that_are_not_finite() -> None:
     broken = replace(squares, target=squares.target * float("inf"))
     with pytest.raises(TrainingError, match=r"training\.optimizer = 'als'"):
         SweepSolver(broken).sweep(small_tables(squares, 4, seed=3))
+
+
+def systems(seed: int, rank: int = 5) -> tuple[Tensor, Tensor]:
+    """Seven systems of 5 unknowns that have a solution."""
+    made = torch.Generator().manual_seed(seed)
+    roots = torch.randn(7, 5, rank, generator=made, dtype=torch.float64)
+    matrices = roots @ roots.mT
+    wanted = torch.randn(7, 5, 1, generator=made, dtype=torch.float64)
+    return matrices, (matrices @ wanted)[..., 0]
+
+
+def value(matrices: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+    return torch.einsum("bi,bij,bj->b", rows, matrices, rows) - 2 * (targets * rows).sum(1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("rank", [2, 5])
+def test_as_many_steps_as_dims_solve_and_the_gain_is_the_fall(seed: int, rank: int) -> None:
+    matrices, targets = systems(seed, rank)
+    start = torch.ones(7, 5, dtype=torch.float64)
+    inverse = torch.linalg.inv(matrices.mean(0) + 0.1 * torch.eye(5, dtype=torch.float64))
+    before = value(matrices, targets, start)
+    for steps in (1, 2, 8):
+        descent = descend(
+            lambda p: (matrices @ p[..., None])[..., 0],
+            *(start, targets - (matrices @ start[..., None])[..., 0], inverse),
+            *(matrices.diagonal(dim1=1, dim2=2).sum(1), steps),
+        )
+        after = value(matrices, targets, descent.solution)
+        assert bool((after < before).all())
+        torch.testing.assert_close(descent.gain, before - after, rtol=1e-9, atol=1e-11)
+        assert not bool(descent.endless.any())
+    missed = targets - (matrices @ descent.solution[..., None])[..., 0]
+    assert float(missed.abs().max()) < 1e-6
+
+
+def test_a_direction_without_a_minimum_is_reported() -> None:
+    matrices, targets = systems(0)
+    matrices[3] *= -1
+    eye = torch.eye(5, dtype=torch.float64)
+    start = torch.zeros(7, 5, dtype=torch.float64)
+    descent = descend(
+        lambda p: (matrices @ p[..., None])[..., 0], start, targets, eye, torch.ones(7), 2
+    )
+    assert descent.endless.tolist() == [i == 3 for i in range(7)]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("prior", [0, 2])
+def test_value_is_the_sum_over_all_pairs(sparse: bool, prior: int) -> None:
+    squares = small_squares(3, sparse=sparse, prior=prior)
+    tables = small_tables(squares, 4, seed=5)
+    torch.testing.assert_close(
+        squares.value(tables), over_all_pairs(squares, tables), rtol=1e-12, atol=1e-14
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=40),
+    st.integers(1, 60),
+)
+def test_groups_are_a_partition_of_rows_and_of_pairs(pairs: list[tuple[int, int]], at: int) -> None:
+    rows, partners = torch.tensor(pairs).T
+    numbers = torch.arange(1, len(pairs) + 1).double()
+    members, sums, seen = [], torch.zeros(9, dtype=torch.float64), []
+    longest = 10**9
+    for group in row_groups(rows, partners, numbers, 2 * numbers, 9, at):
+        assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
+        assert group.longest <= longest
+        longest = group.longest
+        members += group.rows.tolist()
+        real = group.pull > 0
+        for row, its, own in zip(group.rows.tolist(), group.partners, group.pull, strict=True):
+            at_own = own[own > 0].long() - 1
+            assert rows[at_own].eq(row).all()
+            assert torch.equal(partners[at_own], its[own > 0].long())
+            seen += at_own.tolist()
+        assert torch.equal(group.wanted, 2 * group.pull)
+        assert not group.partners[~real].any()
+        sums[group.rows] += group.pull.sum(1)
+    assert sorted(members) == list(range(9))
+    assert sorted(seen) == list(range(len(pairs)))
+    expected = torch.zeros(9, dtype=torch.float64).index_add_(0, rows, numbers)
+    assert torch.equal(sums, expected)

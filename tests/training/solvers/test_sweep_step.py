@@ -10,14 +10,18 @@ import pytest
 import torch
 from tests.support.tiny_training import tiny_recipe
 
+from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
+from evergram.errors import RecipeError
 from evergram.gramian.estimator import Moment
-from evergram.releasing.upgrade import train
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.solvers.sweep_solver import SweepSolver
@@ -46,7 +50,6 @@ def prepared(task: dict[str, Any], optimizer: str, **more: Any) -> Any:
 
 
 TASKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"penalty": 0.4, "l2": 0.02}, {}),
     ({"penalty": 0.4, "l2": 0.02, "target": "value"}, {}),
     ({"penalty": 0.4, "l2": 0.02, "l2_measure": "penalty", "query_measure": 0.5}, {}),
     ({"penalty": 0.1, "sparse": "exclude", "l2": 1e-3}, {}),
@@ -89,7 +92,7 @@ def test_a_solved_run_has_no_gradient_by_the_trainers_objective(
     torch.testing.assert_close(value.double(), squares.value(tables), rtol=1e-5, atol=1e-6)
     assert before > 0.01
     solver = SweepSolver(squares)
-    for _ in range(2000):
+    for _ in range(1000):
         solver.sweep(tables)
     after, value = slopes()
     torch.testing.assert_close(value.double(), squares.value(tables), rtol=1e-5, atol=1e-6)
@@ -154,3 +157,44 @@ def test_a_run_resumes_bit_for_bit_and_ends_by_its_patience(tmp_path: Path) -> N
     assert trained["batch_size"] == whole.metrics["data"]["interactions"]
     objectives = [record["objective"] for record in trained["history"]]
     assert objectives == sorted(objectives, reverse=True)
+
+
+def recipe_of(*overrides: str) -> Recipe:
+    return tiny_recipe("training.optimizer=als", "training.epochs=2", *overrides)
+
+
+def test_what_has_no_least_squares_solution_is_refused_with_its_key() -> None:
+    for overrides, named in (
+        ("model.normalize=true", "model.normalize"),
+        ("model.kind=two_tower", "two_tower"),
+        ("model.hash_rows=4", "model.hash_rows"),
+        ("task.loss=logistic", "logistic"),
+        ("task.kind=bpr", "bpr"),
+        ("task.positives=queries", "task.positives"),
+        ("training.tables=mapped", "mapped"),
+    ):
+        with pytest.raises(RecipeError, match=r"training\.optimizer = 'als' .*" + named):
+            train(recipe_of(overrides), progress=False)
+
+
+def test_refuses_several_processes() -> None:
+    class Two(Collectives):
+        size = 2
+
+    recipe = recipe_of()
+    corpus = load_corpus(recipe)
+    settings = FitSettings.of(recipe, corpus, 0)
+    with pytest.raises(RecipeError, match="one process, and there are 2; start one, or"):
+        prepare(settings, corpus, torch.device("cpu"), Companions(), None, Two())
+
+
+def test_an_upgrade_fits_its_transform_afterwards(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path, "tiny")
+    lineage.publish(train(recipe_of(), progress=False))
+    with pytest.raises(
+        RecipeError, match=r"set upgrade\.fit = 'posthoc', which fits it afterwards"
+    ):
+        upgrade(recipe_of(), lineage, progress=False)
+    after = recipe_of("upgrade.fit=posthoc", "upgrade.solver=closed")
+    version = lineage.publish(upgrade(after, lineage, progress=False))
+    assert lineage.manifest(version).dim == 5

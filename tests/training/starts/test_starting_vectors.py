@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -20,12 +20,16 @@ from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions, prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.recipe import ModelRecipe, Recipe
+from evergram.training.recipe.automatic import Strengths
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.solvers.sweep_step import SweepStep, squares_of
+from evergram.training.starts.als_start import AlsSettings, als_start
 from evergram.training.starts.normalised_matrix import NormalisedMatrix
 from evergram.training.starts.starting_vectors import STARTS, smooth_start, svd_start
 
 CPU = torch.device("cpu")
+
+
 KINDS = ["smooth", "svd"]
 
 
@@ -48,13 +52,6 @@ def encoder_of(corpus: Corpus, *overrides: str, companions: Companions | None = 
 def tables(encoder: Encoder) -> dict[str, Tensor]:
     assert isinstance(encoder, Factorization)
     return {"query": encoder.query.weight.detach(), "candidate": encoder.candidate.weight.detach()}
-
-
-def test_the_recipe_has_these_kinds_and_random() -> None:
-    assert set(get_args(ModelRecipe.model_fields["start"].annotation)) == {
-        *("random", "als"),
-        *STARTS,
-    }
 
 
 def test_svd_is_the_best_approximation_of_its_rank() -> None:
@@ -118,28 +115,12 @@ def test_rows_of_which_nothing_is_left_stay_as_drawn() -> None:
     assert all(torch.equal(started[side], drawn[side]) for side in SIDES)
 
 
-def test_normalised_rows_have_length_1() -> None:
-    encoder = encoder_of(corpus_of(), "model.start=smooth", "model.normalize=true")
-    lengths = tables(encoder)["query"].norm(dim=1)
-    torch.testing.assert_close(lengths, torch.ones(len(lengths)))
-
-
 def test_a_version_before_wins() -> None:
     corpus = corpus_of()
     before = encoder_of(corpus, "seed=7")
     after = encoder_of(corpus, "model.start=smooth", companions=Companions(start=before))
     for side in SIDES:
         assert torch.equal(tables(after)[side], tables(before)[side])
-
-
-@pytest.mark.parametrize("start", KINDS)
-def test_it_is_published_read_back_and_upgraded(tmp_path: Path, start: str) -> None:
-    recipe = tiny_recipe(f"model.start={start}")
-    lineage = Lineage.create(tmp_path / "line", "line")
-    publish(lineage, train(recipe, progress=False))
-    assert Recipe.stored(lineage.manifest(0).recipe).model.start == start
-    publish(lineage, upgrade(recipe, lineage, progress=False))
-    assert lineage.newest == 1
 
 
 def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None:
@@ -164,26 +145,125 @@ def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None
     torch.testing.assert_close(mapped, artefact.block("candidate")[1], rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["training.epochs=0"], r"with model\.start = 'random' they say nothing; set model\.start"),
-        (["training.epochs=0", "model.start=svd"], r"trains none; set upgrade\.fit = 'posthoc'"),
-        (
-            ["training.epochs=0", "model.start=svd", "upgrade.start=previous"],
-            r"leaves rows of new ids to be trained",
-        ),
-        (["training.epochs=-1"], r"training\.epochs"),
-        (["model.kind=two_tower", "model.start=smooth"], r"model\.start is used with model\.kind"),
-        (["model.hash_rows=9", "model.start=svd"], r"model\.start is used with a row for each id"),
-        (["model.start=pca"], r"model\.start"),
-    ],
-)
-def test_recipes_that_cannot_start_so(overrides: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        tiny_recipe(*overrides)
-
-
 def test_tables_in_files_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"tables are mapped from files.*set model\.start"):
         encoder_of(corpus_of(), "model.start=smooth", "training.tables=mapped")
+
+
+PAIRS = [("a", 1), ("a", 2), ("b", 1), ("c", 3), ("a", 1), ("c", 1), ("d", 2), ("d", 1)]
+
+
+def test_each_distinct_pair_is_divided_by_the_roots_of_its_degrees() -> None:
+    corpus = Corpus.of(PAIRS)
+    matrix = NormalisedMatrix.of(corpus, torch.float64)
+    queries = {key: i for i, key in enumerate(corpus.queries.vocabulary.keys.to_pylist())}
+    candidates = {key: i for i, key in enumerate(corpus.candidates.vocabulary.keys.to_pylist())}
+    expected = torch.zeros(4, 3, dtype=torch.float64)
+    for query, candidate in set(PAIRS):
+        fans = (
+            len({c for q, c in PAIRS if q == query}),
+            len({q for q, c in PAIRS if c == candidate}),
+        )
+        value = 1 / ((fans[0] + 5) * (fans[1] + 5)) ** 0.5
+        expected[queries[query], candidates[candidate]] = value
+    torch.testing.assert_close(matrix.matrix.to_dense(), expected, rtol=1e-12, atol=0)
+    assert torch.equal(matrix.transposed.to_dense(), matrix.matrix.to_dense().T)
+
+
+def test_the_leading_pair_is_that_of_a_dense_decomposition() -> None:
+    drawn = torch.randint(0, 12, (90, 2), generator=torch.Generator().manual_seed(3))
+    matrix = NormalisedMatrix.of(Corpus.of([(a, b) for a, b in drawn.tolist()]), torch.float64)
+    left, _, right = torch.linalg.svd(matrix.matrix.to_dense())
+    for mine, theirs in zip(matrix.leading_pair(), (left[:, 0], right[0]), strict=True):
+        torch.testing.assert_close(mine, theirs * theirs.sum().sign(), rtol=0, atol=1e-6)
+
+
+STRENGTHS = Strengths([0.8], 0.06, "penalty")
+
+
+def distinct_pairs(seed: int = 0) -> Corpus:
+    """100 distinct pairs of 25 queries with 12 candidates."""
+    generator = torch.Generator().manual_seed(seed)
+    cells = torch.randperm(300, generator=generator)[:100]
+    return Corpus.of([(int(c) // 12, int(c) % 12) for c in cells])
+
+
+@pytest.mark.parametrize("penalty", [0.1, 0.8, 20.0])
+def test_the_settings_make_implicits_loss_a_multiple_of_ours(penalty: float) -> None:
+    """For any rows: Σ_obs α(1 − s)² + Σ_rest s² + ρ(‖X‖² + ‖Y‖²) = c F(U, V) + constant."""
+    made = torch.Generator().manual_seed(1)
+    wanted = torch.rand(25, 12, generator=made, dtype=torch.float64) < 0.3
+    n, l2 = int(wanted.sum()), 0.06
+    settings = AlsSettings.of(Strengths([penalty], l2, "penalty"), n, 25, 12)
+    ours, theirs = [], []
+    for _ in range(4):
+        query = torch.randn(25, 3, generator=made, dtype=torch.float64)
+        candidate = torch.randn(12, 3, generator=made, dtype=torch.float64)
+        scores = query @ candidate.T
+        weight = 1 + (settings.alpha - 1) * wanted.double()
+        loss = (weight * (wanted.double() - scores) ** 2).sum()
+        loss = loss + settings.regularization * (query.square().sum() + candidate.square().sum())
+        theirs.append(float(loss))
+        query, candidate = query * settings.query_scale, candidate * settings.candidate_scale
+        scores = query @ candidate.T
+        own = 0.5 * (scores[wanted] - 1).square().mean() + penalty * scores.square().mean()
+        own = own + l2 * (query.square().sum(1).mean() + candidate.square().sum(1).mean())
+        ours.append(float(own))
+    slopes = [(b - theirs[0]) / (a - ours[0]) for a, b in zip(ours[1:], theirs[1:], strict=True)]
+    assert slopes == pytest.approx([slopes[0]] * 3, rel=1e-9)
+
+
+def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evergram.training.starts.als_start.ITERATIONS", 300)
+    corpus = distinct_pairs()
+    recipe = tiny_recipe(
+        *("task.l2_measure=penalty", "training.optimizer=als"), "model.dim=4", "model.start=als"
+    )
+    step, sampler, _ = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    assert isinstance(step, SweepStep)
+    start = float(squares_of(step, sampler).value(step.tables))
+    (batch,) = sampler.epoch(0)
+    values = [float(step(batch)) for _ in range(30)]
+    assert values[-1] == pytest.approx(start, rel=1e-5)
+    random = tiny_recipe("task.l2_measure=penalty", "training.optimizer=als", "model.dim=4")
+    begun, sampler, _ = prepare(FitSettings.of(random, corpus, 0), corpus, CPU)
+    assert float(begun(batch)) > 1.01 * start
+
+
+def test_the_seed_decides_and_repeats_count_once() -> None:
+    corpus = distinct_pairs()
+    first = als_start(corpus, STRENGTHS, 4, seed=3)
+    twice = corpus.restrict(torch.arange(200) % 100)
+    for again in (als_start(corpus, STRENGTHS, 4, seed=3), als_start(twice, STRENGTHS, 4, seed=3)):
+        for side in SIDES:
+            assert torch.equal(first[side], again[side])
+    assert not torch.equal(first["query"], als_start(corpus, STRENGTHS, 4, seed=4)["query"])
+
+
+def test_without_an_epoch_it_is_the_model_and_entities_without_a_pair_stay_as_drawn() -> None:
+    recipe = tiny_recipe("model.start=als", "training.epochs=0", "model.dim=4", "upgrade.fit=none")
+    artefact = train(recipe, progress=False)
+    assert artefact.metrics["training"]["best_epoch"] == 0
+    recall = {name: m["recall@20"] for name, m in artefact.metrics["metrics"].items()}
+    assert recall["model"] > 0
+    corpus = Corpus.of([(f"a{i % 9}", f"b{i * i % 7}") for i in range(60)], shared_ids=True)
+    settings = FitSettings.of(recipe, corpus, 0)
+    tables = {}
+    for start in ("random", "als"):
+        chosen = FitSettings.of(tiny_recipe(f"model.start={start}", "model.dim=4"), corpus, 0)
+        encoder = prepare(chosen, corpus, CPU)[0].encoder
+        tables[start] = {side: getattr(encoder, side).weight.detach() for side in SIDES}
+    rows = als_start(corpus, settings.strengths, 4, 0)
+    for side in SIDES:
+        met = corpus.counts(side) > 0
+        assert torch.equal(tables["als"][side][met], rows[side][met])
+        assert torch.equal(tables["als"][side][~met], tables["random"][side][~met])
+        assert not bool(met.all())
+
+
+def test_without_the_library_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "implicit.cpu.als", None)
+    with pytest.raises(RecipeError, match=r"pip install 'evergram\[als\]'; or set training\."):
+        als_start(distinct_pairs(), STRENGTHS, 4, seed=0)

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from evergram.data.split import Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
+from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
-from evergram.training.tuning import trials
+from evergram.training.tuning import SearchSpace, trials
 from evergram.training.tuning.proposals import Trial
+from evergram.training.tuning.trial_journal import LOCK, NAME, TrialJournal, claimed
 from evergram.training.tuning.trials import Tuned, tune
 
 OVER = ["task.penalty=log:.01..10", "model.dim=2..8"]
@@ -48,12 +51,17 @@ def timeless(tuned: Tuned) -> list[Trial]:
 def test_the_best_by_selection_comes_first_and_its_values_are_in_the_recipe(tmp_path: Path) -> None:
     tuned = search(tmp_path)
     values = [trial.value for trial in tuned.ranked]
-    assert len(values) == 3
-    assert all(isinstance(value, float) for value in values)
     assert values == sorted(values, key=lambda value: -(value or 0))
     assert tuned.best.value == max(value for _, value in tuned.best.history)
     assert tuned.best_recipe.model.dim == [tuned.best.values["model.dim"]]
     assert tuned.ended == "trials"
+    assert [trial["number"] for trial in tuned.as_json()["trials"]] == [1, 2, 3]
+    for recipe, over, problem in (
+        (recipe_of(training={"epochs": 3}), OVER, "training.epochs"),
+        (recipe_of(), OVER[:1], "keys or values"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            search(tmp_path, recipe, 1, over=over)
 
 
 def test_no_test_pair_reaches_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,27 +84,11 @@ def test_no_test_pair_reaches_a_trial(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_interrupted_search_proposes_what_an_undisturbed_one_would(tmp_path: Path) -> None:
-    whole = search(tmp_path / "whole", count=6)
+    whole = search(tmp_path / "whole", count=4)
     first = search(tmp_path / "parts", count=2)
     assert timeless(first) == timeless(whole)[:2]
-    assert timeless(search(tmp_path / "parts", count=6)) == timeless(whole)
-    assert len({str(trial.values) for trial in whole.trials}) == 6
-
-
-@pytest.mark.parametrize(
-    ("recipe", "over", "problem"),
-    [
-        (recipe_of(training={"epochs": 3}), OVER, "another recipe (training.epochs changed)"),
-        (recipe_of(), OVER[:1], "other keys or values"),
-    ],
-)
-def test_a_folder_of_another_search_is_refused(
-    tmp_path: Path, recipe: Recipe, over: list[str], problem: str
-) -> None:
-    search(tmp_path, count=1)
-    with pytest.raises(RecipeError) as caught:
-        search(tmp_path, recipe, 1, over=over)
-    assert problem in str(caught.value)
+    assert timeless(search(tmp_path / "parts", count=4)) == timeless(whole)
+    assert len({str(trial.values) for trial in whole.trials}) == 4
 
 
 def test_a_search_ends_when_all_values_were_tried(tmp_path: Path) -> None:
@@ -144,42 +136,21 @@ def test_an_interrupt_ends_with_what_there_is(
     assert (tuned.ended, len(tuned.trials)) == ("interrupted", 1)
 
 
-@pytest.mark.parametrize(
-    "key", ["data.queries=10..20", "training.metric=map@10,ndcg@20", "seed=1,2"]
-)
-def test_keys_that_trials_are_judged_by_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(RecipeError, match="judged differently"):
-        search(tmp_path, over=[key])
-
-
-@pytest.mark.parametrize("limits", [{"count": 0}, {"minutes": 0.0}, {"minutes": math.nan}])
-def test_limits_that_allow_no_trial_are_refused(tmp_path: Path, limits: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="one trial or more"):
-        search(tmp_path, **limits)
-
-
-@pytest.mark.parametrize("over", ["log:0.007..0.2", "0.005,0.02"])
-def test_ends_that_the_data_do_not_allow_are_refused_before_anything_trains(
-    tmp_path: Path, over: str
-) -> None:
-    """Of some 80 candidates, none of which takes more than 0.007, no whole is made."""
+def test_what_cannot_be_searched_is_refused_before_anything_trains(tmp_path: Path) -> None:
     softmax = recipe_of(task={"kind": "softmax_all", "temperature": 0.2})
-    words = r"The search over task.largest_share=0.00[57]: .* must be above 1/\d\d "
-    with pytest.raises(RecipeError, match=words):
-        search(tmp_path / "tuned", softmax, over=[f"task.largest_share={over}"])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"over": ["data.queries=10..20"]}, "judged differently"),
+        ({"over": ["training.metric=map@10,ndcg@20"]}, "judged differently"),
+        ({"count": 0}, "one trial or more"),
+        ({"minutes": math.nan}, "one trial or more"),
+        # Of some 80 candidates, none of which takes more than 0.007, no whole is made.
+        ({"recipe": softmax, "over": ["task.largest_share=log:0.007..0.2"]}, "0.007"),
+        ({"over": ["task.sparse=none,weight"]}, "task.sparse=weight"),
+    ]
+    for settings, named in cases:
+        with pytest.raises(RecipeError, match=named):
+            search(tmp_path / "tuned", **settings)
     assert not (tmp_path / "tuned").exists()
-
-
-def test_a_choice_that_needs_a_column_is_refused_without_it(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"over task.sparse=weight: .* no column 'weight'"):
-        search(tmp_path / "tuned", over=["task.sparse=none,weight"])
-    assert not (tmp_path / "tuned").exists()
-
-
-def test_trials_are_counted_from_one_everywhere(tmp_path: Path) -> None:
-    tuned = search(tmp_path, count=2)
-    assert [trial.number for trial in tuned.trials] == [1, 2]
-    assert [trial["number"] for trial in tuned.as_json()["trials"]] == [1, 2]
 
 
 def test_choices_are_values_in_json(tmp_path: Path) -> None:
@@ -204,3 +175,62 @@ def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publi
     values = {tried["exponent"]: tried["ndcg@10"] for tried in popularity["tried"]}
     assert chosen.value == values[popularity["exponent"]] > values[0.0]
     assert fixed.value == values[0.0] == max(value for _, value in chosen.history)
+
+
+IDENTITY = RunIdentity("{}", "0", "corpus")
+
+
+SPACE = SearchSpace.parse(["model.dim=2..8", "task.kind=pointwise,ranking"])
+
+
+TRIALS = [
+    Trial(0, {"model.dim": 3, "task.kind": "ranking"}, "finished", 0.1, 2, 1, 0.5, [(1, 0.1)]),
+    Trial(1, {"model.dim": 4, "task.kind": "pointwise"}, "failed", error="The loss is nan."),
+]
+
+
+def test_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
+    journal = TrialJournal(tmp_path, IDENTITY, SPACE)
+    for trial in TRIALS:
+        journal.add(trial)
+    assert TrialJournal(tmp_path, IDENTITY, SPACE).trials == TRIALS
+
+
+@pytest.mark.parametrize("text", ["", '{"format": "other/1"}'])
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(RecipeError, match="is no journal of trials"):
+        TrialJournal(tmp_path, IDENTITY, SPACE)
+
+
+def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    refused = pytest.raises(RecipeError, match="Another process searches in")
+    with claimed(folder), refused, claimed(folder):
+        raise AssertionError("both search")
+    assert not folder.exists()  # nothing was kept
+    with claimed(folder):
+        TrialJournal(folder, IDENTITY, SPACE).add(TRIALS[0])
+    assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="cannot be kept in"), claimed(tmp_path / "file" / "x"):
+        raise AssertionError("it was made")
+
+
+def test_a_lock_is_gone_before_another_can_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed after it was released, it was another process's, and a third one took it, too."""
+    release, there = FileLock.release, []
+
+    def releasing(lock: FileLock, force: bool = False) -> None:
+        there.append((tmp_path / LOCK).exists())
+        release(lock, force)
+
+    monkeypatch.setattr(FileLock, "release", releasing)
+    with claimed(tmp_path):
+        pass
+    assert there[0] is False
