@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.encoder_corpora import default_encoder, stranger, tagged_corpus
 from tests.support.subclasses import concrete_subclasses
+from torch import Tensor, nn
 
 import evergram.encoders
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
+from evergram.encoders.encoder import Embeddings, Encoder
 from evergram.encoders.factorization import Factorization
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.factory import build_encoder, restore_encoder
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.kinds import ENCODERS
+from evergram.encoders.kinds import (
+    ENCODERS,
+    EncoderSettings,
+    FactorizationSettings,
+    GraphSageSettings,
+    LightGCNSettings,
+    TwoTowerSettings,
+)
 from evergram.encoders.two_tower import TwoTower
-from evergram.errors import ShapeError
+from evergram.errors import IntegrityError, LineageError, RecipeError, ShapeError
 
 # A user's own modules have tests of their own: a schema alone does not build them.
 KINDS = [settings.encoder_class() for settings in ENCODERS.values() if settings.made_by_recipe]
@@ -156,3 +167,184 @@ def test_normalised_rows_have_unit_norm_and_a_zero_row_stays_zero() -> None:
     vectors = encoder.embed_all(data)["query"]
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
     assert not bool(encoder.embed_all(stranger([]))["query"].any())
+
+
+def test_an_embedding_is_the_row_of_its_id_and_features_do_not_count() -> None:
+    data, grown = tagged_corpus(), tagged_corpus("new z x")
+    encoder = default_encoder(Factorization, data)
+    assert isinstance(encoder, Factorization)
+    vectors = encoder.embed_all(grown)["candidate"]
+    assert torch.equal(vectors[1:], encoder.candidate.weight[[2, 0]])
+    assert not bool(vectors[0].any())
+    assert encoder.known("candidate", encoder.read(grown)).tolist() == [False, True, True]
+
+
+def test_the_rows_start_with_the_deviation_of_scale() -> None:
+    data = Corpus.from_tables(pa.table({"query": range(2000), "candidate": range(2000)}))
+    schema, draw = Schema.of(data, features=False), torch.Generator().manual_seed(0)
+    encoder = Factorization(schema, 8, scale=0.3, generator=draw)
+    assert float(encoder.query.weight.detach().std()) == pytest.approx(0.3, rel=0.05)
+    assert encoder.keyed() == {"query.weight": "query.id", "candidate.weight": "candidate.id"}
+
+
+@pytest.mark.parametrize("kind", [Factorization, TwoTower])
+def test_blocks_of_any_size_give_the_same_vectors_without_gradient(kind: type[Encoder]) -> None:
+    data = tagged_corpus()
+    encoder = default_encoder(kind, data).train()
+    assert isinstance(encoder, Factorization | TwoTower)
+    inputs = encoder.schema.read("candidate", data.candidates)
+    rows = encoder.embed("candidate", inputs)
+    assert rows.requires_grad
+    for size in (1, 2, 3, 100):
+        blocks = list(encoder.blocks("candidate", inputs, size))
+        assert max(map(len, blocks)) == min(size, 3)
+        assert not any(block.requires_grad for block in blocks)
+        torch.testing.assert_close(torch.cat(blocks), rows.detach())
+        assert torch.equal(encoder.encode("candidate", data.candidates, size), torch.cat(blocks))
+    assert encoder.training  # the mode from before
+
+
+def test_layers_in_bfloat16_train_with_float32_rows_and_evaluate_in_float32() -> None:
+    """The rows and the gradients are those of float32 up to bfloat16's eight bits."""
+    data = tagged_corpus()
+    encoder = default_encoder(TwoTower, data)
+    assert isinstance(encoder, TwoTower)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in encoder.parameters():  # layers that start at zero say nothing
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    inputs = encoder.schema.read("candidate", data.candidates)
+    # The last layer: a ReLU before it may switch where its input is near zero.
+    tower = encoder.hidden["candidate"]
+    assert isinstance(tower, torch.nn.Sequential)
+    layer = tower[-1]
+    assert isinstance(layer, torch.nn.Linear)
+    rows: dict[torch.dtype, torch.Tensor] = {}
+    gradients: dict[torch.dtype, torch.Tensor] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        encoder.layer_dtype = dtype
+        embedded = encoder.train().embed("candidate", inputs)
+        encoder.zero_grad()
+        embedded.square().sum().backward()  # type: ignore[no-untyped-call]
+        rows[dtype] = embedded.detach()
+        assert layer.weight.grad is not None
+        gradients[dtype] = layer.weight.grad.clone()
+    for exact, lower in ((r[torch.float32], r[torch.bfloat16]) for r in (rows, gradients)):
+        assert lower.dtype == torch.float32
+        assert not torch.equal(exact, lower)
+        assert float((exact - lower).norm() / exact.norm()) < 0.02
+    assert torch.equal(encoder.eval().embed("candidate", inputs), rows[torch.float32])
+
+
+def test_an_unknown_kind_is_refused_with_the_kinds_there_are() -> None:
+    with pytest.raises(RecipeError, match=r"'tower' is none of factorization, two_tower"):
+        build_encoder("tower", {}, Schema({}, {}), torch.Generator())
+    with pytest.raises(LineageError, match=r"encoder of version 3 is of kind 'tower', and there"):
+        restore_encoder("tower", {}, {}, {}, {}, "version 3")
+
+
+def test_an_encoder_is_restored_from_its_parts() -> None:
+    data = tagged_corpus()
+    encoder = default_encoder(TwoTower, data)
+    schema = encoder.schema
+    parts = schema.inputs, encoder.state_dict(), schema.vocabularies, "version 3"
+    restored = restore_encoder("two_tower", {"dim": 4}, *parts)
+    assert not restored.training
+    for side, vectors in encoder.embed_all(data).items():
+        assert torch.equal(restored.embed_all(data)[side], vectors)
+    with pytest.raises(IntegrityError, match="encoder of version 3 does not fit its manifest"):
+        restore_encoder("two_tower", {"dim": 5}, *parts)
+
+
+def test_a_class_that_took_its_parents_kind_along_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version with it would be read again by its parent."""
+
+    class Mine(Factorization):
+        pass
+
+    class MineSettings(FactorizationSettings):
+        kind = "mine"
+
+        @classmethod
+        def encoder_class(cls) -> type[Encoder]:
+            return Mine
+
+    monkeypatch.setitem(ENCODERS, "mine", MineSettings)
+    with pytest.raises(RecipeError, match=r"Mine\.kind is 'factorization', .* as 'mine'"):
+        build_encoder("mine", {"dim": 2}, Schema({}, {}), torch.Generator())
+
+
+def test_the_numbers_of_layers_are_a_bound_close_to_their_parameters() -> None:
+    every: list[EncoderSettings] = [
+        TwoTowerSettings(hidden=[]),
+        TwoTowerSettings(hidden=[16, 5], input_dim=7),
+        GraphSageSettings(layers=[3], input_dim=7),
+        LightGCNSettings(),
+    ]
+    for settings in every:
+        schema = Schema.of(tagged_corpus(), features=settings.reads_features)
+        options = {"dim": 6, **settings.options(0)}
+        encoder = build_encoder(settings.kind, options, schema, torch.Generator())
+        layers = [p for n, p in encoder.named_parameters() if "tables" not in n and p.ndim == 2]
+        numbers = sum(parameter.numel() for parameter in layers)
+        # Biases, norms and the projection of x are beside.
+        assert settings.layer_numbers(6, 0) <= numbers <= settings.layer_numbers(6, 0) + 2 * 6 * 7
+
+
+CPU = torch.device("cpu")
+
+
+IDS = torch.tensor([2, 0, 2])
+
+
+class Layered(Embeddings):
+    """A layer with dropout over fixed inputs; `calls` are the sizes that were embedded."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.inputs = {s: torch.randn(9, 4, generator=draw) for s in ("query", "candidate")}
+        self.layer = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+        self.calls: list[int] = []
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        self.calls.append(len(ids))
+        rows: Tensor = self.layer(self.inputs[side][ids])
+        return rows
+
+    def blocks(self, side: str, batch_size: int = 4) -> Iterator[Tensor]:
+        yield self.inputs[side]
+
+
+def test_candidates_are_embedded_once_and_the_other_side_as_it_is_asked() -> None:
+    embeddings = Layered()
+    shared = CandidatesAtHand(embeddings, 9, CPU)
+    assert torch.equal(shared.rows("candidate", IDS), shared.candidates[IDS])
+    assert shared.whole("candidate") is shared.candidates
+    assert embeddings.calls == [9]
+    assert shared.whole("query") is None
+    assert shared.rows("query", IDS).shape == (3, 3)
+    assert embeddings.calls == [9, 3]
+    assert torch.equal(next(shared.blocks("query")), embeddings.inputs["query"])
+
+
+def test_blocks_are_embedded_again_with_the_same_dropout() -> None:
+    embeddings = Layered()
+    shared = CandidatesAtHand(embeddings, 9, CPU, rows=4)
+    assert embeddings.calls == [4, 4, 1]
+    shared.candidates.sum().backward()  # type: ignore[no-untyped-call]
+    assert sorted(embeddings.calls[3:]) == [1, 4, 4]
+    weight = embeddings.layer[0].get_parameter("weight")
+    kept = (shared.candidates.detach() != 0).to(weight) * 2  # dropout at a half doubles the rest
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, kept.T @ embeddings.inputs["candidate"])
+
+
+def test_what_is_whole_already_is_taken() -> None:
+    class Whole(Layered):
+        def whole(self, side: str) -> Tensor | None:
+            return self.inputs[side]
+
+    embeddings = Whole()
+    assert CandidatesAtHand(embeddings, 9, CPU).candidates is embeddings.inputs["candidate"]
+    assert embeddings.calls == []

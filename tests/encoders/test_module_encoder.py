@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.module_encoder import (
     ModuleEncoder,
     check_vectors,
     restore_module_encoder,
 )
-from evergram.errors import DataError, LineageError, ShapeError
+from evergram.errors import DataError, ShapeError
 
 CORPUS = Corpus.from_tables(
     pa.table({"query": ["a", "b", "a", "c"], "candidate": [7, 7, 9, 8]}), source="test"
@@ -32,21 +32,6 @@ def modules(dim: int = 4, **options: Any) -> EncoderModules:
     return EncoderModules(
         nn.Embedding(26, dim), nn.Embedding(20, dim), letters, torch.tensor, **options
     )
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Flatten(0), r"returned \[4\] for 1 ids; it must return a float tensor \[1, D\]"),
-        (nn.LSTM(4, 4), "returned tuple for 1 ids"),
-    ],
-)
-def test_modules_that_do_not_return_b_by_d_are_refused(module: nn.Module, message: str) -> None:
-    own = EncoderModules(
-        module, nn.Embedding(20, 4), lambda ids: torch.ones(len(ids), 4), torch.tensor
-    )
-    with pytest.raises(ShapeError, match=message):
-        ModuleEncoder.of(own, CORPUS)
 
 
 def test_both_sides_have_one_dim() -> None:
@@ -160,61 +145,98 @@ def test_state_that_is_not_a_tensor_is_refused() -> None:
         ModuleEncoder.of(own, CORPUS).tensors()
 
 
-def test_it_embeds_candidates_by_default_and_says_that_it_cannot_be_saved() -> None:
+def test_what_is_no_list_of_its_ids_is_refused() -> None:
     encoder = ModuleEncoder.of(modules(), CORPUS)
-    by_default, candidates = (
-        torch.as_tensor(v) for v in (encoder.encode([7, 9]), encoder.encode([7, 9], "candidate"))
-    )
-    assert torch.equal(by_default, candidates)
-    with pytest.raises(LineageError, match="has no save_pretrained, as the folder could not hold"):
-        encoder.save_pretrained("folder")
+    for ids, named in (
+        ([7, None], "number 1"),
+        ([7.0], "integers or texts"),
+        (["7"], "such as '7'"),
+        ([{"id": 7, "tag": ["t"]}], "'tag'"),
+        ([{}], "no id"),
+        (7, "One int"),
+        (None, "Nothing"),
+    ):
+        with pytest.raises(DataError, match=named):
+            encoder.encode(ids)
 
 
-@pytest.mark.parametrize(
-    ("ids", "sentence"),
-    [
-        ([7, None], "Id number 1 is missing"),
-        ([float("nan")], "keys are integers or texts"),
-        ([True], "ids of side 'candidate' are string"),
-        ([7.0], "keys are integers or texts"),
-        (["7"], "ids of side 'candidate' are string, such as '7'"),
-        ([{"id": 7, "tag": ["t"]}], "reads ids alone, and 'tag' was given"),
-        ([{}], "reads ids alone, and no id was given"),
-        (7, "One int was given; give a list of ids"),
-        (None, "Nothing was given; give a list of ids"),
-    ],
-)
-def test_what_is_no_list_of_its_ids_is_refused(ids: Any, sentence: str) -> None:
-    with pytest.raises(DataError, match=sentence):
-        ModuleEncoder.of(modules(), CORPUS).encode(ids)
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
+def test_ids_may_be_of_any_library() -> None:
+    encoder = ModuleEncoder.of(modules(), CORPUS)
+    for ids in (
         torch.tensor([9, 7]),
         np.array([9, 7], dtype=np.int32),
         pa.chunked_array([[9], [7]]),
         pa.table({"id": [9, 7]}),
         [{"id": 9}, {"id": 7}],
+    ):
+        assert np.array_equal(encoder.encode(ids), encoder.encode([9, 7]))
+
+
+TABLE = nn.Embedding(4, 2)
+
+
+class Pair(nn.Module):
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack([first, second], dim=1)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda ids: (torch.ones(len(ids)), torch.zeros(len(ids))),
+        lambda ids: {"second": torch.zeros(len(ids)), "first": torch.ones(len(ids))},
     ],
 )
-def test_ids_may_be_of_any_library(ids: Any) -> None:
-    encoder = ModuleEncoder.of(modules(), CORPUS)
-    assert np.array_equal(encoder.encode(ids), encoder.encode([9, 7]))
+def test_tuples_are_positional_and_dicts_are_keywords(inputs: Any) -> None:
+    own = EncoderModules(Pair(), Pair(), inputs, inputs)
+    assert outputs_of(own, "query", [1, 2, 3]).tolist() == [[1.0, 0.0]] * 3
 
 
-def test_a_batch_has_an_entity_at_least() -> None:
-    with pytest.raises(DataError, match="batch_size is 0; it must be at least 1"):
-        ModuleEncoder.of(modules(), CORPUS).encode([7], batch_size=0)
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Flatten(0), r"The query module returned \[8\] for 2 ids; .* float tensor \[2, D\]"),
+        (nn.LSTM(4, 4), "returned tuple for 2 ids"),
+    ],
+)
+def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, message: str) -> None:
+    own = EncoderModules(module, module, lambda ids: torch.ones(len(ids), 4), torch.tensor)
+    with pytest.raises(ShapeError, match=message):
+        outputs_of(own, "query", [1, 2])
 
 
-class Whole(nn.Module):
-    def forward(self, ids: Tensor) -> Tensor:
-        return ids[:, None].expand(-1, 4)
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (lambda ids: np.ones((len(ids), 4)), "candidate_inputs returned a NumPy array.*from_numpy"),
+        (lambda ids: (np.ones((len(ids), 4)),), "candidate_inputs returned a NumPy array"),
+        (lambda ids: {"input": torch.ones(len(ids), 4).double()}, r"of float64.*\.float\(\)"),
+    ],
+)
+def test_inputs_that_a_module_cannot_take_are_named(inputs: Any, message: str) -> None:
+    own = EncoderModules(nn.Linear(4, 2), nn.Linear(4, 2), inputs, inputs)
+    with pytest.raises(ShapeError, match=message):
+        outputs_of(own, "candidate", [1, 2])
 
 
-def test_modules_that_return_integers_are_refused() -> None:
-    own = EncoderModules(Whole(), Whole(), letters, torch.tensor)
-    with pytest.raises(ShapeError, match=r"returned torch\.int64 \[1, 4\] for 1 ids"):
-        ModuleEncoder.of(own, CORPUS)
+def test_copies_share_what_the_modules_share_and_nothing_else() -> None:
+    table = nn.Embedding(9, 4)
+    own = EncoderModules(table, table, torch.tensor, torch.tensor, new_ids=True, batch_size=7)
+    copy = own.copied()
+    assert copy.query is copy.candidate
+    assert copy.query is not table
+    assert (copy.new_ids, copy.batch_size) == (True, 7)
+    assert repr(copy) == "EncoderModules(query=Embedding, candidate=Embedding)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((1, TABLE, torch.tensor, torch.tensor), "query is of type int; it must be an nn.Module"),
+        ((TABLE, TABLE, torch.tensor, 3), "candidate_inputs is of type int; it must be a function"),
+        ((TABLE, TABLE, torch.tensor, torch.tensor, False, 0), "batch_size is 0"),
+    ],
+)
+def test_what_are_no_modules_is_refused_at_once(arguments: Any, sentence: str) -> None:
+    with pytest.raises(ShapeError, match=sentence):
+        EncoderModules(*arguments)

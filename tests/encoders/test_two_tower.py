@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
-from tests.support.encoder_corpora import default_encoder, stranger, tagged_corpus
+from tests.support.encoder_corpora import stranger, tagged_corpus
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import Schema
-from evergram.encoders.kinds import TwoTowerSettings
 from evergram.encoders.two_tower import TwoTower
 
 
@@ -88,11 +85,6 @@ def test_without_the_residual_it_is_the_layers_alone(concatenate: bool) -> None:
     torch.testing.assert_close(encoder.encode("candidate", data.candidates), torch.stack(rows))
 
 
-def test_concatenated_inputs_have_no_residual() -> None:
-    with pytest.raises(ValueError, match=r"model\.residual = false"):
-        TwoTowerSettings(concatenate=True)
-
-
 def test_two_steps_move_every_parameter_of_a_tower() -> None:
     """The first step has the last layer at zero, so what is below it moves from the second on."""
     data = tagged_corpus()
@@ -109,18 +101,6 @@ def test_two_steps_move_every_parameter_of_a_tower() -> None:
         optimizer.step()
     for name, parameter in encoder.named_parameters():
         assert not torch.equal(parameter, start[name]), name
-
-
-def test_the_hidden_layers_are_not_linear() -> None:
-    encoder = unlike_its_start(tower(tagged_corpus()))
-    inputs = encoder.schema.read("candidate", stranger(["a"]).candidates)
-    vectors = []
-    table = encoder.get_parameter("tables.feature/tags.weight")
-    for factor in (0.0, 1.0, 1.0):
-        with torch.no_grad():
-            table.mul_(factor) if factor == 0 else table.add_(factor)
-        vectors.append(encoder.embed("candidate", inputs))
-    assert not torch.allclose(vectors[2] - vectors[1], vectors[1] - vectors[0], atol=1e-3)
 
 
 def test_features_alone_place_an_unknown_id() -> None:
@@ -141,26 +121,3 @@ def test_features_alone_place_an_unknown_id() -> None:
     torch.testing.assert_close(
         place(["a", "b"])[0], encoder.encode("candidate", tagged_corpus().candidates)[0]
     )
-
-
-def test_the_tables_of_ids_are_no_feature_tables() -> None:
-    encoder = tower(tagged_corpus())
-    tables = encoder.feature_tables()
-    assert [id(p) for p in tables] == [id(encoder.get_parameter("tables.feature/tags.weight"))]
-    assert default_encoder(Factorization, tagged_corpus()).feature_tables() == []
-
-
-def test_towers_share_a_table_where_the_vocabulary_is_one() -> None:
-    data = Corpus.from_tables(
-        pa.table({"query": ["a", "b"], "candidate": ["b", "a"]}), shared_ids=True
-    )
-    assert len(default_encoder(TwoTower, data).tables) == 1  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("hidden", [[], [6], [6, 5]])
-def test_any_number_of_hidden_layers(hidden: list[int]) -> None:
-    data = tagged_corpus()
-    schema = Schema.of(data, features=True)
-    draw = torch.Generator().manual_seed(0)
-    encoder = TwoTower(schema, 3, generator=draw, input_dim=2, hidden=hidden)
-    assert encoder.encode("query", data.queries).shape == (3, 3)

@@ -1,7 +1,10 @@
-"""The code of docs/penalty.md runs as it stands and gives the results that the page states."""
+"""The code of docs/penalty.md and of the room's docstrings runs, with the results it states."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.penalty_loops import called
+
+import evergram.gramian as room
 
 PAGE = (Path(__file__).parents[2] / "docs" / "penalty.md").read_text()
 
@@ -75,17 +80,9 @@ def test_the_page_evaluates_every_entity() -> None:
     assert value == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_page_says_which_second_call_is_an_error() -> None:
-    from evergram.errors import TrainingError
-    from evergram.gramian import GramianPenalty
+MODULES = [f"evergram.gramian.{m.name}" for m in pkgutil.iter_modules(room.__path__)]
 
-    assert "second call with the embeddings of the call before, such as `u` and `v`" in PAGE
-    assert "Parameters themselves, such as `users.weight`, can be given again" in PAGE
-    users, items = torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4)
-    penalty, ids = GramianPenalty(4), torch.arange(9)
-    u, v = users(ids), items(ids)
-    penalty(u, v)
-    with pytest.raises(TrainingError, match="in the estimate already"):
-        penalty(u, v)
-    for _ in range(2):
-        penalty(users.weight, items.weight)
+
+def test_the_examples_of_the_docstrings_run() -> None:
+    for name in ("evergram.gramian", *MODULES):
+        assert doctest.testmod(importlib.import_module(name)).failed == 0, name

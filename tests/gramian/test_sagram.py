@@ -86,15 +86,6 @@ def test_new_entities_join_the_cache_and_its_sum() -> None:
         estimator.grow(SHARE, FACTORS, EMBEDDINGS[:1])
 
 
-def test_a_cache_that_grows_keeps_its_width() -> None:
-    old = 30
-    share = SHARE[:old] / SHARE[:old].sum()
-    estimator = SAGram(DIM, share, FACTORS[:old]).double()
-    estimator.begin(lambda: [(EMBEDDINGS[:old].double(), share, FACTORS[:old])])
-    estimator.grow(SHARE, FACTORS, EMBEDDINGS[old:].double())
-    assert estimator.cache.dtype == torch.float64
-
-
 def test_a_cache_on_disk_is_the_same(tmp_path: Path) -> None:
     file = tmp_path / "work" / "cache.bin"
     in_memory, mapped = (SAGram(DIM, SHARE, FACTORS, "1", file=f) for f in (None, file))

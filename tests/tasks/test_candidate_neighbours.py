@@ -81,20 +81,3 @@ def test_the_gradient_is_the_transposes() -> None:
     rows = normal(CANDIDATES, 3).requires_grad_()
     torch.testing.assert_close(made(rows), dense(made) @ rows)
     assert torch.autograd.gradcheck(made, rows)
-
-
-def test_a_single_candidate_is_its_own_neighbour() -> None:
-    rows = torch.zeros(3, dtype=torch.int64)
-    made = CandidateNeighbours.of(torch.arange(3), rows, 3, 1, k=10)
-    assert torch.equal(made(torch.ones(1, 2)), torch.ones(1, 2))
-
-
-def test_that_many_shared_queries_take_long_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    neighbours([(0, 0), (0, 1), (1, 1)], 2)
-    assert caplog.messages == []
-    # Two with the first's query, and three with the second's, of which one is itself again.
-    monkeypatch.setattr(candidate_neighbours, "MANY", 4)
-    neighbours([(0, 0), (0, 1), (1, 1)], 2)
-    assert [m for m in caplog.messages if "up to 5 pairs of candidates that share a query" in m]

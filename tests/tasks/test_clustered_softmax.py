@@ -141,8 +141,7 @@ def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster(push: st
     assert math.isfinite(float(task(encoded, weightless, {}).detach()))
 
 
-@pytest.mark.parametrize("rate", [0.3, "auto"])
-@pytest.mark.parametrize("push", PUSHES)
+@pytest.mark.parametrize(("rate", "push"), [("auto", "streamed"), (0.3, "scores")])
 def test_an_interrupted_run_continues_bit_for_bit(rate: float | str, push: str) -> None:
     def batches(start: int) -> list[tuple[Encoded, Batch]]:
         return [
@@ -164,7 +163,7 @@ def test_an_interrupted_run_continues_bit_for_bit(rate: float | str, push: str) 
     assert again.moments is None
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_gradient_nears_the_exact_softmaxs_as_clusters_grow(seed: int) -> None:
     size, dim, temperature = 256, 8, 0.25
     draw = torch.Generator().manual_seed(seed)
@@ -204,8 +203,3 @@ def test_a_push_by_scores_is_bounded_where_the_sum_lags_behind() -> None:
     pull = query[:3] / TEMPERATURE / 3
     # At most all of the sum, N times the mean share, of the mean query.
     torch.testing.assert_close(slope + pull, N * pull)
-
-
-def test_an_unknown_push_is_refused() -> None:
-    with pytest.raises(ValueError, match="The push is 'hard'; it must be one of streamed, batch"):
-        ClusteredSoftmax(3, push="hard")

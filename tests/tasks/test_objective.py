@@ -197,7 +197,6 @@ class Returns(BPR):
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (None, "Returns returned NoneType; a task's loss is a tensor of one number"),
         (1.0, "Returns returned float"),
         (torch.ones(3), r"Returns returned \[3\]"),
         (torch.tensor(1.0), "has no gradient, so that observed pairs would train nothing"),

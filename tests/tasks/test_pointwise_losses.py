@@ -1,19 +1,22 @@
-"""Losses of pairs against written-out derivatives, finite differences, and what they must do."""
+"""Losses of pairs against written-out derivatives, finite differences, and their definitions."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.task_batches import batch_of, normal
 from torch import Tensor
 
-from evergram.tasks.pointwise_losses import LOSSES, PointwiseLoss, loss_named
+from evergram.errors import ShapeError, TrainingError
+from evergram.tasks.pointwise import Pointwise
+from evergram.tasks.pointwise_losses import LOSSES, loss_named
+from evergram.tasks.task import Encoded
 
 
 def _sign(x: float) -> float:
@@ -29,7 +32,11 @@ SLOPES: dict[str, Callable[[float, float], float]] = {
     "hinge": lambda s, t: -t * (s < 1) + (1 - t) * (s > -1),
     "squared_hinge": lambda s, t: -t * max(0.0, 1 - s) + (1 - t) * max(0.0, 1 + s),
 }
+
+
 scores = st.floats(-4, 4, allow_nan=False)
+
+
 targets = st.floats(0, 1, allow_nan=False)
 
 
@@ -72,12 +79,6 @@ class TestLoss:
         torch.testing.assert_close(whole, torch.cat(alone))
 
 
-@pytest.mark.parametrize(("name", "score"), [("squared", 0.3), ("absolute", 0.3), ("huber", 0.3)])
-def test_losses_of_distance_are_least_at_the_target(name: str, score: float) -> None:
-    assert value(name, score, score) == 0
-    assert min(value(name, score + d, score) for d in (-2.0, -0.1, 0.1, 2.0)) > 0
-
-
 def test_margins_and_tails() -> None:
     assert value("hinge", 1.5, 1) == value("squared_hinge", 1.5, 1) == 0
     assert value("hinge", -1.5, 0) == value("squared_hinge", -1.5, 0) == 0
@@ -87,27 +88,6 @@ def test_margins_and_tails() -> None:
     assert value("huber", 1.5, 1) == 0.125
 
 
-def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"one of 'squared', .*_hinge', or the name of"):
-        loss_named("cubic")
-
-
-def test_a_bare_function_is_a_loss_of_any_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quartic(score: Tensor, target: Tensor) -> Tensor:
-        return (score - target) ** 4
-
-    monkeypatch.setitem(LOSSES, "quartic", quartic)
-    assert loss_named("quartic") == PointwiseLoss(quartic, -math.inf, math.inf)
-
-
-def test_names_are_known_without_torch() -> None:
-    code = (
-        "import sys\nfrom evergram.tasks.pointwise_losses import loss_named\n"
-        "loss_named('hinge')\nsys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_loss_of_the_package_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "squared", lambda score, target: score - target)
     with pytest.raises(ValueError, match="name of another loss of this package"):
@@ -115,3 +95,62 @@ def test_a_loss_of_the_package_is_not_replaced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(LOSSES, "mine", 3)
     with pytest.raises(ValueError, match="it is int in LOSSES; put a function"):
         loss_named("mine")
+
+
+def test_logistic_is_the_cross_entropy_of_a_bernoulli() -> None:
+    query, candidate = normal(5, 3), normal(5, 3, seed=1)
+    target = torch.tensor([0.0, 1.0, 0.25, 1.0, 0.0], dtype=torch.float64)
+    loss = Pointwise("logistic")(Encoded(query, candidate), batch_of([0, 1, 2, 3, 4], target), {})
+    expected = 0.0
+    for u, v, t in zip(query, candidate, target.tolist(), strict=True):
+        chance = 1 / (1 + math.exp(-float(u @ v)))
+        expected -= t * math.log(chance) + (1 - t) * math.log(1 - chance)
+    assert float(loss) == pytest.approx(expected / 5)
+
+
+def test_squared_is_half_the_mean_square() -> None:
+    query, candidate = normal(4, 3), normal(4, 3, seed=1)
+    target = torch.tensor([0.0, 1.0, 0.5, -2.0], dtype=torch.float64)
+    loss = Pointwise()(Encoded(query, candidate), batch_of([0, 1, 2, 3], target), {})
+    pairs = zip(query, candidate, target.tolist(), strict=True)
+    expected = sum((float(u @ v) - t) ** 2 / 2 for u, v, t in pairs) / 4
+    assert float(loss) == pytest.approx(expected)
+
+
+def test_a_function_of_ones_own_is_a_loss() -> None:
+    query, candidate = normal(4, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
+    target = normal(4, seed=2)
+    batch = batch_of([0, 1, 2, 3], target)
+
+    def quartic(score: Tensor, value: Tensor) -> Tensor:
+        return (score - value) ** 4
+
+    def loss(u: Tensor, v: Tensor) -> Tensor:
+        mean: Tensor = Pointwise(quartic)(Encoded(u, v), batch, {})
+        return mean
+
+    scores = (query * candidate).sum(1).tolist()
+    expected = sum((s - t) ** 4 for s, t in zip(scores, target.tolist(), strict=True))
+    assert loss(query, candidate).item() == pytest.approx(expected / 4)
+    assert torch.autograd.gradcheck(loss, (query, candidate))
+
+
+def test_another_loss_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss is 'cubic'; it must be one of 'squared', "):
+        Pointwise("cubic")
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "sentence"),
+    [
+        (lambda s, t: (s - t).square().mean(), ShapeError, r"returned \[\]; .* shape \[3\]"),
+        (lambda s, t: 1.0, ShapeError, "returned float; it must return a tensor"),
+        (lambda s, t: (s - t).detach().square(), TrainingError, "without a gradient"),
+    ],
+)
+def test_a_function_that_is_no_loss_of_pairs_is_refused(
+    function: Any, error: type[Exception], sentence: str
+) -> None:
+    rows = Encoded(normal(3, 2).requires_grad_(), normal(3, 2, seed=1).requires_grad_())
+    with pytest.raises(error, match=sentence):
+        Pointwise(function)(rows, batch_of([0, 1, 2]), {})

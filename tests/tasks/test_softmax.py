@@ -1,4 +1,4 @@
-"""The softmax within a batch against its definition, and the frequencies that correct it."""
+"""The softmax within a batch, of second order, BPR and norms, against their definitions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.task_batches import batch_of, normal
+from torch import Tensor
 
+from evergram.data.sampling import Batch
+from evergram.gramian.estimator import Moment, exact_moment
+from evergram.tasks.bpr import BPR
+from evergram.tasks.second_order import SecondOrderSoftmax
 from evergram.tasks.softmax import Softmax, StreamedFrequency
+from evergram.tasks.squared_norms import mean_squared_norm
 from evergram.tasks.task import Encoded
 
 
@@ -74,3 +82,78 @@ def test_nothing_is_learned_in_evaluation_mode() -> None:
     loss = task(encoded, batch, {})
     assert all(torch.equal(before[name], value) for name, value in task.state_dict().items())
     assert torch.equal(task(encoded, batch, {}), loss)
+
+
+def test_bpr_is_the_chance_to_rank_the_pair_first() -> None:
+    query, candidate, negative = normal(4, 3), normal(4, 3, seed=1), normal(4, 3, seed=2)
+    loss = BPR()(Encoded(query, candidate, negative), batch_of([0, 1, 2, 3]), {})
+    expected = 0.0
+    for u, v, w in zip(query, candidate, negative, strict=True):
+        expected -= math.log(1 / (1 + math.exp(-float(u @ v - u @ w))))
+    assert float(loss) == pytest.approx(expected / 4)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_the_second_order_softmax_has_the_gradient_of_its_sum_over_all_pairs(
+    centred: bool, temperature: float
+) -> None:
+    a, b, dim = 6, 5, 3
+    query, candidate = normal(a, dim).requires_grad_(), normal(b, dim, seed=1).requires_grad_()
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 0, 3])
+    columns = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 0])
+    n = len(rows)
+    # Candidates under any measure; queries under that of examples.
+    p = rows.bincount().double() / n
+    q = torch.rand(b, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    q = q / q.sum()
+    scores = query @ candidate.T / temperature
+    mean = (scores * q).sum(1)
+    square = (scores.square() * q).sum(1)
+    partition = mean + 0.5 * (square - mean.square() if centred else square)
+    expected = (p * partition).sum() - scores[rows, columns].mean()
+
+    def of(embeddings: Tensor, share: Tensor) -> list[Moment]:
+        ones = torch.ones(len(embeddings), 1, dtype=torch.float64)
+        return [Moment(exact_moment(lambda: [(embeddings, share, ones)]))]
+
+    weights = (
+        torch.ones(n, 1, dtype=torch.float64),
+        (q * n / columns.bincount())[columns, None],
+    )
+    loss = SecondOrderSoftmax(temperature, centred)(
+        Encoded(query[rows], candidate[columns]),
+        Batch(rows, columns, weights[0].flatten(), *weights),
+        {"query": of(query, p), "candidate": of(candidate, q)},
+    )
+    torch.testing.assert_close(loss, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(loss, [query, candidate]),
+        torch.autograd.grad(expected, [query, candidate]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_value_and_gradient_are_those_of_the_plain_formula(
+    sizes: list[int], dim: int, weighted: bool, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randn(*sizes, dim, dtype=torch.float64, generator=draw).requires_grad_()
+    # A row of zeros, whose norm has no gradient.
+    with torch.no_grad():
+        rows[(0,) * len(sizes)] = 0
+    weight = torch.randn(*sizes, dtype=torch.float64, generator=draw) if weighted else None
+    plain = (rows.square().sum(-1) * (1 if weight is None else weight)).mean()
+    mine = mean_squared_norm(rows, weight)
+    torch.testing.assert_close(mine, plain)
+    (gradient,) = torch.autograd.grad(3 * mine, rows)
+    torch.testing.assert_close(gradient, torch.autograd.grad(3 * plain, rows)[0])
+    assert torch.autograd.gradcheck(lambda x: mean_squared_norm(x, weight), (rows,))

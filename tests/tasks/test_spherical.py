@@ -114,8 +114,3 @@ def test_an_estimate_that_no_embeddings_have_gives_a_finite_loss(form: str) -> N
         {"query": [wrong], "candidate": [wrong]},
     )
     assert torch.isfinite(loss)
-
-
-def test_another_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="form is 'cubic'; it must be 'taylor' or 'square'"):
-        Spherical(form="cubic")

@@ -14,16 +14,31 @@ from torch import Tensor
 import evergram.tasks
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
+from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import Moment, exact_moment
-from evergram.tasks.kinds import TASKS
-from evergram.tasks.task import Encoded, Spread, Task, score
+from evergram.tasks.kinds import (
+    TASKS,
+    PointwiseSettings,
+)
+from evergram.tasks.pointwise import Pointwise
+from evergram.tasks.pointwise_losses import LOSSES
+from evergram.tasks.task import Encoded, Spread, Task
+from evergram.training.recipe import Recipe
 
 B, N, DIM = 6, 8, 3
+
+
 IDS = torch.tensor([0, 1, 2, 3, 4, 4])
+
+
 CORPUS = Corpus.from_tables(
     pa.table({"query": list(range(N)), "candidate": list(range(N)), "value": [0.5] * N})
 )
+
+
 ONES = torch.ones(B, 1, dtype=torch.float64)
+
+
 BATCH = Batch(IDS, IDS, ONES[:, 0], ONES, ONES)
 
 
@@ -113,6 +128,37 @@ def test_the_batch_stands_for_all_entities_unless_they_are_there() -> None:
     assert Encoded(query, candidate, everyone=everyone).spread(BATCH) is everyone
 
 
-def test_the_score_of_a_pair_is_its_inner_product() -> None:
-    pairs = Encoded(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[4.0, 1.0], [5.0, -1.0]]))
-    assert score(pairs).tolist() == [6.0, -3.0]
+STARS = Corpus.from_tables(
+    pa.table({"query": [1, 2, 3], "candidate": [1, 1, 2], "value": [0.5, 4.0, 1.0]})
+)
+
+
+def test_a_logistic_loss_of_values_needs_them_between_0_and_1() -> None:
+    settings = PointwiseSettings(loss="logistic", target="value")
+    assert settings.pair_target == "value"
+    with pytest.raises(DataError, match=r"between 0 and 1, and these range from 0\.5 to 4\.0; set"):
+        settings.build(STARS)
+    shares = Corpus.from_tables(
+        pa.table({"query": [1, 2], "candidate": [1, 1], "value": [0.0, 1.0]})
+    )
+    settings.build(shares)
+    with pytest.raises(DataError, match=r"The hinge loss needs values between 0 and 1, and"):
+        PointwiseSettings(loss="hinge", target="value").build(STARS)
+    PointwiseSettings(target="value").build(STARS)
+    PointwiseSettings(loss="logistic").build(STARS)
+
+
+def test_a_loss_of_ones_own_is_chosen_by_the_name_that_it_was_put_under(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = {"data": {"kind": "synthetic"}, "task": {"loss": "quartic"}}
+    with pytest.raises(RecipeError, match=r"task\.loss is 'quartic'; it must be one of"):
+        Recipe.of(base)
+
+    def quartic(score: Tensor, target: Tensor) -> Tensor:
+        return (score - target) ** 4
+
+    monkeypatch.setitem(LOSSES, "quartic", quartic)
+    task = Recipe.of(base).task.chosen.build(STARS)
+    assert isinstance(task, Pointwise)
+    assert task.function is quartic

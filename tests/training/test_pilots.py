@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,25 +55,6 @@ def _settings(pilot: dict[str, Any]) -> tuple[Any, ...]:
     return pilot["penalty"], pilot["l2"], pilot["l2_measure"], pilot["table_rate"]
 
 
-def test_the_best_by_the_selection_pairs_is_chosen() -> None:
-    recipe = thorough()
-    split = split_of(recipe)
-    pilots = run_pilots(recipe, split, 0, CONTEXT)
-    assert 8 <= len(pilots.tried) <= MOST_PILOTS
-    values = {_settings(pilot): float(pilot["recall@20"]) for pilot in pilots.tried}
-    assert len(values) == len(pilots.tried)
-    settings, rate = pilots.recipe.task, pilots.recipe.training.table_rate
-    assert isinstance(settings.penalty, list)
-    assert isinstance(settings.l2, float)
-    assert isinstance(rate, float)
-    chosen = settings.penalty[0], settings.l2, settings.l2_measure, rate
-    assert values[chosen] >= max(values.values()) / LEAST_GAIN
-    # What it measured is what a training by these settings measures.
-    again = fit_encoder(pilots.recipe, _with_more_selection(split), 0, CONTEXT)
-    assert max(h["recall@20"] for h in again.history) == values[chosen]
-    assert again.table_rate == rate
-
-
 def test_a_tenth_of_the_training_pairs_selects_and_is_not_trained_on() -> None:
     split = split_of(recipe_of())
     more = _with_more_selection(split)
@@ -98,16 +82,10 @@ def test_a_tenth_of_the_training_pairs_selects_and_is_not_trained_on() -> None:
     assert len(selection) > len(pairs(split.training, split.selection))
 
 
-def test_no_test_pair_is_looked_at() -> None:
-    recipe = recipe_of()
-    split = split_of(recipe)
-    empty = replace(split, test=RowPairs.none())
-    assert run_pilots(recipe, split, 0, CONTEXT) == run_pilots(recipe, empty, 0, CONTEXT)
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
+def test_what_is_decided_already_needs_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_one = recipe_of()
+    split = split_of(open_one)
+    decided: list[dict[str, dict[str, Any]]] = [
         {"task": {"l2": 0.1, "penalty": 5.0}},
         {"training": {"budget": 5.0}},
         {"training": {"epochs": 2}},
@@ -115,19 +93,64 @@ def test_no_test_pair_is_looked_at() -> None:
         {"prior": {"kind": "version"}},
         {"task": {"kind": "bpr"}},
         {"model": {"normalize": True}},
-    ],
-)
-def test_what_is_decided_already_needs_no_pilot(sections: dict[str, dict[str, Any]]) -> None:
-    recipe = recipe_of(**sections)
-    assert run_pilots(recipe, split_of(recipe), 0, CONTEXT) == Pilots(recipe)
+    ]
+    for sections in decided:
+        recipe = recipe_of(**sections)
+        assert run_pilots(recipe, split, 0, CONTEXT) == Pilots(recipe)
+    monkeypatch.setattr("evergram.training.pilots.MOST_PAIRS", 100)
+    assert run_pilots(open_one, split, 0, CONTEXT) == Pilots(open_one)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, value: Callable[[Recipe], float]) -> list[Recipe]:
+    """Let `value` stand for a training's metric. Returns: the recipes that were trained."""
+    ran: list[Recipe] = []
+
+    def fit(recipe: Recipe, *_: Any) -> Any:
+        ran.append(recipe)
+        return SimpleNamespace(history=[{"recall@20": value(recipe)}])
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", fit)
+    return ran
+
+
+def by_l2(recipe: Recipe) -> float:
+    """Best far below the formula's l2 and at a large rate."""
+    l2, rate = recipe.task.l2, recipe.training.table_rate
+    assert isinstance(l2, float)
+    assert isinstance(rate, float)
+    return 1 / (1 + abs(math.log2(l2 / 1e-3)) + abs(math.log2(rate / 3)))
+
+
+def test_thorough_pilots_climb_to_the_best_of_what_is_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = measured(monkeypatch, by_l2)
+    recipe = thorough()
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert len(ran) == len(pilots.tried) == MOST_PILOTS
+    assert len({_settings(pilot) for pilot in pilots.tried}) == MOST_PILOTS
+    assert by_l2(pilots.recipe) >= max(float(p["recall@20"]) for p in pilots.tried) / LEAST_GAIN
+    assert by_l2(pilots.recipe) > max(float(p["recall@20"]) for p in pilots.tried[:16])
+    for sections, key, value in (
+        ({"task": {"l2": 0.1}}, "l2", 0.1),
+        ({"task": {"l2": 0.1}}, "l2_measure", "examples"),
+        ({"task": {"l2_measure": "penalty"}}, "l2_measure", "penalty"),
+        ({"training": {"table_rate": 0.05}}, "table_rate", 0.05),
+    ):
+        tried = run_pilots(thorough(**sections), split_of(recipe), 0, CONTEXT).tried  # type: ignore[arg-type]
+        assert {pilot[key] for pilot in tried} == {value}
+        assert len({pilot["penalty"] for pilot in tried}) > 1
 
 
 def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = thorough()
+    recipe = recipe_of()
     split = split_of(recipe)
     whole = run_pilots(recipe, split, 0, CONTEXT)
+    # No test pair is looked at.
+    empty = replace(split, test=RowPairs.none())
+    assert run_pilots(recipe, empty, 0, CONTEXT) == whole
     ran: list[str] = []
 
     def dies(*args: Any) -> Trained:
@@ -141,71 +164,29 @@ def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
     with pytest.raises(KeyboardInterrupt):
         run_pilots(recipe, split, 0, context)
     assert run_pilots(recipe, split, 0, context) == whole
-    assert ran[:5] == [f"train pilot {n} of at most 24" for n in (1, 2, 3, 4, 4)]
-    done = len(ran)
+    assert ran == [f"train pilot {n} of at most 8" for n in (1, 2, 3, 4, 4, 5, 6, 7, 8)]
     assert run_pilots(recipe, split, 0, context) == whole
-    assert len(ran) == done
+    assert len(ran) == 9
 
 
-def test_large_data_goes_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.training.pilots.MOST_PAIRS", 100)
-    recipe = recipe_of()
-    assert run_pilots(recipe, split_of(recipe), 0, CONTEXT) == Pilots(recipe)
-
-
-def test_only_what_is_left_open_is_tried() -> None:
-    recipe = thorough(task={"l2": 0.1})
-    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
-    assert {p["l2"] for p in pilots.tried} == {0.1}
-    assert len({p["table_rate"] for p in pilots.tried}) > 1
-    assert len({p["penalty"] for p in pilots.tried}) > 1
-    assert pilots.recipe.task.l2 == 0.1
-    assert {p["l2_measure"] for p in pilots.tried} == {"examples"}
-    measured = thorough(task={"l2_measure": "penalty"})
-    tried = run_pilots(measured, split_of(measured), 0, CONTEXT).tried
-    assert {p["l2_measure"] for p in tried} == {"penalty"}
-    fixed = thorough(training={"table_rate": 0.05})
-    tried = run_pilots(fixed, split_of(fixed), 0, CONTEXT).tried
-    assert {p["table_rate"] for p in tried} == {0.05}
-
-
-def test_settings_that_diverge_are_not_chosen_and_end_nothing(
+def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe = thorough()
-    first: list[Recipe] = []
-
-    def diverges(candidate: Recipe, *rest: Any) -> Any:
-        first.append(candidate)
-        if candidate != first[0]:
+    def diverges(recipe: Recipe) -> float:
+        if recipe != ran[0]:
             raise TrainingError("The loss is nan.")
-        return fit_encoder(candidate, *rest)
+        return 0.5
 
-    monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
+    ran = measured(monkeypatch, diverges)
+    recipe = thorough()
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert len(pilots.tried) == 1
     # Sixteen starts; then a step of l2, λ and the rate each way, and the other measure.
-    assert len(first) == 16 + 7
-    assert pilots.recipe == first[0]
-
-
-def test_a_training_that_diverges_by_the_formula_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def diverges(*rest: Any) -> Any:
-        raise TrainingError("The loss is nan.")
-
-    monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
-    recipe = recipe_of()
+    assert len(ran) == 16 + 7
+    assert pilots.recipe == ran[0]
+    ran.insert(0, recipe_of())
     with pytest.raises(TrainingError):
         run_pilots(recipe, split_of(recipe), 0, CONTEXT)
-
-
-def test_sweeps_have_no_rate_to_try() -> None:
-    recipe = recipe_of(training={"optimizer": "als"})
-    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
-    assert len({_settings(pilot) for pilot in pilots.tried}) == len(pilots.tried) >= 8
-    assert {pilot["table_rate"] for pilot in pilots.tried} == {0.0}
 
 
 def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains() -> None:
@@ -227,28 +208,25 @@ def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains() -> None:
     assert run_pilots(recipe, split, 1, CONTEXT).recipe.training.optimizer == "auto"
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"training": {"optimizer": "adaptive"}},
-        {"training": {"table_rate": 0.05}},
-        {"training": {"batch_size": 64}},
-        {"gramian": {"kind": "storm"}},
-    ],
-)
-def test_a_recipe_that_says_how_to_step_is_trained_so(sections: dict[str, dict[str, Any]]) -> None:
-    recipe = recipe_of(**sections)
-    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
-    assert len(pilots.tried) == PILOTS
-    assert pilots.recipe.training == recipe.training
-
-
-def test_what_the_solver_cannot_minimise_is_tried_by_whole_trainings() -> None:
-    recipe = recipe_of(task={"loss": "logistic"})
-    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
-    assert len(pilots.tried) == PILOTS
-    assert len({pilot["table_rate"] for pilot in pilots.tried}) > 1
-    assert pilots.recipe.training.optimizer == "auto"
+def test_a_recipe_that_says_how_to_step_is_trained_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = measured(monkeypatch, lambda recipe: 0.5)
+    split = split_of(recipe_of())
+    steps: list[tuple[dict[str, dict[str, Any]], set[str]]] = [
+        ({"training": {"optimizer": "adaptive"}}, {"als"}),
+        ({"training": {"table_rate": 0.05}}, {"als"}),
+        ({"training": {"batch_size": 64}}, {"als"}),
+        ({"gramian": {"kind": "storm"}}, {"als"}),
+        # What the solver cannot minimise is tried by whole trainings.
+        ({"task": {"loss": "logistic"}}, {"auto"}),
+    ]
+    for sections, tried_by in steps:
+        ran.clear()
+        recipe = recipe_of(**sections)
+        pilots = run_pilots(recipe, split, 0, CONTEXT)
+        assert len(pilots.tried) == len(ran) == PILOTS
+        assert {each.training.optimizer for each in ran} == tried_by
+        if sections.get("task") is None:
+            assert pilots.recipe.training == recipe.training
 
 
 def test_a_limit_of_time_ends_the_pilots_but_for_the_first() -> None:

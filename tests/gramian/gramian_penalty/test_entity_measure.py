@@ -1,16 +1,20 @@
-"""Weights make drawn rows stand for a measure, from the first batch on."""
+"""Weights make drawn rows stand for a measure; each side refuses wrong settings and ids."""
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.penalty_loops import CANDIDATES, DIM, QUERIES, tables
 from torch import Tensor
 
-from evergram.errors import DataError
+from evergram.errors import DataError, ShapeError, TrainingError
+from evergram.gramian import GramianPenalty
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 
 Measure = str | float | Tensor
@@ -107,26 +111,21 @@ def test_counts_grow_and_come_back() -> None:
     assert torch.equal(other.weights(ids), made.weights(ids))
 
 
-@pytest.mark.parametrize(
-    ("measure", "counts", "message"),
-    [
+def test_a_wrong_measure_or_count_is_refused() -> None:
+    cases: list[tuple[Measure, Tensor | None, str]] = [
         ("popular", None, "'uniform', 'example'"),
-        (-1.0, None, "γ it must be 0 to 16"),
-        (400.0, None, "γ it must be 0 to 16"),
-        (True, None, "γ it must be 0 to 16"),
-        (float("nan"), None, "γ it must be 0 to 16"),
+        (400.0, None, "0 to 16"),
+        (True, None, "0 to 16"),
+        (float("nan"), None, "0 to 16"),
         (torch.tensor([1.0, -1.0]), None, "not negative"),
         (torch.zeros(3), None, "not zero everywhere"),
         (torch.ones(2, 2), None, r"must be \[N\]"),
         ("uniform", torch.tensor([1.0, float("inf")]), "user_counts must be finite"),
         (torch.ones(3), torch.ones(4), "3 entities and user_counts 4"),
-    ],
-)
-def test_a_wrong_measure_or_count_is_refused(
-    measure: Measure, counts: Tensor | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        EntityMeasure(measure, counts, "user")
+    ]
+    for measure, counts, message in cases:
+        with pytest.raises(ValueError, match=message):
+            EntityMeasure(measure, counts, "user")
 
 
 def test_ids_beyond_the_tables_are_refused() -> None:
@@ -140,3 +139,80 @@ def test_ids_beyond_the_tables_are_refused() -> None:
             made.check(torch.tensor(ids))
     with pytest.raises(DataError, match="id 1 never occurs"):
         EntityMeasure("uniform", torch.tensor([1, 0])).count(torch.tensor([0, 1]))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    rows, none = torch.ones(3, 4), (None, None)
+    cases: list[tuple[Any, Any, tuple[Any, Any], str]] = [
+        (torch.ones(3, 5), rows, none, "[batch, 4]"),
+        (rows, torch.ones(2, 3, 4), none, "Flatten other dims"),
+        (torch.ones(4), rows, none, "shape [4]"),
+        ([[1.0] * 4], rows, none, "list"),
+        (rows.long(), rows, none, "torch.int64"),
+        (rows, rows, (torch.arange(2), None), "must be [3]"),
+        (rows, rows, (None, torch.ones(3)), "candidate_ids"),
+        (rows, rows, (torch.ones(3, 1).long(), None), "[3, 1]"),
+    ]
+    for query, candidate, ids, named in cases:
+        with pytest.raises(ShapeError, match=re.escape(named)):
+            GramianPenalty(DIM)(query, candidate, *ids)
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    two = torch.ones(3, 2)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"estimator": "storm"}, "embed each batch again"),
+        ({"estimator": "exact"}, "embed every entity"),
+        ({"estimator": "best"}, "sogram, sagram, sampled"),
+        ({"estimator": "sagram", "query_measure": 0.5}, "give query_counts"),
+        ({"estimator": "sampled", "rate": 0.1}, "'sampled'"),
+        ({"rate": 0.0}, "(0, 1]"),
+        ({"dim": 2.5}, "dim is"),
+        ({"dim": True}, "dim is"),
+        ({"candidate_measure": "popular"}, "candidate_measure is 'popular'"),
+        ({"query_measure": True}, "query_measure is"),
+        ({"prior": float("nan")}, "prior is"),
+        ({"prior": "a"}, "prior is"),
+        ({"prior": (two, torch.ones(3, 1))}, "with one K"),
+        ({"prior": (two, two), "query_counts": torch.ones(4)}, "one row an entity"),
+    ]
+    for options, named in cases:
+        with pytest.raises(ValueError, match=re.escape(named)):
+            GramianPenalty(**{"dim": DIM, **options})
+
+
+def test_ids_are_needed_where_something_is_by_id() -> None:
+    cases: list[dict[str, Any]] = [
+        {"estimator": "sagram"},
+        {"query_measure": 0.5},
+        {"query_measure": torch.ones(QUERIES)},
+        {"query_counts": torch.ones(QUERIES)},
+        {"prior": (torch.ones(QUERIES, 1), torch.ones(CANDIDATES, 1))},
+    ]
+    for options in cases:
+        with pytest.raises(TrainingError, match="query_ids"):
+            GramianPenalty(DIM, **options)(*tables())
+
+
+def test_ids_in_some_calls_and_none_in_others_are_refused() -> None:
+    users, items = tables()
+    penalty = GramianPenalty(DIM)
+    penalty(users, items, torch.arange(QUERIES))  # of one side alone is well
+    with pytest.raises(TrainingError, match="without query_ids, earlier ones were with"):
+        penalty(users, items)
+    with pytest.raises(TrainingError, match="with candidate_ids, earlier ones were without"):
+        penalty(users, items, torch.arange(QUERIES), torch.arange(CANDIDATES))
+
+
+def test_ids_beyond_the_tables_of_a_penalty_are_refused() -> None:
+    users, items = tables()
+    ids = torch.arange(QUERIES) + 3
+    with pytest.raises(DataError, match="must lie in 0 … 29"):
+        GramianPenalty(DIM, query_counts=torch.ones(QUERIES))(users, items, ids)
+    prior = torch.ones(QUERIES, 1), torch.ones(CANDIDATES, 1)
+    with pytest.raises(DataError, match="the prior has 30 rows"):
+        GramianPenalty(DIM, prior=prior)(users, items, ids, torch.arange(CANDIDATES))
+    penalty = GramianPenalty(DIM)
+    penalty(users, items, ids, list(range(CANDIDATES)))
+    with pytest.raises(ShapeError, match="30 query rows, and ids up to 32"):
+        penalty.gramian_error(users, items)

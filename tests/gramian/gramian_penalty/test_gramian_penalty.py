@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -176,12 +175,6 @@ def test_embeddings_that_are_in_the_estimate_are_refused() -> None:
             penalty(u, v[part])
 
 
-def test_it_has_no_parameters_and_shows_its_settings() -> None:
-    penalty = GramianPenalty(DIM, rate=0.1)
-    assert not list(penalty.parameters())
-    assert "4, estimator='sogram', rate=0.1" in repr(penalty)
-
-
 def test_a_side_without_rows_changes_nothing_and_is_as_its_estimate() -> None:
     users, items = tables()
     penalty = GramianPenalty(DIM, prior=0.2)
@@ -201,17 +194,3 @@ def test_a_side_without_rows_changes_nothing_and_is_as_its_estimate() -> None:
     assert float(value.detach()) == pytest.approx(float(g - 2 * h + 0.04), rel=1e-5)
     with penalty.accumulate():
         penalty(users[:0], items[:0])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"prior": "a"}, {"prior": True}, {"query_measure": True}, {"dim": True}, {"dim": 4.0}],
-)
-def test_values_of_other_types_are_refused_by_name(options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} is"):
-        GramianPenalty(**{"dim": 4, **options})
-
-
-def test_a_dim_may_be_of_numpy() -> None:
-    assert GramianPenalty(np.int64(4)).query_gramian.shape == (4, 4)  # type: ignore[arg-type]

@@ -1,16 +1,22 @@
-"""`GramianPenalty` with "sagram" in a loop of one's own: Algorithm 1, line by line."""
+"""`GramianPenalty` in loops of one's own: SAGram's Algorithm 1, and ten plain lines."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.penalty_loops import tables
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.errors import ShapeError, TrainingError
 from evergram.gramian import GramianPenalty
+from evergram.gramian.estimator import EntityBatch
+from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 
 N, M, D, K = 30, 12, 4, 2
+
+
 PRIORS: dict[str, tuple[Tensor, Tensor] | float] = {
     "no prior": 0.0,
     "a prior": (torch.linspace(-1, 1, N * K).view(N, K), torch.linspace(0, 1, M * K).view(M, K)),
@@ -209,3 +215,123 @@ def test_the_two_calls_may_stand_in_inference_mode_and_a_loaded_state_ends_the_s
         with pytest.raises(TrainingError):
             penalty.after_step(users[ids[0]], items[ids[1]])
         penalty.before_step(users[ids[0]], items[ids[1]], *ids)
+
+
+def world(seed: int) -> tuple[Tensor, Tensor]:
+    """Popularity is skewed, and every query likes one of ten kinds of candidates."""
+    draw = torch.Generator().manual_seed(seed)
+    popular_a, popular_b = (1 / (1 + torch.arange(n)) ** 0.8 for n in (1000, 400))
+    a = torch.multinomial(popular_a, 20_000, replacement=True, generator=draw)
+    likes = torch.where(torch.arange(400) % 10 == torch.arange(10)[:, None], 10.0, 1.0)
+    b = torch.multinomial(popular_b * likes[a % 10], 1, generator=draw)[:, 0]
+    return a, b
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("estimator", "with_ids", "limit"),
+    [("sogram", True, 0.1), ("sogram", False, 0.1), ("sagram", True, 0.02)],
+)
+def test_a_plain_loop_follows_the_gramian(
+    estimator: str, with_ids: bool, limit: float, seed: int
+) -> None:
+    a, b = world(seed)
+    torch.manual_seed(seed)
+    users, items = nn.Embedding(1000, 32), nn.Embedding(400, 32)
+    penalty = GramianPenalty(32, estimator)
+    optimizer = torch.optim.Adam([*users.parameters(), *items.parameters()], lr=0.01)
+    others = iter(torch.split(torch.randint(len(a), (10 * len(a),)), 250))
+    for _ in range(10):
+        for rows in torch.split(torch.randperm(len(a)), 256):
+            u, v = users(a[rows]), items(b[rows])
+            task = 0.5 * ((u * v).sum(1) - 1).square().mean()
+            ids = (a[rows], b[rows]) if with_ids else (None, None)
+            if estimator == "sagram":
+                apart = next(others)
+                with torch.no_grad():
+                    penalty.before_step(users(a[apart]), items(b[apart]), a[apart], b[apart])
+            loss = task + 10 * penalty(u, v, *ids)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if estimator == "sagram":
+                with torch.no_grad():
+                    penalty.after_step(users(a[rows]), items(b[rows]))
+    # The exact Gramians, of each measure by its own words.
+    seen_a, seen_b = (torch.unique(a), torch.unique(b)) if with_ids else (a, b)
+    for table, rows, estimate in (
+        (users, seen_a, penalty.query_gramian),
+        (items, seen_b, penalty.candidate_gramian),
+    ):
+        embeddings = table.weight.detach()[rows].double()
+        exact = embeddings.T @ embeddings / len(rows)
+        assert float((estimate - exact).norm() / exact.norm()) < limit
+    everybody = (users.weight, items.weight) if with_ids else (users(a), items(b))
+    assert max(penalty.gramian_error(*everybody)) < limit
+
+
+WIDTH, MOST = 3, 20
+
+
+def naive(last: dict[int, Tensor], shares: Tensor, factors: Tensor) -> Tensor:
+    """Entity by entity, from a dictionary."""
+    width = WIDTH + factors.shape[1]
+    total, mass = torch.zeros(WIDTH, width, dtype=torch.float64), 0.0
+    for entity, row in last.items():
+        right = torch.cat([row, factors[entity]]).double()
+        total += float(shares[entity]) * torch.outer(row.double(), right)
+        mass += float(shares[entity])
+    return total / mass
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, MOST - 1), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.sampled_from(["grows", "shares", "one factor", "table"]),
+    st.integers(0, 10**6),
+)
+def test_the_estimate_is_the_gramian_of_the_entities_met(
+    batches: list[list[int]], kind: str, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    shares = torch.rand(MOST, generator=draw) + 0.1 if kind == "shares" else torch.ones(MOST)
+    factors = torch.zeros(MOST, 0)
+    table_of_factors: Tensor | None = None
+    if kind == "one factor":
+        table_of_factors = torch.randn(1, 2, generator=draw)
+        factors = table_of_factors.expand(MOST, -1)
+    elif kind == "table":
+        table_of_factors = factors = torch.randn(MOST, 2, generator=draw)
+    starts_empty = kind in ("grows", "one factor")
+    estimator = GrowingSAGram(WIDTH, shares[:0] if starts_empty else shares, table_of_factors)
+    assert not bool(estimator.moment().dense.any())
+    last: dict[int, Tensor] = {}
+    for batch in batches:
+        ids = torch.tensor(batch)
+        table = torch.randn(MOST, WIDTH, generator=draw)
+        estimator.after_step(EntityBatch(ids, torch.ones(len(ids)), table[ids], factors[ids]))
+        last |= {entity: table[entity] for entity in batch}
+        torch.testing.assert_close(
+            estimator.moment().dense.double(), naive(last, shares, factors), rtol=1e-4, atol=1e-5
+        )
+    # Into a fresh one, and into one that has seen other things.
+    for elsewhere in ([], [MOST - 1], [90]):
+        if elsewhere == [90] and not starts_empty:
+            continue
+        other = GrowingSAGram(WIDTH, shares[:0] if starts_empty else shares, table_of_factors)
+        if elsewhere:
+            one = torch.ones(1, WIDTH)
+            other.after_step(EntityBatch(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
+        other.load_state_dict(estimator.state_dict())
+        assert torch.equal(other.moment().dense, estimator.moment().dense)
+        table = torch.randn(MOST, WIDTH, generator=draw)
+        for each in (other, estimator):
+            each.update(EntityBatch(torch.arange(MOST), torch.ones(MOST), table, factors))
+        torch.testing.assert_close(other.moment().dense, estimator.moment().dense)
+
+
+def test_a_state_of_another_size_is_refused_where_entities_are_fixed() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        GrowingSAGram(WIDTH, torch.ones(4)).load_state_dict(
+            GrowingSAGram(WIDTH, torch.ones(5)).state_dict()
+        )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.largest_tensor import LargestTensor
 from tests.support.task_batches import normal
 from torch import Tensor
 from torch.nn import functional
 
-from evergram.tasks.partition import log_partition as module
+from evergram.tasks.partition import bfloat16_products
+from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
 from evergram.tasks.partition.log_partition import log_partition_sum
 
 EXCLUDED = torch.tensor([0, 2, 2, 1, 2]), torch.tensor([6, 1, 0, 3, 1])
@@ -90,20 +92,12 @@ def test_a_query_that_excludes_all_adds_nothing_and_has_no_gradient() -> None:
     torch.testing.assert_close(candidates.grad, alone.grad)
 
 
-def test_no_more_scores_are_at_once_than_a_tile_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    tiles = module._tiles
-
-    def watched(*args: Any) -> Iterator[tuple[slice, Tensor]]:
-        for place, logits in tiles(*args):
-            sizes.append(logits.numel())
-            yield place, logits
-
-    monkeypatch.setattr(module, "_tiles", watched)
+def test_no_more_scores_are_at_once_than_a_tile_has() -> None:
     query, candidates = normal(5, 2).requires_grad_(), normal(50, 2, seed=1)
     weight = torch.ones(5, dtype=torch.float64)
-    log_partition_sum(query, candidates, weight, 1, tile_scores=100).backward()  # type: ignore[no-untyped-call]
-    assert sizes == [100, 100, 50]  # each score once
+    with LargestTensor() as largest:
+        log_partition_sum(query, candidates, weight, 1, tile_scores=100).backward()  # type: ignore[no-untyped-call]
+    assert largest.bytes <= 8 * 100
 
 
 def test_lower_products_are_near_and_leave_the_setting_as_it_was() -> None:
@@ -120,3 +114,26 @@ def test_lower_products_are_near_and_leave_the_setting_as_it_was() -> None:
     for exact, lower in zip(*found, strict=True):
         # 8 bits of mantissa: of rows of unit norm, relative to the largest.
         assert (exact - lower).abs().max() < 2**-6 * exact.abs().max()
+
+
+@pytest.fixture(autouse=True)
+def not_warned_yet() -> Iterator[None]:
+    warn_without_bfloat16.cache_clear()
+    yield
+    warn_without_bfloat16.cache_clear()
+
+
+@pytest.mark.parametrize("can", [False, True])
+def test_products_that_stay_float32_are_a_warning_once(
+    can: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bfloat16_products, "multiplies_bfloat16", lambda device: can)
+    rows = torch.eye(3)
+    with caplog.at_level(logging.WARNING):
+        log_partition_sum(rows, rows, torch.ones(3), 1.0)
+        assert not caplog.records
+        for _ in range(2):
+            log_partition_sum(rows, rows, torch.ones(3), 1.0, lower_products=True)
+    assert len(caplog.records) == (0 if can else 1)
+    if not can:
+        assert "task.products = 'bfloat16' changes nothing here: this processor" in caplog.text

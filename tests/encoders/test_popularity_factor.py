@@ -27,14 +27,17 @@ from evergram.encoders.module_encoder import (
 from evergram.encoders.popularity.popularity_factor import (
     PopularityFactor,
     popularity_factors,
-    scaled_blocks,
 )
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, IntegrityError
 
 KINDS = [kind for kind, settings in ENCODERS.items() if settings.made_by_recipe]
+
+
 # Candidates 7, 9, 8 and 5 in their order, with so many pairs.
 COUNTS = {7: 3, 9: 1, 8: 2, 5: 1}
+
+
 CORPUS = Corpus.from_tables(
     pa.table(
         {
@@ -75,13 +78,6 @@ def test_strangers_have_the_factor_one() -> None:
     factor.count(torch.tensor([1]), torch.tensor([4]))  # of another corpus: the old are forgotten
     assert factor.factors(torch.arange(3)).tolist() == [1, 2, 1]
     assert PopularityFactor(0.5, 0).factors(torch.tensor([-1])).tolist() == [1]
-
-
-def test_blocks_have_the_factors_of_their_rows() -> None:
-    rows, factors = torch.randn(7, 2), torch.arange(7.0)
-    blocks = list(scaled_blocks(torch.split(rows, 3), factors))
-    assert [len(block) for block in blocks] == [3, 3, 1]
-    assert torch.equal(torch.cat(blocks), rows * factors[:, None])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,7 +121,7 @@ def test_a_restored_encoder_needs_no_training_data(kind: str) -> None:
         restore_encoder(kind, options, *parts)
 
 
-@pytest.mark.parametrize("kind", ["two_tower", "graphsage"])
+@pytest.mark.parametrize("kind", ["two_tower"])
 def test_candidates_that_training_never_saw_are_published_as_they_are(kind: str) -> None:
     corpus = tagged_corpus()
     encoder = default_encoder(ENCODERS[kind].encoder_class(), corpus).eval()
@@ -139,18 +135,6 @@ def test_candidates_that_training_never_saw_are_published_as_they_are(kind: str)
     encoder.add_popularity(0.5).counts.fill_(9)
     assert torch.equal(encoder.embed_all(new)["candidate"], before)
     torch.testing.assert_close(encoder.embed_all(corpus)["candidate"], 3 * known)
-
-
-def test_ids_of_both_sides_count_candidates_alone() -> None:
-    corpus = Corpus.from_tables(
-        pa.table({"query": ["a", "a", "b", "a"], "candidate": ["b", "c", "c", "c"]}),
-        shared_ids=True,
-    )
-    encoder = encoder_of("factorization", corpus, 1.0)
-    assert corpus.candidates.vocabulary.keys.to_pylist() == ["a", "b", "c"]
-    norms = {side: rows.norm(dim=1) for side, rows in encoder.embed_all(corpus).items()}
-    torch.testing.assert_close(norms["candidate"], torch.tensor([1.0, 1, 3]))
-    torch.testing.assert_close(norms["query"], torch.ones(3))
 
 
 def test_an_encoder_starts_from_another_with_the_counts_of_its_own_corpus() -> None:
