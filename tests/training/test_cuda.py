@@ -17,9 +17,8 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.recipe import Recipe
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device on this machine"
-)
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
 UNIT = ("model.normalize=true", "training.optimizer=adam", "training.table_rate=0.02")
 SOFTMAX = (*UNIT, "task.kind=softmax_all", "task.temperature=0.2", "task.penalty=0")
 KINDS: dict[str, tuple[str, ...]] = {

@@ -118,9 +118,9 @@ def test_drawn_objects_estimate_the_mean_over_all_without_bias() -> None:
     with torch.no_grad():
         exact = joint(10)(*arguments, Tables(*tables, passes=True))
         drawn = joint(10)
-        values = torch.stack([drawn(*arguments, Tables(*tables)) for _ in range(4000)])
+        values = torch.stack([drawn(*arguments, Tables(*tables)) for _ in range(1500)])
     deviation = values.std() / len(values) ** 0.5
-    assert float(deviation) < 0.02 * float(exact)
+    assert float(deviation) < 0.03 * float(exact)
     assert abs(float(values.mean() - exact)) < 4 * float(deviation)
     # With as many rows as there are objects nothing is drawn.
     whole = joint(USERS)(*arguments, Tables(*tables))

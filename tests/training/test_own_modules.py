@@ -16,7 +16,7 @@ from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus
@@ -208,24 +208,6 @@ def test_a_killed_run_with_dropout_resumes_bit_for_bit(
     torch.rand(17)
     again = train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
     assert torch.equal(whole.block("query")[1], again.block("query")[1])
-
-
-def test_a_lost_model_of_own_modules_is_published_with_them(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
-    late = Lineage.open(tmp_path / "lineage")
-    artefact = upgrade(recipe, late, corpus, encoder=modules(corpus, 12, 3), progress=False)
-    lineage.publish(upgrade(recipe, lineage, corpus, encoder=modules(corpus, 10), progress=False))
-    with pytest.raises(LineageError, match="is kept in"):
-        late.publish(artefact)
-    lineage = Lineage.open(tmp_path / "lineage")
-    with pytest.raises(RecipeError, match="give them as encoder"):
-        upgrade_lost(recipe, lineage, corpus, progress=False)
-    kept = upgrade_lost(recipe, lineage, corpus, encoder=modules(corpus, 12, 3), progress=False)
-    assert lineage.publish(kept) == 2
-    assert kept.dim == 12
 
 
 def test_training_shows_progress_unless_it_is_turned_off(

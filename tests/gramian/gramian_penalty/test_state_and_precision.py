@@ -93,7 +93,7 @@ def test_evaluation_leaves_no_trace(estimator: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", ["sogram", "sagram"])
 def test_it_moves_to_a_gpu_and_back(estimator: str) -> None:
     # Of few batches SOGram's automatic rate is a tie, which rounding decides.
     rate = 0.05 if estimator == "sogram" else "auto"

@@ -127,7 +127,7 @@ def recipe(**tables: dict[str, Any]) -> Recipe:
 
 def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "weights.parquet"
-    pq.write_table(pa.table({"id": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
+    pq.write_table(pa.table({"sku": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
     task = recipe(
         task={
             "penalty": [1.0, 1.0, 1.0],

@@ -40,8 +40,7 @@ def test_no_solve_raises_the_objective_and_it_returns_its_value(
         before = after
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("sparse", "steps"), [(False, 1), (True, 2)])
 def test_fixed_point_has_no_gradient(sparse: bool, steps: int) -> None:
     squares = small_squares(8, sparse=sparse, prior=2)
     tables = small_tables(squares, 4, seed=1)

@@ -38,7 +38,7 @@ def test_what_cannot_be_searched_is_refused_by_its_value() -> None:
         *("model.dim", "=1..2", "a.b=", "a.b=2..1", "a.b=log:0..1", "a.b=log:1,2", "a.b=1,,2"),
         *("a.b=1,1", "a.b=one..2", "a.b=1..inf", "a.b=nan..1"),
     ):
-        with pytest.raises(RecipeError, match=re.escape(text.split("=")[-1])):
+        with pytest.raises(RecipeError, match=re.escape(text)):
             KeyRange.parse(text)
     with pytest.raises(RecipeError, match=r"model\.dim comes twice"):
         SearchSpace.parse(["model.dim=1..2", "model.dim=3,4"])
