@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from tests.support.command import Command
 
+import evergram.cli as cli
 from evergram.cli.failures import (
+    INTERRUPTED,
     REFUSED,
     SHOWN,
     UNFORESEEN,
@@ -27,50 +29,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of temporary files, where the details of an unforeseen error go."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
-
-
-def test_an_error_of_ours_is_its_own_sentence() -> None:
-    assert sentence_and_code(LineageError("no version 7")) == ("no version 7", REFUSED)
-
-
-def test_an_error_of_the_system_names_its_file() -> None:
-    error = OSError(28, "No space left on device", "out.parquet")
-    assert sentence_and_code(error) == (
-        "out.parquet: No space left on device; free some space, or name a place on another disk.",
-        REFUSED,
-    )
-    assert sentence_and_code(OSError("gone")) == (
-        "a file: gone; see that this file can be read and written, and try again.",
-        REFUSED,
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "amount"),
-    [
-        # The words of torch, of NumPy and of Arrow.
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to "
-                         "allocate 160000000000000 bytes. Error code 12"),
-            "160,000,000,000,000 bytes of memory at once, and there is not so much",
-        ),
-        (
-            MemoryError("Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)"),
-            "7.28 TiB of memory at once, and there is not so much",
-        ),
-        (ValueError("malloc of size 640 failed"), "640 bytes"),
-        (MemoryError(), "more memory than there is"),
-    ],
-)  # fmt: skip
-def test_a_lack_of_memory_says_how_much_was_wanted(error: Exception, amount: str) -> None:
-    sentence, code = sentence_and_code(error)
-    assert code == REFUSED
-    assert sentence.startswith("This needs ")
-    assert amount in sentence
-
-
-def test_a_runtime_error_that_is_not_of_memory_is_unforeseen(logs: Path) -> None:
-    assert sentence_and_code(RuntimeError("shapes differ"))[1] == UNFORESEEN
 
 
 def test_an_unforeseen_error_is_one_short_sentence_and_a_private_log(logs: Path) -> None:
@@ -97,50 +55,6 @@ def test_details_that_cannot_be_logged_follow_the_sentence(
     assert "KeyError: 'what'" in sentence.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("text", "blanked"),
-    [
-        ("postgresql://ann:secret@db/films", "postgresql://ann:…@db/films"),
-        ("two ://a:b@c and ://d:e@f", "two ://a:…@c and ://d:…@f"),
-        ("a p@ss with an @ sign: x://u:p@ss@db", "a p@ss with an @ sign: x://u:…@db"),
-        ("postgresql://db:5432/films", "postgresql://db:5432/films"),
-    ],
-)
-def test_passwords_of_addresses_are_blanked(text: str, blanked: str) -> None:
-    assert without_passwords(text) == blanked
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nonsense"], r"No such command 'nonsense'; '.*evergram --help' says what there is\."),
-        (
-            ["lineage", "label", "l"],
-            r"Missing argument 'NAME'; '.*evergram lineage label --help' says what there",
-        ),
-        (
-            ["serve", "l", "--port", "99999"],
-            r"--port is '99999'; it must be at most 65535; '.*serve --h",
-        ),
-        (
-            ["store", "backfill", "plan", "l"],
-            r"Missing option '--store'; '.*evergram store backfill plan --help'",
-        ),
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence_that_names_the_help(
-    evergram: Command, arguments: list[str], sentence: str
-) -> None:
-    assert re.search(sentence, evergram.refused(*arguments))
-
-
-def test_an_empty_command_line_prints_the_help(evergram: Command) -> None:
-    code, out, err = evergram()
-    assert (code, err) == (REFUSED, "")
-    assert out.count("Usage: ") == 1
-    assert "Train embeddings without negative sampling" in out
-
-
 def test_warnings_are_lines_on_stderr_but_for_serve(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,3 +66,75 @@ def test_warnings_are_lines_on_stderr_but_for_serve(
             log.warning("too %s epochs", "few")
         assert capsys.readouterr().err == lines
     assert not logging.getLogger("evergram").handlers
+
+
+def test_errors_of_the_system_and_a_lack_of_memory_say_what_and_how_much() -> None:
+    # The words of torch, of NumPy and of Arrow.
+    torchs = (
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1600 b"
+    )
+    for error, named in (
+        (OSError(28, "No space left on device", "out.parquet"), "out.parquet: No space left"),
+        (RuntimeError(torchs.replace(" b", " bytes")), "1,600 bytes of memory at once"),
+        (MemoryError("Unable to allocate 7.28 TiB for an array with shape (10, 10)"), "7.28 TiB"),
+        (ValueError("malloc of size 640 failed"), "640 bytes"),
+        (MemoryError(), "more memory than there is"),
+    ):
+        sentence, code = sentence_and_code(error)
+        assert (named in sentence, code) == (True, REFUSED), sentence
+
+
+def test_passwords_of_addresses_are_blanked() -> None:
+    for text, blanked in (
+        ("two ://a:b@c and ://d:e@f", "two ://a:…@c and ://d:…@f"),
+        ("a p@ss with an @ sign: x://u:p@ss@db", "a p@ss with an @ sign: x://u:…@db"),
+        ("postgresql://db:5432/films", "postgresql://db:5432/films"),
+    ):
+        assert without_passwords(text) == blanked
+
+
+def test_a_wrong_command_line_names_the_help(evergram: Command) -> None:
+    for arguments, named in (
+        (["lineage", "label", "l"], r"'NAME'; '.*evergram lineage label --help'"),
+        (["serve", "l", "--port", "99999"], r"--port is '99999'.* 65535; '.*serve --h"),
+        (["store", "backfill", "plan", "l"], r"'--store'; '.*store backfill plan --help'"),
+    ):
+        assert re.search(named, evergram.refused(*arguments))
+    for group in ((), ("store", "backfill")):
+        code, out, err = evergram(*group)
+        assert (code, err, out.count("Usage: ")) == (REFUSED, "", 1)
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let the command fail with this error, whatever it is asked."""
+
+    def fail(**_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+
+
+def test_an_error_is_one_line_and_exit_code_2(
+    evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(monkeypatch, LineageError("There is no version 7."))
+    assert evergram() == (REFUSED, "", "error: There is no version 7.\n")
+
+
+def test_an_interrupted_command_says_that_nothing_was_changed(
+    evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert evergram() == (INTERRUPTED, "", "interrupted; the lineage is as it was\n")
+    # Click turns Ctrl-C into this exit code while it runs a command.
+    monkeypatch.setattr(cli, "app", lambda **_: INTERRUPTED)
+    assert evergram().err == "interrupted; the lineage is as it was\n"
+
+
+def test_a_commands_own_exit_code_is_that_of_the_process(
+    evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(monkeypatch, SystemExit(1))
+    assert evergram() == (1, "", "")
+    monkeypatch.setattr(cli, "app", lambda **_: 3)
+    assert evergram() == (3, "", "")

@@ -1,4 +1,4 @@
-"""evergram reproduce."""
+"""`evergram reproduce`, and the checkout that it needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support.command import Command
 
-import evergram as package
+import evergram
+from evergram.cli.reproduction.checkout import checkout, reproduction
+from evergram.errors import DataError
 
 
 def test_without_a_name_it_lists_every_table_and_figure(evergram: Command, tmp_path: Path) -> None:
@@ -41,21 +43,16 @@ def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
     assert "not run yet" in (tmp_path / "reproduction.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["gramian/tabl2"], "did you mean gramian/table2?"),
-        (["zzz"], "`evergram reproduce` lists all"),
-        (["gramian/table1"], "needs data that is not here"),
+def test_a_wrong_name_or_option_is_refused(evergram: Command, tmp_path: Path) -> None:
+    for arguments, named in (
+        (["gramian/tabl2"], "gramian/table2"),
+        (["zzz"], "`evergram reproduce`"),
+        (["gramian/table1"], "data"),
         (["gramian/figure1"], "a drawing"),
-        (["gramian/table2", "--preset", "huge"], "it has tiny, small, gowalla, paper"),
+        (["gramian/table2", "--preset", "huge"], "tiny, small, gowalla, paper"),
         (["gramian/table2", "--device", "tpu"], "auto, cpu or cuda"),
-    ],
-)
-def test_a_wrong_name_is_refused_in_a_sentence(
-    evergram: Command, tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    assert words in evergram("reproduce", *arguments, "--out", tmp_path).refusal()
+    ):
+        assert named in evergram.refused("reproduce", *arguments, "--out", tmp_path)
 
 
 def test_data_that_is_not_there_is_refused_before_anything_is_trained(
@@ -66,9 +63,20 @@ def test_data_that_is_not_there_is_refused_before_anything_is_trained(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_outside_a_checkout_it_says_where_reproduction_is_had(
-    evergram: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_is_that_of_the_installed_source() -> None:
+    assert checkout() == ROOT
+    assert reproduction("row").NOT_BUILT == "not built yet"
+
+
+def test_a_wheel_finds_it_in_the_working_directory_or_says_where_it_is_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package, "__file__", str(tmp_path / "site" / "evergram" / "__init__.py"))
+    monkeypatch.setattr(evergram, "__file__", str(tmp_path / "site" / "evergram" / "__init__.py"))
     monkeypatch.chdir(tmp_path)
-    assert "in a checkout of Evergram's repository" in evergram("reproduce").refusal()
+    with pytest.raises(DataError, match="in a checkout of Evergram's repository"):
+        checkout()
+    monkeypatch.chdir(ROOT)
+    assert checkout() == ROOT
