@@ -1,0 +1,215 @@
+"""`evergram vectors plan-migration, finish-migration, encode`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.command import Command
+from tests.support.text_encoders import ADDRESSES, sentences
+from tests.support.two_models import by_two_models
+
+from evergram.lineage.lineage import Lineage
+from evergram.vector_files.writers import write_vectors
+
+
+def four_files(folder: Path, noises: tuple[float, float]) -> tuple[list[object], Path]:
+    """Write texts and queries by two models, and judgements; return the command's arguments."""
+    vectors, judgements = by_two_models(*noises)
+    sides = {
+        "old": (vectors.texts, vectors.old),
+        "new": (vectors.texts, vectors.new),
+        "old-queries": (vectors.queries, vectors.old_queries),
+        "new-queries": (vectors.queries, vectors.new_queries),
+    }
+    for name, (ids, rows) in sides.items():
+        write_vectors(folder / f"{name}.parquet", [(pa.array(ids), rows)])
+    lines = [f"{q}\t{t}\t{g}" for q, grades in judgements.items() for t, g in grades.items()]
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    files: list[object] = [folder / "old.parquet", folder / "new.parquet"]
+    for name in ("old-queries", "new-queries"):
+        files += [f"--{name}", folder / f"{name}.parquet"]
+    return files, folder / "qrels.tsv"
+
+
+def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels, "--depth", 100]
+    report = evergram("vectors", "plan-migration", *files, "--json").json
+    assert report["verdict"] == "reindex"
+    printed = evergram("vectors", "plan-migration", *files)
+    assert printed.code == 0
+    assert "Verdict: reindex." in printed.out
+    assert all(name in printed.out for name in report["ways"])
+    assert "…" not in printed.out, "the table is cut off in 80 columns"
+
+
+def test_plan_migration_refuses_in_one_sentence(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    both = ["--sidecar-bytes", 3, "--sidecar-error", 0.1]
+    for options, named in (
+        (["--judgements", tmp_path / "none.tsv"], "none.tsv"),
+        (["--judgements", qrels, *both], "one of them"),
+        (["--seed", 2**32], "--seed is '4294967296'"),
+    ):
+        assert named in evergram.refused("vectors", "plan-migration", *files, *options)
+    unjudged = evergram("vectors", "plan-migration", *files)
+    assert (unjudged.code, "Verdict: none." in unjudged.out) == (1, True)
+
+
+def test_vectors_of_zeros_are_said(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels]
+    assert "zeros" not in evergram("vectors", "plan-migration", *files).out
+    vectors, _ = by_two_models(3.0, 0.1)
+    rows = vectors.new.clone()
+    rows[:7] = 0
+    write_vectors(tmp_path / "new.parquet", [(pa.array(vectors.texts), rows)])
+    report = evergram("vectors", "plan-migration", *files, "--json").json
+    assert report["zeros"] == {
+        "old texts": 0, "new texts": 7, "old queries": 0, "new queries": 0
+    }  # fmt: skip
+    printed = " ".join(evergram("vectors", "plan-migration", *files).out.split())
+    assert "Vectors of zeros: 7 of new texts." in printed
+
+
+def test_a_folder_of_judgements_may_be_the_inner_one(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    inner = tmp_path / "beir" / "qrels"
+    inner.mkdir(parents=True)
+    qrels.rename(inner / "test.tsv")
+    for folder in (inner, inner.parent):
+        asked = [*files, "--judgements", folder, "--json"]
+        assert evergram("vectors", "plan-migration", *asked).json["judged"]
+
+
+def test_pairs_that_pass_a_threshold_are_counted(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels, "--threshold", 0.7]
+    pinned = evergram("vectors", "plan-migration", *files, "--json").json["ways"]["pinned"]
+    vectors, _ = by_two_models(3.0, 0.1)
+    assert pinned["pairs_then"] == int((vectors.old_queries @ vectors.old.T >= 0.7).sum())
+    back = torch.linalg.lstsq(vectors.new.double(), vectors.old.double()).solution
+    rows = (vectors.new_queries.double() @ back, vectors.new.double() @ back)
+    queries, texts = (part / part.norm(dim=1, keepdim=True) for part in rows)
+    # The aligner holds a tenth of the texts out.
+    assert pinned["pairs_now"] == pytest.approx(int((queries @ texts.T >= 0.7).sum()), rel=0.15)
+    assert pinned["pairs_now"] > 1.5 * pinned["pairs_then"]
+
+
+NEW = ("--encoder", ADDRESSES[1])
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    rows = [f"{i},{text}" for i, text in enumerate(sentences(90))]
+    for name, some in (("texts.csv", rows), ("sample.csv", rows[::3])):
+        (tmp_path / name).write_text("\n".join(["id,text", *some]) + "\n")
+    return tmp_path / "texts.csv"
+
+
+@pytest.fixture
+def kept(texts: Path, tmp_path: Path, evergram: Command) -> Path:
+    path = tmp_path / "kept.parquet"
+    assert evergram("vectors", "encode", tmp_path / "sample.csv", path, *NEW).code == 0
+    return path
+
+
+def test_a_dry_run_counts_and_writes_nothing(
+    texts: Path, kept: Path, tmp_path: Path, evergram: Command
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / "new.parquet"
+    command = ("vectors", "finish-migration", texts, out, *NEW, "--kept", kept, "--dry-run")
+    plan = evergram(*command, "--json").json
+    assert (plan["texts"], plan["kept"], plan["to_encode"]) == (90, 30, 60)
+    printed = " ".join(evergram(*command).out.split())
+    assert "90 texts: 30 have a kept vector, 60 (66.7%) are to be encoded" in printed
+    assert "30 kept vectors were computed again and are the same; these are all." in printed
+    assert "at most 25.9% of all differ" in " ".join(evergram(*command, "--check", 10).out.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_file_is_aligned_as_any_other(
+    texts: Path, kept: Path, tmp_path: Path, evergram: Command
+) -> None:
+    old, new = tmp_path / "old.parquet", tmp_path / "new.parquet"
+    assert evergram("vectors", "encode", texts, old, "--encoder", ADDRESSES[0]).code == 0
+    made = evergram.json("vectors", "finish-migration", texts, new, *NEW, "--kept", kept)
+    assert (made["file"], made["dim"], made["encoder"]) == (str(new), 12, ADDRESSES[1])
+    line = tmp_path / "line"
+    published = evergram.json("vectors", "align", old, new, "--lineage", line, "--held-out", 0.3)
+    assert published["alignment"]["pairs"]["common"] == 90
+    with_words = evergram("vectors", "finish-migration", texts, new, *NEW, "--kept", kept)
+    assert "is there already" in with_words.refusal()
+    command = ("vectors", "finish-migration", texts, new, *NEW, "--kept", kept, "--force")
+    assert f"90 texts, 12 dims, by {ADDRESSES[1]}: {new}" in evergram(*command).out
+
+
+def test_bad_input_is_refused(
+    texts: Path, kept: Path, tmp_path: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for options, named in (
+        (("--encoder", ADDRESSES[0], "--kept", "kept.parquet"), "12 dims"),
+        ((*NEW, "--kept", "nowhere"), "nowhere is not there"),
+        ((*NEW, "--kept", "kept.parquet", "--document-prompt", "a "), "prompts"),
+        (NEW, "--kept"),
+        ((*NEW, "--kept", "kept.parquet", "--check", "0"), "--check"),
+    ):
+        assert named in evergram.refused(
+            "vectors", "finish-migration", texts, "n.parquet", *options
+        )
+    assert sorted(tmp_path.iterdir()) == before
+
+
+TEXTS = sentences()
+COLUMNS = ("--id-column", "key", "--text-column", "body")
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    rows = [json.dumps({"key": f"t{i}", "body": text}) for i, text in enumerate(TEXTS)]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_texts_become_two_versions_that_record_their_encoders(
+    jsonl: Path, tmp_path: Path, evergram: Command
+) -> None:
+    facts = []
+    for name, address in zip(("old.parquet", "new.npy"), ADDRESSES, strict=False):
+        out = tmp_path / name
+        ran = evergram("vectors", "encode", jsonl, out, "--encoder", address, *COLUMNS, "--json")
+        facts.append(ran.json)
+    assert [fact["rows"] for fact in facts] == [400, 400]
+    assert [fact["dim"] for fact in facts] == [10, 12]
+    assert facts[0]["fingerprint"] is None
+    line = tmp_path / "line"
+    assert evergram("vectors", "import", tmp_path / "old.parquet", "--lineage", line).code == 0
+    assert evergram("vectors", "align", "0", tmp_path / "new.npy", "--lineage", line).code == 0
+    records = [manifest.text_encoder for manifest in Lineage.open(line).versions]
+    assert [record and record.address for record in records] == ADDRESSES[:2]
+
+
+def test_prompts_and_the_role_are_passed_on(jsonl: Path, tmp_path: Path, evergram: Command) -> None:
+    options = ("--query-prompt", "ask ", "--role", "query", "--encoder", ADDRESSES[0])
+    ran = evergram("vectors", "encode", jsonl, tmp_path / "q.parquet", *options, *COLUMNS)
+    assert ran.code == 0
+    assert "400 texts, 10 dims, by python:" in ran.out
+    assert "known again by its canaries alone" in ran.out
+
+
+def test_bad_input_of_encode_is_refused(jsonl: Path, tmp_path: Path, evergram: Command) -> None:
+    for options, named in (
+        (("--encoder", "nonsense", *COLUMNS), "nonsense"),
+        (("--encoder", ADDRESSES[0], "--role", "title"), "title"),
+        (("--encoder", ADDRESSES[0]), "'id' and 'text'"),
+    ):
+        assert named in evergram.refused("vectors", "encode", jsonl, tmp_path / "v.npy", *options)
+    assert not (tmp_path / "v.npy").exists()
