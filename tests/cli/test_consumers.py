@@ -1,16 +1,19 @@
-"""`evergram consumer list` and those around it, and what an upgrade does with a broken probe."""
+"""`evergram consumer …`, probes that break with a new version, and thresholds that are counted."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
-from tests.support.command import Command
+from tests.support.command import Command, exit_code
+from tests.support.text_encoders import ADDRESSES, encoded
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
@@ -24,18 +27,26 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Vectors of three models, a classifier on the first, and what to judge it on."""
-    monkeypatch.chdir(tmp_path)
-    old = draw(0, ROWS, DIM)
-    write_vectors(Path("old.npy"), [(pa.array(IDS), old)])
-    write_vectors(Path("good.npy"), [(pa.array(IDS), old @ draw(1, DIM, 8))])
-    write_vectors(Path("bad.npy"), [(pa.array(IDS), draw(2, ROWS, 8))])
-    weight = draw(3, 1, DIM)
-    save_file({"weight": weight}, "ads.safetensors")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("consumers")
+    old, weight = draw(0, ROWS, DIM), draw(3, 1, DIM)
+    good, bad = old @ draw(1, DIM, 8), draw(2, ROWS, 8)
+    for name, vectors in (("old", old), ("good", good), ("bad", bad)):
+        write_vectors(folder / f"{name}.npy", [(pa.array(IDS), vectors)])
+    save_file({"weight": weight}, folder / "ads.safetensors")
     label = (old @ weight.T)[:, 0] > 0
-    pq.write_table(pa.table({"id": IDS, "label": label.tolist()}), "ads.parquet")
+    pq.write_table(pa.table({"id": IDS, "label": label.tolist()}), folder / "ads.parquet")
+    align = ("vectors", "align", folder / "old.npy", folder / "good.npy")
+    assert exit_code(*align, "--lineage", folder / "l") == 0
+    return folder
+
+
+@pytest.fixture
+def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Vectors of three models, a lineage `l` of two, a classifier on the first, and its data."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -44,6 +55,7 @@ ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parque
 
 @pytest.mark.long
 def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) -> None:
+    shutil.rmtree("l")
     assert evergram("vectors", "align", "old.npy", "old.npy", "--lineage", "l").code == 0
     added = evergram("consumer", "add", "l", *ADD, "--min", 0.9, "--token", "--json")
     assert added.code == 0, added.err
@@ -89,13 +101,14 @@ def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) ->
 
 
 def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
-    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
     assert evergram("consumer", "add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
     stays = evergram("consumer", "pin", "l", "ads", "v1")
     assert (stays.code, stays.err.count("\n")) == (2, 1)
     assert "--drop-probe" in stays.err
     moved = evergram("consumer", "pin", "l", "ads", "v1", "--drop-probe", "--json").json
     assert (moved["pinned"], moved["allowed"], moved["probe"]) == ("v1", ["v1"], None)
+    missed = evergram("consumer", "pin", "l", "ads", "v0", *ADD[3:], "--metric", "rmse", "--max", 0)
+    assert (missed.code, "past its limit already" in missed.err) == (0, True)
     again = evergram("consumer", "pin", "l", "ads", "v0", *ADD[3:], "--json").json
     assert (again["pinned"], again["probe"]["metric"]) == ("v0", "auc")
     token = evergram("consumer", "token", "l", "ads", "--json").json["token"]
@@ -107,37 +120,20 @@ def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
-def test_a_limit_that_is_missed_already_is_warned_of(evergram: Command, files: Path) -> None:
-    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
-    result = evergram("consumer", "add", "l", *ADD, "--metric", "rmse", "--max", "0")
-    assert (result.code, "past its limit already" in result.err) == (0, True)
-    result = evergram("consumer", "pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
-    assert (result.code, "past its limit" in result.err) == (0, False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("consumer", "add", "l", "a", "--pin", "v9"), "no version 9"),
-        (("consumer", "add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
-        (("consumer", "add", "l", *ADD[:5]), "give both --probe and --data"),
-        (("consumer", "add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
-        (("consumer", "add", "l", *ADD, "--metric", "f1"), "The probe cannot be used: metric"),
-        (("consumer", "add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
-        (("consumer", "add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
-        (("consumer", "remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
-        (("consumer", "probe", "l", "a"), "no consumer 'a'"),
-        (("consumer", "list", "nowhere"), "is not a lineage"),
-    ],
-)
-def test_an_impossible_consumer_is_refused_in_one_sentence(
-    evergram: Command, files: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
-    result = evergram(*arguments)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-    assert result.err.count("\n") == 1
+def test_an_impossible_consumer_is_refused(evergram: Command, files: Path) -> None:
+    for arguments, named in (
+        (("add", "l", "a", "--pin", "v9"), "no version 9"),
+        (("add", "l", "A b", "--pin", "v0"), "A b"),
+        (("add", "l", *ADD[:5]), "--probe and --data"),
+        (("add", "l", "a", "--pin", "v0", "--min", "1"), "probe"),
+        (("add", "l", *ADD, "--metric", "f1"), "metric"),
+        (("add", "l", *ADD, "--max", "1"), "min"),
+        (("add", "l", *ADD, "--min", "2"), "between 0 and 1"),
+        (("remove", "l", "a"), "'a'"),
+        (("probe", "l", "a"), "'a'"),
+        (("list", "nowhere"), "is not a lineage"),
+    ):
+        assert named in evergram.refused("consumer", *arguments)
 
 
 def test_a_lineage_elsewhere_is_written_as_an_address(
@@ -208,3 +204,48 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> Non
     probes = warned.json["probes"]
     assert (probes[0]["consumer"], probes[0]["broken"], probes[0]["source"]) == ("ads", True, 1)
     assert Lineage.open("l").metrics(1)["probes"] == probes
+
+
+def test_align_and_lineage_check_count_the_pairs_that_pass_a_registered_threshold(
+    tmp_path: Path, evergram: Command
+) -> None:
+    old, new, newest = (encoded(tmp_path, address).path for address in ADDRESSES[:3])
+    line = tmp_path / "line"
+    options = ["--lineage", line, "--held-out", 0.5, "--transform", "low_rank", "--rank", 4]
+    evergram("vectors", "align", old, new, *options)
+    added = evergram("consumer", "add", line, "shop", "--pin", "v0", "--threshold", 0.5, "--json")
+    assert added.json["threshold"] == {"value": 0.5, "metric": "cosine"}
+    [count] = evergram("vectors", "align", 1, newest, *options, "--json").json["thresholds"]
+    assert evergram("lineage", "check", line, "--json").json["thresholds"] == [count]
+
+    opened = Lineage.open(line)
+    ids, own = opened.canaries(0)["object"]
+    new_ids, rows = opened.canaries(2)["object"]
+    assert ids.to_pylist() == new_ids.to_pylist()
+    scores = []
+    for part in (own.double(), opened.chain.apply(rows, 2, 0).double()):
+        unit = (part / part.norm(dim=1, keepdim=True)).numpy()
+        scores.append((unit @ unit.T)[np.triu_indices(len(unit), 1)])
+    then, now = (values >= 0.5 for values in scores)
+    assert count["consumer"] == "shop"
+    assert (count["pairs"], count["then"], count["now"], count["both"]) == (
+        len(then), then.sum(), now.sum(), (then & now).sum()
+    )  # fmt: skip
+    assert count["calibrated"] == pytest.approx(count["then"], rel=0.1)
+    assert count["now"] > 1.2 * count["then"]
+    printed = " ".join(evergram("lineage", "check", line).out.split())
+    assert f"{count['then']:,} passed, and {count['now']:,} do as read back" in printed
+
+
+def test_a_threshold_is_of_the_version_that_it_was_set_at(
+    tmp_path: Path, evergram: Command
+) -> None:
+    old, new = (encoded(tmp_path, address).path for address in ADDRESSES[:2])
+    line = tmp_path / "line"
+    evergram("vectors", "import", old, "--lineage", line)
+    evergram("consumer", "add", line, "shop", "--pin", "v0", "--threshold", 0.5)
+    evergram("vectors", "align", 0, new, "--lineage", line)
+    moved = evergram("consumer", "pin", line, "shop", "v1", "--json").json
+    assert moved["threshold"] is None
+    wrong = evergram("consumer", "pin", line, "shop", "v0", "--threshold", "nan").refusal()
+    assert "threshold" in wrong

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.command import Command
@@ -35,49 +36,30 @@ def line(tmp_path: Path) -> Path:
     return tmp_path / "line"
 
 
-def test_without_options_the_settings_are_those_of_python(
-    evergram: Command, line: Path, servers: list[Server]
-) -> None:
-    assert evergram("serve", line, "--port", 0).code == 0
-    assert [server.settings for server in servers] == [ServiceSettings()]
-
-
 def test_every_option_is_a_setting_and_mebibytes_are_bytes(
     evergram: Command, line: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", "boss")
-    options: dict[str, object] = {
-        "max-batch": 1,
-        "max-k": 2,
-        "max-body": 3,
-        "max-buffered": 4,
+    values: dict[str, Any] = {
+        "max_batch": 1,
+        "max_k": 2,
+        "max_body": 3,
+        "max_buffered": 4,
         "timeout": 5.5,
         "workers": 6,
-        "max-waiting": 7,
-        "max-connections": 8,
+        "max_waiting": 7,
+        "max_connections": 8,
         "silence": 9.5,
-        "keep-alive": 10,
-        "allowed-host": "shop.example",
+        "keep_alive": 10,
     }
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    ran = evergram("serve", line, "--port", 0, "--host", "localhost", "--no-auth", *flags)
+    flags = [part for key, v in values.items() for part in ("--" + key.replace("_", "-"), v)]
+    host = ("--host", "localhost", "--no-auth", "--allowed-host", "shop.example")
+    ran = evergram("serve", line, "--port", 0, *host, *flags)
     assert ran.code == 0, ran.err
-    assert servers[0].settings == ServiceSettings(
-        host="localhost",
-        no_auth=True,
-        admin_token="boss",
-        max_batch=1,
-        max_k=2,
-        max_body=3 * 2**20,
-        max_buffered=4 * 2**20,
-        timeout=5.5,
-        workers=6,
-        max_waiting=7,
-        max_connections=8,
-        silence=9.5,
-        keep_alive=10,
-        allowed_hosts=("shop.example",),
-    )
+    sizes = {key: values[key] * 2**20 for key in ("max_body", "max_buffered")}
+    named = {"host": "localhost", "no_auth": True, "allowed_hosts": ("shop.example",)}
+    expected = ServiceSettings(**{**values, **sizes, **named, "admin_token": "boss"})
+    assert servers[0].settings == expected
 
 
 def test_people_read_where_it_listens_and_machines_one_line_of_json(
@@ -88,6 +70,7 @@ def test_people_read_where_it_listens_and_machines_one_line_of_json(
     assert "Serving version 2 on http://127.0.0.1:" in err
     assert err.endswith(" (open to everybody who can reach it).\n")
     assert "Compared with the hashes of their publication: " in err
+    assert [server.settings for server in servers] == [ServiceSettings()]
     result = evergram("serve", line, "--port", 0, "--json")
     assert result.out.count("\n") == 1
     facts = json.loads(result.out)
@@ -95,11 +78,17 @@ def test_people_read_where_it_listens_and_machines_one_line_of_json(
     assert facts["url"].startswith("http://127.0.0.1:")
 
 
-def test_a_service_with_tokens_says_so(
-    evergram: Command, line: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+def test_settings_that_cannot_be_served_are_refused(
+    evergram: Command, line: Path, servers: list[Server]
 ) -> None:
-    monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", "boss")
-    assert evergram("serve", line, "--port", 0).err.endswith(" (tokens are asked for).\n")
+    for options, named in (
+        (("--host", "0.0.0.0"), "--no-auth"),
+        (("--allowed-host", "http://shop"), "--allowed-host http://shop"),
+        (("--store", "object"), "SIDE=ADDRESS"),
+        (("--store", "side=s"), "side"),
+    ):
+        assert named in evergram.refused("serve", line, "--port", 0, *options)
+    assert servers == []
 
 
 def test_named_stores_are_read_in_place_of_snapshots(
@@ -120,22 +109,6 @@ def test_named_stores_are_read_in_place_of_snapshots(
     assert evergram(*serve).code == 0
     assert read == [f"snapshot:{store}"]
     assert not (line / "stores").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--host", "0.0.0.0"), "others can reach the service, and no consumer has a token"),
-        (("--allowed-host", "http://shop"), "--allowed-host http://shop is no name of a host"),
-        (("--store", "object"), "--store must be SIDE=ADDRESS"),
-        (("--store", "side=s"), "side"),
-    ],
-)
-def test_settings_that_cannot_be_served_are_refused(
-    evergram: Command, line: Path, servers: list[Server], options: tuple[str, ...], sentence: str
-) -> None:
-    assert sentence in evergram.refused("serve", line, "--port", 0, *options)
-    assert servers == []
 
 
 @pytest.mark.long

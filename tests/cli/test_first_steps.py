@@ -1,4 +1,4 @@
-"""`evergram init`: what it says of a file, the recipe that it writes, and what it refuses."""
+"""`evergram init` and `evergram prepare`: from a file to a recipe or a prepared folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.command import Command
+from tests.support.prepared_folders import assert_is_corpus, column
 
+from evergram.data.tables import load_table
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -86,7 +88,6 @@ def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clic
 
 
 def test_a_german_log_is_read_as_it_is_written(evergram: Command, clicks: Path) -> None:
-    """Names, decimal commas, dates with the day first, and weights of events."""
     lines = ["Kunden-Nr;Artikel_Nr;Anzahl;Datum;Ereignis"]
     for i in range(900):
         day = f"{i % 28 + 1}.{i // 80 + 1:02}.2025 12:00"
@@ -155,3 +156,51 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     Path("bad.csv").write_text(text)
     assert problem in evergram.refused("init", "bad.csv", *more)
     assert not list(clicks.rglob("*.toml"))
+
+
+TEXT = "user,item,stars,when\n7,a,5,3\n9,b,1,1\n7,b,4,2\n7,a,3,4\n"
+COLUMNS = ("--column", "query=user", "--column", "candidate=item", "--column", "time=when")
+
+
+def test_files_become_a_folder(tmp_path: Path, evergram: Command) -> None:
+    (tmp_path / "events.csv").write_text(TEXT)
+    result = evergram("prepare", tmp_path / "events.csv", tmp_path / "out", *COLUMNS)
+    assert result.code == 0
+    assert "4 interactions of 2 queries with 2 candidates." in result.out
+    assert "reading 1 source\n" in result.err
+    names = {"query": "user", "candidate": "item", "time": "when"}
+    assert_is_corpus(tmp_path / "out", load_table(tmp_path / "events.csv", columns=names))
+
+
+def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
+    (tmp_path / "f.csv").write_text("id,kind\na,x\nb,y\n")
+    for name in ("1.csv", "2.csv"):
+        (tmp_path / name).write_text(TEXT)
+    arguments = [tmp_path / "1.csv", tmp_path / "2.csv", tmp_path / "out", *COLUMNS]
+    arguments += ["--column", "value=stars", "--unique", "--minimum-value", "2", "--k-core", "1"]
+    arguments += ["--candidate-features", tmp_path / "f.csv", "--memory", "256MiB"]
+    facts = evergram.json("prepare", *arguments, "--threads", "1", "--name", "films")
+    assert (facts["rows_read"], facts["below_minimum"], facts["repeats_dropped"]) == (8, 2, 4)
+    assert facts["columns"]["value"] == "float32"
+    assert facts["seconds"] > 0
+    assert facts["peak_memory"] > 1 << 20
+    assert "already; --append adds" in evergram.refused("prepare", *arguments)
+    assert evergram.json("prepare", *arguments, "--overwrite")["added"] == 2
+    (tmp_path / "later.csv").write_text("user,item,stars,when\n8,a,5,9\n")
+    append = ("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
+    assert "has the name 'out'" in evergram.refused(*append, "--name", "zz")
+    later = evergram.json("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
+    assert (later["parts"], later["interactions"]) == (2, 3)
+    assert column(tmp_path / "out", "time").tolist() == [2, 3, 9]
+
+
+def test_wrong_options_are_one_sentence(tmp_path: Path, evergram: Command) -> None:
+    (tmp_path / "events.csv").write_text(TEXT)
+    start = ("prepare", tmp_path / "events.csv", tmp_path / "out")
+    assert "--column query=user" in evergram.refused(*start)
+    assert "it is ROLE=NAME" in evergram.refused(*start, "--column", "user")
+    twice = ("--column", "query=a", "--column", "query=b")
+    assert "names query twice" in evergram.refused(*start, *twice)
+    assert "no size of memory" in evergram.refused(*start, "--memory", "lots")
+    assert "There is no file" in evergram.refused("prepare", tmp_path / "x.csv", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,194 @@
+"""`evergram lineage …`: labels, promotions, withdrawals, lists and checks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.command import Command, exit_code
+from tests.support.lineages import lineage_of
+
+from evergram.lineage.lineage import Lineage
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT
+from evergram.vector_files.writers import write_vectors
+
+ROWS = 400
+
+
+def put(folder: Path, number: int) -> Path:
+    """Write one version's vectors, which are linear in the same six numbers; return the file."""
+    base = np.random.default_rng(0).normal(size=(ROWS, 6))
+    own = np.random.default_rng(number + 1)
+    made = torch.from_numpy((base @ own.normal(size=(6, 6 + number))).astype(np.float32))
+    path = folder / f"v{number}.parquet"
+    write_vectors(path, [(pa.array([f"id{i}" for i in range(ROWS)]), made)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("releases") / "lineage"
+    files = [put(path.parent, number) for number in (0, 1)]
+    assert exit_code("vectors", "import", files[0], "--lineage", path, "--name", "shop") == 0
+    assert exit_code("vectors", "align", 0, files[1], "--lineage", path) == 0
+    return path.parent
+
+
+@pytest.fixture
+def lineage(published: Path, tmp_path: Path) -> Path:
+    """A lineage of an imported version 0, and of version 1."""
+    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "lineage"
+
+
+def test_canaries_are_of_the_imported_version_and_stay(lineage: Path) -> None:
+    opened = Lineage.open(lineage)
+    ids, _ = opened.canaries(0)["object"]
+    assert len(ids) > 10
+    later, vectors = opened.canaries(1)["object"]
+    assert set(later.to_pylist()) == set(ids.to_pylist())
+    everything = dict(zip(*(x.tolist() for x in opened.embeddings("object")), strict=True))
+    assert vectors.tolist() == [everything[i] for i in later.to_pylist()]
+
+
+def test_a_canary_is_tried_promoted_and_rolled_back(
+    lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
+    align = ("vectors", "align", 1, put(tmp_path, 2), "--lineage", lineage, "--no-promote")
+    assert evergram(*align).code == 0
+    assert Lineage.open(lineage).production == 1
+    facts = evergram.json("lineage", "label", lineage, "canary", "newest")
+    assert facts["labels"] == {"stable": 1, "canary": 2}
+    assert (facts["production"], facts["newest"], facts["held"]) == (1, 2, [1, 2])
+    promoted = evergram("lineage", "promote", lineage)
+    assert (
+        promoted.out == "Production: version 2; newest: version 2; labels: canary: 2, stable: 2.\n"
+    )
+    assert evergram.json("lineage", "promote", lineage, 1)["production"] == 1
+    assert "canary" in evergram.refused("lineage", "withdraw", lineage, "--reason", "worse")
+    assert evergram("lineage", "label", lineage, "canary", "--remove").code == 0
+    gone = evergram.json("lineage", "withdraw", lineage, "--reason", "worse")["withdrawn"]
+    assert gone["2"]["reason"] == "worse"
+    # The next number is 3, and reading as version 0 goes over the gap.
+    assert evergram("vectors", "align", 1, put(tmp_path, 3), "--lineage", lineage).code == 0
+    export = ("vectors", "export", lineage, tmp_path / "as-v0.parquet", "--side", "object")
+    assert evergram(*export, "--as", "v0").code == 0
+    expected, read = (
+        torch.cat([v for _, v in open_embeddings(tmp_path / name).blocks()])
+        for name in ("v0.parquet", "as-v0.parquet")
+    )
+    torch.testing.assert_close(read, expected, rtol=1e-2, atol=1e-2)
+    assert evergram("lineage", "retire", lineage, 0).code == 0
+    assert "Version 0" in evergram.refused(*export, "--as", 0)
+    listed = evergram.json("lineage", "list", lineage)
+    rows = {r["version"]: r for r in listed["versions"]}
+    assert {n: r["retired"] for n, r in rows.items()} == {0: True, 1: False, 3: False}
+    assert (rows[3]["labels"], listed["labels"]) == (["stable"], {"stable": 3})
+    assert listed["withdrawn"]["2"]["reason"] == "worse"
+    shown = evergram("lineage", "list", lineage).out
+    assert [word for word in ("retired", "stable", "Version 2") if word not in shown] == []
+    assert evergram("lineage", "check", lineage).code == 0
+
+
+def test_files_say_what_they_are_and_others_are_refused(
+    lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
+    opened = Lineage.open(lineage)
+    first, second = (opened.manifest(n).fingerprint for n in (0, 1))
+    files = [tmp_path / f"export{version}.parquet" for version in (0, 1)]
+    for version, file in enumerate(files):
+        arguments = (lineage, file, "--side", "object", "--as", version)
+        assert evergram("vectors", "export", *arguments).code == 0
+    metadata = pq.read_schema(files[0]).metadata
+    assert metadata[FINGERPRINT.encode()].decode() == first
+    assert metadata[COMPUTED_FROM.encode()].decode() == second
+    back = ("--lineage", lineage, "--as", 0, "--out", tmp_path / "back.npy")
+    assert evergram("vectors", "transform", files[1], *back).code == 0
+    written = open_embeddings(tmp_path / "back.npy")
+    assert (written.fingerprint, written.provenance[COMPUTED_FROM]) == (first, second)
+    foreign = tmp_path / "foreign.parquet"
+    vectors = torch.cat([v for _, v in open_embeddings(files[1]).blocks()])
+    unknown = {FINGERPRINT: "sha256:" + "0" * 64}
+    write_vectors(foreign, [(open_embeddings(files[1]).ids(), vectors)], unknown)
+    # Vectors of version 0 are not what the chain from version 1 takes, though the dim may be; nor
+    # can they follow as version 2, or stand for version 1.
+    new = put(tmp_path, 2)
+    for arguments, named in (
+        (("transform", files[0], *back, "--from", 1), "but of its version 0"),
+        (("transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy"), "version 0"),
+        (("align", 1, files[0], "--lineage", lineage), "version 0"),
+        (("align", files[0], new, "--lineage", lineage), "version 0"),
+        (("transform", foreign, *back), "of no version"),
+    ):
+        assert named in evergram.refused("vectors", *arguments)
+    # The newest version's own export goes on from it.
+    assert evergram("vectors", "align", files[1], new, "--lineage", lineage).code == 0
+
+
+def test_an_impossible_change_is_refused(lineage: Path, tmp_path: Path, evergram: Command) -> None:
+    before = (lineage / "lineage.json").read_bytes()
+    repeated = tmp_path / "repeated.parquet"
+    write_vectors(repeated, [(pa.array(["a", "a"]), torch.ones(2, 3))])
+    for arguments, named in (
+        (("vectors", "import", put(tmp_path, 0), "--lineage", lineage), "lineage"),
+        (("vectors", "import", repeated, "--lineage", tmp_path / "new"), "'a'"),
+        (("vectors", "import", tmp_path / "no.npy", "--lineage", tmp_path / "new"), "no.npy"),
+        (("lineage", "label", lineage, "canary"), "--remove"),
+        (("lineage", "label", lineage, "canary", 0, "--remove"), "--remove"),
+        (("lineage", "label", lineage, "canary", "--remove"), "'canary'"),
+        (("lineage", "label", lineage, "v7", 0), "'v7'"),
+        (("lineage", "label", lineage, "canary", 7), "version 7; its versions are: 0, 1"),
+        (("lineage", "promote", lineage, 0), "Version 0"),
+        (("lineage", "withdraw", lineage, "--reason", "worse"), "version 0"),
+        (("lineage", "withdraw", lineage, "--reason", " "), "reason"),
+        (("lineage", "retire", lineage, "newest"), "retired"),
+        (("lineage", "retire", tmp_path, 0), "is not a lineage"),
+    ):
+        assert named in evergram.refused(*arguments)
+    assert (lineage / "lineage.json").read_bytes() == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_versions_are_listed_with_dims_labels_and_fingerprints(
+    evergram: Command, tmp_path: Path
+) -> None:
+    lineage = lineage_of(tmp_path / "line")
+    lineage.label("canary", 1)
+    lineage.promote(2)
+    facts = evergram.json("lineage", "list", tmp_path / "line")
+    assert (facts["name"], facts["labels"]) == ("line", {"canary": 1, "stable": 2})
+    rows = facts["versions"]
+    assert [(r["version"], r["name"], r["dim"], r["encoder"]) for r in rows] == [
+        (0, "line@v0", 6, "file"),
+        (1, "line@v1", 8, "file"),
+        (2, "line@v2", 10, "file"),
+    ]
+    assert [r["labels"] for r in rows] == [[], ["canary"], ["stable"]]
+    assert [r["production"] for r in rows] == [False, False, True]
+    assert [r["fingerprint"] for r in rows] == [m.fingerprint for m in lineage.versions]
+    assert "lineage.json" in facts["checked"]
+    table = evergram("lineage", "list", tmp_path / "line").out
+    assert "line, in " in table
+    assert "stable, production" in table
+
+
+def test_check_as_json_has_what_it_measured_and_what_is_past_a_limit(
+    evergram: Command, trained_lineage: Path
+) -> None:
+    limits = ("--max-error", 0, "--max-amplification", 0)
+    code, out, err = evergram("lineage", "check", trained_lineage, *limits, "--json")
+    facts = json.loads(out)
+    assert (code, facts["version"]) == (1, 2)
+    assert [r["version"] for r in facts["readings"]] == [0, 1]
+    assert err.splitlines() == facts["past_limits"]
+    assert len(facts["past_limits"]) == 4
+    reading = facts["readings"][0]
+    assert reading["certificate"]["bound"] >= reading["certificate"]["estimate"] > 0
+    assert "versions/2/manifest.json" in facts["checked"]
