@@ -2,39 +2,529 @@
 
 from __future__ import annotations
 
+import io
+import shlex
 import shutil
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.support.bad_input import (
-    consumers,
-    disks,
-    interactions_tables,
-    interactions_text,
-    lineages,
-    recipes,
-    services,
-    stores,
-    texts,
-    vectors,
+    BUCKET,
+    CUT,
+    DIM,
+    IDS,
+    PAGE,
+    PORT,
+    RECIPE,
+    ROWS,
+    Case,
+    Condition,
+    Content,
+    Make,
+    answering,
+    clicks,
+    edited,
+    environment,
+    full_disk,
+    locked,
+    make_good_files,
+    never_served,
+    not_permitted,
+    patched,
+    put,
+    read_only,
+    small_files,
+    tree_of,
 )
-from tests.support.bad_input.case import Case, tree_of
-from tests.support.bad_input.good_files import make_good_files
-from tests.support.command import Command
+from tests.support.command import Command, exit_code
 
-FAMILIES: dict[str, list[Case]] = {
-    "interactions in tables": interactions_tables.CASES,
-    "interactions in text": interactions_text.CASES,
-    "recipes": recipes.CASES,
-    "files of vectors": vectors.CASES,
-    "lineages": lineages.CASES,
-    "consumers": consumers.CASES,
-    "texts": texts.CASES,
-    "stores": stores.CASES,
-    "the service": services.CASES,
-    "disks, locks and downloads": disks.CASES,
-}
-CASES = [(family, case) for family, cases in FAMILIES.items() for case in cases]
+from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
+
+NEW = "train shop.toml --lineage new"
+ADD = "consumer add l new --pin v0"
+PROBE = f"{ADD} --probe plain.onnx --data data.parquet"
+IMPORT = "vectors import old.parquet --lineage"
+OBJECTS = "vectors export l o.parquet --side object"
+TRANSFORM = "vectors transform new.parquet --lineage l --as 0 --out"
+ONNX = "vectors export-transform l {} --format onnx --as 0"
+LETTERS = "--encoder python:evergram.texts.canaries:letters"
+PLAN = "vectors plan-migration old.parquet new.parquet --new-queries new.parquet --old-queries"
+BACKFILL = "store backfill {} --store object=older"
+OFF = "qdrant:http://127.0.0.1:9#t"
+
+
+def trained(what: str, content: Content, file: str = "bad.csv", options: str = "") -> Case:
+    """Return the case of training on a file of this content."""
+    return Case(f"{NEW} --set data.path='{file}' {options}", "", put(content, file), what=what)
+
+
+def recipe(what: str, content: Content, names: str = "bad.toml") -> Case:
+    """Return the case of training by a recipe of this content."""
+    return Case("train bad.toml --lineage new", names, put(content, "bad.toml"), what=what)
+
+
+def key(value: str) -> Case:
+    """Return the case of a value given by --set."""
+    return Case(f"{NEW} --set '{value}'", value.partition("=")[0])
+
+
+def imported(what: str, content: Content, file: str = "bad.parquet", options: str = "") -> Case:
+    """Return the case of importing a file of this content."""
+    command = f"vectors import {file} --lineage new {options}"
+    return Case(command, options.rpartition(" ")[2] or file, put(content, file), what=what)
+
+
+def aligned(what: str, content: Content, names: str = "bad", options: str = "") -> Case:
+    """Return the case of aligning the old vectors with these."""
+    file = "bad.npy" if isinstance(content, bytes) else "bad.parquet"
+    command = f"vectors align old.parquet {file} --lineage new {options}"
+    return Case(command, names, put(content, file), what=what)
+
+
+def encoded(what: str, content: Content, file: str = "bad.csv") -> Case:
+    """Return the case of encoding a file of this content."""
+    return Case(f"vectors encode {file} o.parquet {LETTERS}", file, put(content, file), what=what)
+
+
+def encoder(address: str, names: str = "", *during: Condition) -> Case:
+    command = f"vectors encode texts.csv o.parquet --encoder '{address}'"
+    return Case(command, names or address, during=during, what=f"{address} {len(during)}")
+
+
+def damaged(file: str, content: Content, command: str = OBJECTS, what: str = "") -> Case:
+    """Return the case of a file that is replaced, or removed by None."""
+    names = file.rpartition("/")[2]
+    return Case(command, names, put(content, file), what=f"{what or 'damaged'} {file}: {command}")
+
+
+def half(file: str) -> Make:
+    """Return a function that halves a file."""
+    return lambda folder: put((lambda b: b[: len(b) // 2])((folder / file).read_bytes()), file)(
+        folder
+    )
+
+
+def fill(address: str, names: str = "", make: Make | None = None, *during: Condition) -> Case:
+    """Return the case of filling a store at this address."""
+    command = f"store fill l --store 'object={address}'"
+    what = f"{address} {getattr(make, '__name__', '')} {len(during)}" if make else ""
+    return Case(command, names or address, make or (lambda _: None), during, what)
+
+
+def planned(_: Path) -> None:
+    """Plan a backfill of the store `older`, whose rows are of version 0, and do a part of it."""
+    for words in ("plan l --batch 100", "apply l --rows 100"):
+        assert exit_code(*BACKFILL.format(words).split()) == 0
+
+
+def spoilt(file: str, command: str, names: str, change: Callable[[str], Make]) -> Case:
+    """Return the case of a file of a planned backfill that has changed."""
+
+    def make(folder: Path) -> None:
+        planned(folder)
+        (backfill,) = (path for path in (folder / "l/backfills").iterdir() if path.is_dir())
+        change(str((backfill / file).relative_to(folder)))(folder)
+
+    return Case(BACKFILL.format(f"{command} l"), names, make, what=f"{command}: {file}, {names}")
+
+
+def served(options: str, names: str, make: Make = lambda _: None, *during: Condition) -> Case:
+    """Return the case of serving with these options."""
+    lineage = "" if options.startswith(("l ", "t ", "gone", "s3:")) else "l "
+    return Case(
+        f"serve {lineage}{options} --port 0", names, make, during, f"serve {options} {names}"
+    )
+
+
+def full(command: str) -> Case:
+    """Return the case of a command that writes to the folder `full`, which has no more room."""
+    return Case(command, "No space left", lambda f: (f / "full").mkdir(), (full_disk,))
+
+
+def small(command: str) -> Case:
+    """Return the case of a command where no file may grow."""
+    what = f"no larger files: {command}"
+    return Case(command, "File too large", put(UP, "up.toml"), (small_files,), what)
+
+
+def unwritable(command: str, folder: str = "ro") -> Case:
+    """Return the case of a command that writes to a folder that may only be read."""
+
+    def make(place: Path) -> None:
+        put(UP, "up.toml")(place)
+        (place / folder).mkdir(exist_ok=True)
+
+    what = f"read-only: {command}"
+    return Case(command, "Read-only file system", make, (read_only(folder),), what)
+
+
+def held(command: str, lock: str) -> Case:
+    """Return the case of a command while another process holds this lock."""
+
+    def make(folder: Path) -> None:
+        put(UP, "up.toml")(folder)
+        (folder / lock).parent.mkdir(parents=True, exist_ok=True)
+        (folder / lock).touch()
+
+    patience = patched("evergram.lineage.consumers.registry.PATIENCE", 0.1)
+    return Case(command, "Another process", make, (locked(lock), patience), f"held: {command}")
+
+
+def foreign_lance(folder: Path) -> None:
+    """Make a table of somebody's own, by the name that a store would take."""
+    import lancedb
+
+    table = pa.table({"name": ["a"], "price": [1.0]})
+    lancedb.connect(folder / "e").create_table("t-v1", table)
+
+
+def foreign_qdrant(folder: Path) -> None:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(folder / "q"))
+    size = models.VectorParams(size=3, distance=models.Distance.DOT)
+    client.create_collection("t", vectors_config=size)
+    client.upsert("t", [models.PointStruct(id=1, vector=[1.0, 2.0, 3.0], payload={"a": 1})])
+    client.close()
+
+
+def foreign_sqlite(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "e.db")) as connection, connection:
+        connection.execute("create table t_v1 (name text, price real)")
+
+
+def without_rows(folder: Path) -> None:
+    """Remove the rows of a LanceDB store and leave its record."""
+    assert exit_code("store", "fill", "l", "--store", "object=lance:e#t") == 0
+    for path in (folder / "e").glob("*.lance"):
+        shutil.rmtree(path)
+
+
+def npy(array: Any, *, pickled: bool = False) -> bytes:
+    """Return an array as the bytes of a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=pickled)
+    return buffer.getvalue()
+
+
+def vectors(values: Any, ids: Any = IDS) -> pa.Table:
+    """Return a table of ids and vectors."""
+    flat = pa.array(np.ascontiguousarray(values).ravel())
+    return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(flat, values.shape[1])})
+
+
+class Trap:
+    """What a pickle would run: it makes a file."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
+        return Path.touch, (Path("trapped"),)
+
+
+# Of the corpus that the lineage `t` was trained on.
+UP = """
+name = "tiny"
+[data]
+kind = "synthetic"
+queries = 30
+candidates = 20
+interactions = 400
+[model]
+dim = 64
+[training]
+epochs = 1
+"""
+UPGRADE = "--quiet upgrade up.toml --lineage t"
+V = np.random.default_rng(7).normal(size=(ROWS, DIM)).astype(np.float32)
+NAN = np.where(np.arange(V.size).reshape(V.shape) == 323, np.nan, V).astype(np.float32)
+HEADER = "query,candidate\n"
+GOOD = HEADER + "".join(f"{i % 40},item{i % 30}\n" for i in range(400))
+Q, C = clicks()["query"].to_pylist(), clicks()["candidate"].to_pylist()
+PARQUET = pa.BufferOutputStream()
+pq.write_table(clicks(), PARQUET)
+CLICKS = PARQUET.getvalue().to_pybytes()
+FEATURES = "--set data.path=clicks.parquet --set data.candidate_features=f.parquet"
+ZIPPED = io.BytesIO()
+with zipfile.ZipFile(ZIPPED, "w") as archive:
+    archive.writestr("ml-latest-small/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3.5,17\n")
+
+
+def kind(name: str) -> str:
+    return f"--set data.kind={name}"
+
+
+INTERACTIONS = [
+    trained("no rows", clicks().slice(0, 0), "bad.parquet"),
+    trained("ids of lists", pa.table({"query": [[q] for q in Q], "candidate": C}), "bad.parquet"),
+    trained("an id null", pa.table({"query": [None, *Q[1:]], "candidate": C}), "bad.parquet"),
+    trained("a Parquet cut short", CLICKS[:-300], "bad.parquet"),
+    trained("a Parquet named as a CSV", CLICKS),
+    trained("an empty folder", Path.mkdir, "parts"),
+    trained("a link to itself", lambda p: p.symlink_to(p), "bad.parquet"),
+    trained("a link to nothing", lambda p: p.symlink_to("gone.parquet"), "bad.parquet"),
+    trained("a name of 300 letters", lambda _: None, "bad.csv", f"--set data.path={'x' * 300}.csv"),
+    trained("features without ids", pa.table({"key": C}), "f.parquet", FEATURES),
+    trained("features of others", pa.table({"id": ["x"], "age": [1.0]}), "f.parquet", FEATURES),
+    trained("half a zip", ZIPPED.getvalue()[:-30], "m.zip", kind("movielens")),
+    trained("half a gzip", b"\x1f\x8b\x08\0\0\0\0\0", "r.json.gz", kind("amazon")),
+    trained("a folder of nothing", Path.mkdir, "m", kind("wikispeedia")),
+    trained("a folder of nothing", Path.mkdir, "m", kind("mediawiki")),
+    trained("a folder of nothing", Path.mkdir, "m", kind("prepared")),
+    trained("bytes that are no text", b"\xff\xfe\x00", "m.txt", kind("adjacency_list")),
+    trained("one query only", HEADER + "1,a\n1,b\n" * 50),
+    trained("both sides one column", GOOD, options="--set data.columns.candidate=query"),
+    trained("another column by name", GOOD, options="--set data.columns.query=user"),
+    trained("UTF-16 without a mark", GOOD.encode("utf-16-le")),
+    trained("latin-1 in the header", "query,candidate,café\n1,2,3\n".encode("latin-1")),
+    trained("a row with too few cells", GOOD + "1\n"),
+    trained("a quotation mark that never ends", GOOD + '1,"item\n2,3\n'),
+    trained("no times, split by time", GOOD, options="--set split.kind=time"),
+    trained("an unknown suffix", GOOD, "bad.xlsx"),
+]
+RECIPES = [
+    recipe("no such recipe", None),
+    recipe("a folder as recipe", Path.mkdir),
+    recipe("no TOML", "name: shop\n"),
+    recipe("a recipe in UTF-16", RECIPE.encode("utf-16")),
+    recipe("nested too deep", "a = " + "[" * 5000 + "]" * 5000),
+    recipe("an unknown key", RECIPE + "batchsize = 3\n"),
+    recipe("a number past 64 bits", RECIPE.replace("dim = 4", f"dim = {10**30}"), "model.dim"),
+    key("model.dim"),
+    key("model.dim=-4"),
+    key("name=a/b"),
+    key("data.minimum_value=3"),
+    key("upgrade.method=non-bc"),
+    Case("train shop.toml", "--lineage"),
+    Case(f"{NEW} --epoch 3", "--epoch"),
+    Case("trian shop.toml", "trian"),
+    Case(f"{NEW} --device gpu", "gpu"),
+    Case(f"{NEW} --checkpoint-every often", "often"),
+    Case("compare shop.toml --out c", "split.kind"),
+    Case("tune shop.toml --out c --over model.dim=", "model.dim"),
+    Case("tune shop.toml --out c --over task.penalty=5..1", "task.penalty"),
+    Case("tune shop.toml --out c --trials 0", "0"),
+]
+VECTORS = [
+    imported("no such file", None),
+    imported("vectors in CSV", "id,vector\n1,2\n", "bad.csv"),
+    imported("an empty Parquet", b""),
+    imported("no column of vectors", pa.table({"id": IDS})),
+    imported("vectors of text", pa.table({"id": IDS, "vector": ["[1, 2]"] * ROWS})),
+    imported("several lengths", pa.table({"id": [1, 2], "vector": [[1.0], [1.0, 2.0]]})),
+    imported("a vector NaN", vectors(NAN)),
+    imported("ids twice", vectors(V, ["id0", *IDS[:-1]])),
+    imported("an id null", vectors(V, [None, *IDS[1:]])),
+    imported("pickled objects", npy(np.array([Trap()] * 3, dtype=object), pickled=True), "b.npy"),
+    imported("one dimension", npy(V[0]), "b.npy"),
+    imported("no such file of ids", npy(V), "b.npy", "--ids gone.txt"),
+    imported("too few ids", npy(V), "b.npy", "--ids texts.csv"),
+    Case("vectors import old.parquet --lineage new --ids old.npy", "old.parquet"),
+    imported("a .safetensors of no bytes", b"", "bad.safetensors"),
+    imported("a Parquet named as Arrow", CLICKS, "bad.arrow"),
+    aligned("no id in common", vectors(V, [f"other{i}" for i in range(ROWS)])),
+    aligned("no ids", npy(V)),
+    aligned("vectors at random", vectors(V)),
+    aligned("vectors all the same", vectors(np.ones((ROWS, DIM), np.float32))),
+    aligned("an unknown transform", vectors(V), "rotate", "--transform rotate"),
+    aligned("a rank past the dims", vectors(V), "99", "--transform low_rank --rank 99"),
+    aligned("a limit NaN", vectors(V), "nan", "--max-error nan"),
+    Case("vectors align 7 new.parquet --lineage l", "7"),
+    Case("vectors transform shop.parquet --lineage l --as 0 --out o.parquet", "shop.parquet"),
+    Case(f"{TRANSFORM} o.parquet --as 9", "9"),
+    Case(f"{TRANSFORM} o.xyz", "o.xyz"),
+    Case(f"{TRANSFORM} old.parquet", "old.parquet"),
+    Case(f"{TRANSFORM} no/o.parquet", "no"),
+]
+LINEAGES = [
+    Case("lineage list gone", "gone"),
+    Case("lineage list ftp2://host/l", "ftp2"),
+    Case("train shop.toml --lineage l", "l"),
+    Case("train shop.toml --lineage old.npy", "old.npy"),
+    Case(f"{IMPORT} other", "versions", put("x", "other/versions/1/mine.txt")),
+    damaged("l/lineage.json", b"", what="empty"),
+    damaged("l/lineage.json", b"[" * 100_000, what="too deep"),
+    Case("lineage list l", "99", edited("l/lineage.json", format_version=99), what="later format"),
+    Case(OBJECTS, "manifest", edited("l/versions/1/manifest.json", dim=3), what="an edit by hand"),
+    damaged("l/versions/1/manifest.json", None),
+    damaged("l/versions/1/transform.safetensors", b"x" * 500, f"{OBJECTS} --as 0"),
+    Case("lineage check l", "metrics.json", half("l/versions/1/metrics.json")),
+    Case(f"{OBJECTS} --as 7", "7"),
+    Case("vectors export l o.parquet --side user", "user"),
+    Case("vectors export l o.xlsx --side object", "o.xlsx"),
+    Case("vectors export l l --side object", "l"),
+    Case("vectors export l o --side object --shards 2 --shard 2/2", "Shard 2"),
+    Case("lineage label l 'my label' 0", "my label"),
+    Case("lineage label l gold --remove", "gold"),
+    Case("lineage promote l 9", "9"),
+    Case("lineage withdraw l --reason ''", "reason"),
+    Case("lineage retire l 0", "0"),
+    Case("upgrade shop.toml --lineage l", "l"),
+    Case("vectors align 2 new.parquet --lineage t", "t"),
+    Case("evaluate l", "l"),
+    Case("diagnose t --out o.txt", "o.txt"),
+    Case("evaluate t --set data.path=gone.csv", "data.path"),
+    Case("lineage check l --max-error -1", "-1"),
+    Case("vectors export-transform l o --format tensorflow", "tensorflow"),
+    Case("vectors export-transform l o.sql --format duckdb --as 0 --name 'a;b'", "a;b"),
+]
+OTHERS = pa.table({"id": [f"x{i}" for i in range(ROWS)], "label": [True, False] * (ROWS // 2)})
+CONSUMERS = [
+    Case("consumer add l ads --pin v0", "ads"),
+    Case("consumer add l new --pin v9", "no version 9"),
+    Case("consumer add l new --pin gold", "gold"),
+    Case("consumer token l nobody", "nobody"),
+    Case(f"{ADD} --min 0.5", "--min"),
+    Case(f"{PROBE} --metric f1", "f1"),
+    Case(f"{PROBE} --side user", "user"),
+    Case(f"{PROBE} --min 2", "2"),
+    Case(f"{PROBE} --max 0.5", "not max"),
+    Case(f"{ADD} --probe gone.onnx --data data.parquet", "gone.onnx"),
+    Case(f"{ADD} --probe b.onnx --data data.parquet", "b.onnx", put(b"nothing", "b.onnx")),
+    Case(f"{ADD} --probe plain.onnx --data b.parquet", "b.parquet", put(OTHERS, "b.parquet")),
+    damaged("l/consumers.json", "{", "consumer list l"),
+]
+TEXTS = [
+    encoded("no such file of texts", None),
+    encoded("an empty text", "id,text\n1,a\n2,\n"),
+    encoded("an id twice", "id,text\n1,a\n1,b\n"),
+    encoded("texts in UTF-16", "id,text\n1,a\n".encode("utf-16")),
+    encoded("texts of numbers", pa.table({"id": [1], "text": [3.5]}), "bad.parquet"),
+    encoded("a line of JSON without a text", '{"id": 1}\n', "bad.jsonl"),
+    encoded("ids of two types", '{"id": 1, "text": "a"}\n{"id": "b", "text": "a"}\n', "bad.jsonl"),
+    encoder("minilm"),
+    encoder("python:no_such_module:f", "no_such_module"),
+    encoder("python:evergram.texts.canaries:nothing", "nothing"),
+    encoder("model2vec:./gone", "gone"),
+    encoder("openai:http://127.0.0.1:9/v1", "name after the #"),
+    encoder("openai:http://127.0.0.1:9/v1#m", "127.0.0.1:9"),
+    encoder("wordllama:7", "7"),
+    encoder(f"openai:http://127.0.0.1:{PORT}/v1#m", str(PORT), answering(PAGE)),
+    encoder(
+        f"openai:http://127.0.0.1:{PORT}/v1#m",
+        str(PORT),
+        answering(CUT),
+        patched("evergram.texts.endpoint.TRIES", 1),
+    ),
+    Case("vectors encode texts.csv o.parquet", "--encoder"),
+    Case(f"vectors encode texts.csv old.parquet {LETTERS}", "old.parquet"),
+    Case(f"{PLAN} gone.parquet", "gone.parquet"),
+    Case(f"{PLAN} old.parquet --judgements texts.csv", "texts.csv"),
+    Case(
+        f"{PLAN} old.parquet --judgements j.tsv",
+        "'none'",
+        put("query-id\tcorpus-id\tscore\n" + "id1\tnone\t1\n" * 30, "j.tsv"),
+    ),
+]
+IMPATIENT = patched(
+    "evergram.stores.snapshot.snapshot_store.SnapshotFolder",
+    lambda path, _: SnapshotFolder(path, 0.1),
+)
+STORES = [
+    Case("store fill l", "--store"),
+    Case("store fill l --store user=new", "user"),
+    Case("store fill t --store query=b --store candidate=b", "'candidate'"),
+    Case(f"store fill t --store query=new --store candidate={OFF}", ":9"),
+    Case("store fill t --store candidate=s", "s has ids"),
+    fill("redis:host#t", "redis"),
+    fill("shop.toml"),
+    fill("o", "", put("x", "o/segments/readme.txt")),
+    fill("s", "s/store.json", put("{", "s/store.json")),
+    fill("s", "0.arrow", put("x", "s/segments/0.arrow")),
+    fill("s", "Another process", None, locked("s/.lock"), IMPATIENT),
+    fill("postgresql://me@127.0.0.1:9/d#t", "127.0.0.1:9"),
+    fill("postgresql://me@127.0.0.1:9/d", "#NAME"),
+    fill('postgresql://me@127.0.0.1:9/d#a"b', "a"),
+    fill("lance:shop.toml#t", "shop.toml"),
+    fill("lance:e#t", "e/t.json", put("[]", "e/t.json")),
+    fill("lance:e#t", "", foreign_lance),
+    fill("lance:e#t", "", without_rows),
+    fill("qdrant:http://127.0.0.1:port#t", "port"),
+    fill(f"qdrant:http://127.0.0.1:{PORT}#t", "", None, answering(PAGE)),
+    fill("qdrant:shop.toml#t", "shop.toml"),
+    fill("qdrant:q#t", "", foreign_qdrant),
+    fill("sqlite:e.db"),
+    fill("sqlite:shop.toml#t", "shop.toml"),
+    fill("sqlite:e.db#t", "", foreign_sqlite),
+    Case("store backfill plan l --store object=s --store object=older", "one store"),
+    Case("store backfill plan l --store object=gone", "gone"),
+    Case(f"{BACKFILL.format('plan l')} --batch 0", "--batch"),
+    Case(BACKFILL.format("apply l"), "plan", what="a backfill that nobody planned"),
+    Case(BACKFILL.format("plan l"), "under way", planned),
+    spoilt("plan.json", "apply", "plan.json", lambda file: put(b"{", file)),
+    spoilt("plan.json", "apply", "-1", lambda file: edited(file, batch=-1)),
+    spoilt("plan.json", "apply", "plan.json", lambda file: edited(file, fingerprint="sha256:0")),
+    spoilt("plan.json", "status", "7", lambda file: edited(file, target=7)),
+    spoilt("progress.json", "status", "progress.json", lambda file: put(None, file)),
+    spoilt("progress.json", "apply", "1000000", lambda file: edited(file, done=10**6)),
+    spoilt("order.sealed", "apply", "order.sealed", lambda file: put(b"x" * 100, file)),
+    spoilt("source/store.json", "apply", "source/store.json", lambda file: put(b"", file)),
+    Case(BACKFILL.format("apply l"), "Another process", planned, (locked("l/backfills/.*.lock"),)),
+]
+SERVICES = [
+    Case(f"serve l --port {PORT}", str(PORT), during=(answering(b""),)),
+    Case("serve l --port 80", ":80", during=(patched("socket.socket.bind", not_permitted),)),
+    Case("serve l --port 70000", "70000"),
+    served("--no-auth --host no.such.host.invalid", "no.such.host.invalid"),
+    served("--host 0.0.0.0", "no consumer has a token"),
+    served("", "EVERGRAM_ADMIN_TOKEN", lambda _: None, environment(EVERGRAM_ADMIN_TOKEN="a b")),
+    served("--allowed-host http://shop", "http://shop"),
+    served("--timeout inf", "--timeout"),
+    served("gone", "gone"),
+    damaged("l/lineage.json", b"{", "serve l --port 0"),
+    damaged("l/consumers.json", b"{", "serve l --port 0"),
+    damaged("l/versions/1/transform.safetensors", None, "serve l --port 0"),
+    damaged("l/embeddings/1/object.parquet", b"PAR1 PAR1", "serve l --port 0"),
+    served("--store object=s --store object=s", "object"),
+    served("--processes 2 --store object=gone", "gone"),
+    served("t --store candidate=s", "s"),
+    damaged("s/store.json", b"{", "serve l --port 0 --store object=s"),
+    damaged("s/segments/0.arrow", None, "serve l --port 0 --store object=s"),
+    served("--store object=postgresql://me@127.0.0.1:9/d#t", ":9"),
+    served("", "l/stores", put("x", "l/stores")),
+    served("", "l/stores/object", put("x", "l/stores/object/segments/readme.txt")),
+    served("--encoder word2vec:x", "word2vec"),
+    served("--texts texts.csv", "--encoder"),
+    served(f"{LETTERS} --texts gone.csv", "gone.csv"),
+    served("s3://shop/l", "s3://shop/l", lambda _: None, answering(CUT), BUCKET),
+]
+DISKS = [
+    full(f"{IMPORT} full/l"),
+    full("--quiet store fill l --store object=full/s"),
+    full("vectors export l full/o.parquet --side object"),
+    full(ONNX.format("full/o.onnx")),
+    small(f"--quiet {NEW} --set model.dim=64"),
+    small("vectors align 1 old.parquet --lineage l"),
+    small(UPGRADE),
+    small(f"--quiet {NEW} --report r.html"),
+    unwritable("--quiet train shop.toml --lineage ro/l"),
+    unwritable(f"vectors encode texts.csv ro/o.parquet {LETTERS}"),
+    unwritable("--quiet store fill l --store object=lance:ro/s#t"),
+    unwritable("--quiet store fill l --store object=qdrant:ro/s#t"),
+    unwritable("--quiet store fill l --store object=sqlite:ro/s#t"),
+    unwritable("init clicks.parquet --out ro/r.toml"),
+    unwritable("lineage label l gold 0", "l"),
+    unwritable("consumer token l ads", "l"),
+    unwritable("vectors align 1 old.parquet --lineage l", "l"),
+    unwritable(BACKFILL.format("plan l"), "l"),
+    unwritable(UPGRADE, "t"),
+    unwritable("--quiet store fill l --store object=s", "s"),
+    held(f"--quiet {NEW}", "new/.work/training.lock"),
+    held(f"{IMPORT} new", "new/.lock"),
+    held("lineage promote l 0", "l/.lock"),
+    held("consumer remove l ads", "l/.lock"),
+    Case(f"{IMPORT} s3://shop/l", "s3://shop/l", during=(answering(CUT), BUCKET)),
+]
+CASES = [
+    *(*INTERACTIONS, *RECIPES, *VECTORS, *LINEAGES, *CONSUMERS),
+    *(*TEXTS, *STORES, *SERVICES, *DISKS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +536,7 @@ def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "case", [c for _, c in CASES], ids=[f"{family}: {case.name}" for family, case in CASES]
-)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
     case: Case,
     good_files: Path,
@@ -61,7 +549,9 @@ def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
     monkeypatch.chdir(folder)
     case.make(folder)
     before = tree_of(folder)
-    with case.during():
-        sentence = evergram(*case.arguments).refusal()
+    with never_served(), ExitStack() as conditions:
+        for condition in case.during:
+            conditions.enter_context(condition())
+        sentence = evergram(*shlex.split(case.command)).refusal()
     assert tree_of(folder) == before
     assert case.names in sentence

@@ -126,7 +126,10 @@ def test_8_every_command_reads_every_option_that_it_has() -> None:
             ("prepare", "a.txt", "o", "--kind", "adjacency_list", "--column", "query=a"),
             "--column names columns of a table, and the kind is adjacency_list; leave it out",
         ),
-        (("init", "a.txt", "--column", "query=a"), "--column is of columns of a table, and a.txt is read as"),
+        (
+            ("init", "a.txt", "--column", "query=a"),
+            "--column is of columns of a table",
+        ),
         (("lineage", "label", "l", "x", "0", "--remove"), "or --remove and no version"),
     ],
 )

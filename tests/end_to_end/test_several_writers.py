@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.bad_input.case import tree_of
-from tests.support.bad_input.good_files import RECIPE, clicks
+from tests.support.bad_input import RECIPE, clicks, tree_of
 from tests.support.command import PROGRAM, Command
 
 from evergram.lineage.lineage import Lineage
