@@ -17,6 +17,7 @@ from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.expected_time import in_words
 from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
@@ -245,3 +246,8 @@ def test_the_expected_time_grows_with_the_pilots_and_is_corrected_by_them() -> N
     assert 0 < default.pilots < long.pilots
     assert expected_time(recipe_of(training={"patience": 0}), split).pilots == 0
     assert default.left(0.5, default.pilots) == pytest.approx(default.pilots + 2 * default.training)
+    assert [in_words(s) for s in (0.1, 1.4, 1.6, 44)] == [
+        *["about a second"] * 2,
+        "about 2 seconds",
+        "about 40 seconds",
+    ]

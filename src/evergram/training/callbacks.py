@@ -110,13 +110,22 @@ class Budget(Callback):
 
 class Deadline(Callback):
     """Ends a run after the epoch in which a moment of `time.monotonic()` has passed; the first
-    epoch always ends."""
+    epoch, also of a resumed run, always ends.
+
+    The clock is read once an epoch, so that an epoch after which none follows is evaluated.
+    """
 
     def __init__(self, ends: float) -> None:
         self.ends = ends
+        self._epoch, self._over = 0, False
+
+    def on_start(self, run: Trainer) -> None:
+        self._epoch = run.epoch - (run.batches > 0)
 
     def stop(self, run: Trainer) -> str:
-        return "minutes" if run.epoch and time.monotonic() >= self.ends else ""
+        if run.epoch != self._epoch:
+            self._epoch, self._over = run.epoch, time.monotonic() >= self.ends
+        return "minutes" if self._over else ""
 
 
 class FiniteLoss(Callback):

@@ -51,4 +51,5 @@ def in_words(seconds: float) -> str:
     for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.0f} {unit}"
-    return f"about {max(1.0, float(f'{seconds:.1g}')):.0f} seconds"
+    rounded = float(f"{seconds:.1g}")
+    return f"about {rounded:.0f} seconds" if rounded >= 1.5 else "about a second"

@@ -93,8 +93,9 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
     expected = expected_time(recipe, split, version, context.collectives)
     context.progress.say(
-        f"This takes {in_words(expected.total)} in all: {search.most} short trainings (pilots) "
-        "choose task.penalty and task.l2 first; numbers for both in the recipe leave them out."
+        f"This takes {in_words(expected.total)} in all from here: {search.most} short trainings "
+        "(pilots) choose task.penalty and task.l2 first; numbers for both in the recipe leave them "
+        "out."
     )
     begun, ends = time.monotonic(), context.share_of_time(MOST_TIME)
 
@@ -113,10 +114,17 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
             return -math.inf  # these settings diverge; the best so far stays
         return max(record[recipe.training.metric] for record in history)
 
-    def measure(settings: _Settings) -> float:
+    def known(settings: _Settings) -> float | None:
         if pilots.tried and ends is not None and time.monotonic() > ends:
             return -math.inf  # the best so far stays
-        value = journal.value(asdict(settings), lambda: train(settings))
+        return journal.get(asdict(settings))
+
+    def measure(settings: _Settings) -> float:
+        # The first process alone has a limit and a journal; all train the same pilots.
+        value: float | None = context.collectives.from_first(lambda: known(settings))
+        if value is None:
+            value = train(settings)
+            journal.add(asdict(settings), value)
         if value > -math.inf:
             pilots.tried.append(
                 {

@@ -263,41 +263,32 @@ def test_the_contents_of_the_files_that_a_recipe_names_count(tmp_path: Path) -> 
 JOURNAL_RUN = RunIdentity("{}", "0", "corpus")
 
 
-def never() -> float:
-    raise AssertionError("it was measured before")
-
-
-def test_a_value_is_measured_once_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_the_value_of_a_pilot_comes_back_bit_for_bit(tmp_path: Path) -> None:
     for value in (0.1 + 0.2, 5e-324, -math.inf):
-        first = PilotJournal(tmp_path / str(value), "version 0", JOURNAL_RUN)
-        assert first.value({"l2": 0.1, "rate": 2}, lambda value=value: value) == value  # type: ignore[misc]
-        again = PilotJournal(tmp_path / str(value), "version 0", JOURNAL_RUN)
-        assert again.value({"rate": 2, "l2": 0.1}, never) == value
-        assert again.value({"l2": 0.2}, lambda: 7.0) == 7.0
+        PilotJournal(tmp_path, "version 0", JOURNAL_RUN).add({"l2": 0.1, "rate": 2}, value)
+        again = PilotJournal(tmp_path, "version 0", JOURNAL_RUN)
+        assert again.get({"rate": 2, "l2": 0.1}) == value
+        assert again.get({"l2": 0.2}) is None
 
 
 def test_another_run_a_damaged_file_and_never_measure_anew(tmp_path: Path) -> None:
-    PilotJournal(tmp_path, "version 0", JOURNAL_RUN).value({}, lambda: 1.0)
+    PilotJournal(tmp_path, "version 0", JOURNAL_RUN).add({}, 1.0)
     anew = CheckpointSettings(resume="never")
-    assert PilotJournal(tmp_path, "version 0", JOURNAL_RUN, anew).value({}, lambda: 2.0) == 2.0
     other = replace(JOURNAL_RUN, corpus="other")
-    assert PilotJournal(tmp_path, "version 0", other).value({}, lambda: 3.0) == 3.0
-    assert PilotJournal(tmp_path, "version 1", other).value({}, lambda: 4.0) == 4.0
+    for journal in (
+        PilotJournal(tmp_path, "version 0", JOURNAL_RUN, anew),
+        PilotJournal(tmp_path, "version 0", other),
+        PilotJournal(tmp_path, "version 1", JOURNAL_RUN),
+        PilotJournal(None, "version 0"),
+    ):
+        assert journal.get({}) is None
     for content in ("", "[]", '{"identity": []}', '{"identity": {}, "values": 3}'):
         (tmp_path / "version-0.pilots.json").write_text(content)
-        assert PilotJournal(tmp_path, "version 0", JOURNAL_RUN).value({}, lambda: 5.0) == 5.0
-    assert PilotJournal(None, "version 0").value({}, lambda: 6.0) == 6.0
+        assert PilotJournal(tmp_path, "version 0", JOURNAL_RUN).get({}) is None
 
 
-def test_an_error_is_not_kept_and_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
-    def fails() -> float:
-        raise TrainingError("diverged")
-
-    journal = PilotJournal(tmp_path, "version 0", JOURNAL_RUN)
-    with pytest.raises(TrainingError, match="diverged"):
-        journal.value({}, fails)
-    assert list(tmp_path.iterdir()) == []
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     blocked = PilotJournal(tmp_path / "file", "version 0", JOURNAL_RUN)
     with pytest.raises(TrainingError, match=r"cannot be kept in .*file: "):
-        blocked.value({}, lambda: 1.0)
+        blocked.add({}, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -16,6 +17,19 @@ from evergram.errors import RecipeError
 from evergram.training.distributed.process_group import join_processes
 
 CPU = torch.device("cpu")
+# As `evergram train`, with `--minutes 0` and then without; the first process alone has a limit and
+# a folder, in which the first pilot is kept.
+TRAININGS = """
+import json, os, sys, evergram
+data = {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900}
+training = {"epochs": 3, "patience": 2}
+recipe = evergram.Recipe.of({"data": data, "model": {"dim": 4}, "training": training})
+first = os.environ["RANK"] == "0"
+folder = {"folder": sys.argv[1]} if first else {}
+for limit in ({"minutes": 0} if first else {}, {}):
+    found = evergram.train(recipe, progress=False, **folder, **limit).metrics["training"]
+    print(json.dumps([found["ended"], found["pilots"]]))
+"""
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
 # Batch weights are float32 whatever the rest is.
@@ -98,3 +112,18 @@ def test_no_thread_of_the_group_outlives_it(tmp_path: Path, program: str) -> Non
     for code, output in ended(start(2, "-m", f"tests.support.{program}", str(tmp_path))):
         assert code == 0, output
         assert output.endswith("left: []\n"), output
+
+
+def test_the_first_process_decides_which_pilots_all_train(tmp_path: Path) -> None:
+    """By its clock, and by its file of pilots that have ended."""
+    results = ended(start(2, "-c", TRAININGS, str(tmp_path)))
+    assert [code for code, _ in results] == [0, 0], results
+    first, second = (
+        [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+        for _, output in results
+    )
+    (limited, one), (whole, all_) = first
+    assert (limited, len(one)) == ("minutes", 1)
+    assert whole != "minutes"
+    assert (len(all_), all_[0]) == (8, one[0])
+    assert second == first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,14 @@ class PilotJournal:
         if settings.resume == "auto":
             self._values = self._read()
 
-    def value(self, settings: Mapping[str, Any], measure: Callable[[], float]) -> float:
-        """Return the value of a pilot: the one that was kept, or else the one it has now.
+    def get(self, settings: Mapping[str, Any]) -> float | None:
+        """Return the value of a pilot with these settings, as JSON; None if none has ended."""
+        return self._values.get(_key(settings))
 
-        Args:
-            settings: of the pilot, as JSON.
-        Raises: TrainingError: the file cannot be written. Others as `measure`.
-        """
-        key = json.dumps(dict(settings), sort_keys=True)
-        if key not in self._values:
-            self._values[key] = measure()
-            self._write()
-        return self._values[key]
+    def add(self, settings: Mapping[str, Any], value: float) -> None:
+        """Keep the value of a pilot. Raises: TrainingError: the file cannot be written."""
+        self._values[_key(settings)] = value
+        self._write()
 
     def _read(self) -> dict[str, float]:
         if self.path is None or self.identity is None or not self.path.is_file():
@@ -74,3 +70,7 @@ class PilotJournal:
                 f"What the pilots measured cannot be kept in {self.path.parent}: {error.strerror}; "
                 "make room there, or choose another --lineage."
             ) from error
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(dict(settings), sort_keys=True)

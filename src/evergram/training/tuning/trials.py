@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
 from evergram.training.build import Companions, pick_device
-from evergram.training.callbacks import Callback
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.corpora import corpus_for, split_for
-from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
@@ -35,8 +34,6 @@ from evergram.training.tuning.trial_journal import TrialJournal, claimed
 
 if TYPE_CHECKING:
     from optuna.trial import Trial as Proposal
-
-    from evergram.training.loop import Trainer
 
 UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
@@ -125,14 +122,15 @@ def tune(
     space = _space(recipe, space)
     refuse_fixed(space)
     space = space.checked(recipe.model_dump())
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    ends = ends_after(minutes)
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
     shown = Progress.of_choice(progress)
     recipe, _ = with_selecting_metric(recipe, split, shown)
     _check_ends(recipe, space, split.training)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
-    context = RunContext(pick_device(device, recipe.training.tables), shown, warns=False)
-    search = _Search(recipe, split, space, context, deadline)
+    chosen = pick_device(device, recipe.training.tables)
+    context = RunContext(chosen, shown, warns=False, ends=ends)
+    search = _Search(recipe, split, space, context)
     with claimed(folder):
         journal = TrialJournal(folder, identity, space)
         ended = search.run(journal, trials)
@@ -170,32 +168,22 @@ def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
                 raise RecipeError(f"The search over {one.key}={end}: {error}") from None
 
 
-class Deadline(Callback):
-    """Ends a run after the epoch in which the time is over. `at`: of time.monotonic, seconds."""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def stop(self, run: Trainer) -> str:
-        return "minutes" if time.monotonic() >= self.at else ""
-
-
 @dataclass(frozen=True)
 class _Search:
     recipe: Recipe
     split: Split
     space: SearchSpace
     context: RunContext
-    deadline: float
 
     def run(self, journal: TrialJournal, trials: int) -> str:
         """Run trials until there are so many. Returns: what ended it."""
+        ends = self.context.ends
         try:
             while len(journal.trials) < trials:
                 proposal = propose(self.space, journal.trials, self.recipe.seed)
                 if proposal is None:
                     return "exhausted"
-                late = time.monotonic() >= self.deadline
+                late = ends is not None and time.monotonic() >= ends
                 trial = None if late else self.next(proposal, journal.trials)
                 if trial is None:
                     return "minutes"
@@ -208,16 +196,8 @@ class _Search:
         """Return the trial after these, as it ended; None if the time was over first."""
         number, metric = len(earlier) + 1, self.recipe.training.metric
         values: dict[str, Value] = dict(proposal.params)
-        callbacks: list[Callback] = [Deadline(self.deadline)]
-        if comparable(values, self.space):
-            callbacks.append(Pruning(proposal, metric))
-        context = RunContext(
-            self.context.device,
-            self.context.progress,
-            callbacks=callbacks,
-            title=f"trial {number}",
-            warns=False,
-        )
+        callbacks = [Pruning(proposal, metric)] if comparable(values, self.space) else []
+        context = replace(self.context, callbacks=callbacks, title=f"trial {number}")
         try:
             chosen = with_values(self.recipe, values)
             trained = fit_encoder(chosen, self.split, 0, context)
