@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.command import evergram
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling import backfill
+
+__all__ = ["evergram"]
 
 
 @pytest.fixture

@@ -1,31 +1,34 @@
-"""Rows of several versions in one store, read at any."""
+"""Rows of several versions in one store, read and searched at any."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from tests.support.command import Command
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.folding import CANDIDATES, candidates_of, folding_lineage, names
-from tests.support.lineages import lineage_of, publish, read_as, vectors_of
+from tests.support.lineages import DIMS, lineage_of, publish, read_as, vectors_of
+from tests.support.publishing import publish_next
+from tests.support.store_kinds import STORES
 
-from evergram.errors import (
-    DataError,
-    IntegrityError,
-    LineageError,
-    UnknownVersionError,
-)
+from evergram.compatibility.transforms import AffineTransform, LinearTransform
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError, UnknownVersionError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import fold_in
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.store import Rows, Space
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
+from evergram.stores.open_store import open_store
+from evergram.stores.store import Rows
+from evergram.vector_files.open_embeddings import open_embeddings
 
 
 def filled(lineage: Lineage) -> Reader:
@@ -41,18 +44,6 @@ class ClosingStore(DictionaryStore):
 
     def close(self) -> None:
         self.closed += 1
-
-
-def test_a_reader_is_opened_on_a_store_of_ones_own(lineage: Lineage) -> None:
-    store = ClosingStore()
-    with pytest.raises(LineageError, match="no side 'candidate'"):
-        Reader.open(lineage.path, {"candidate": store})
-    fill(lineage, store, "object")
-    with closing(Reader.open(lineage.path, {"object": store})) as reader:
-        assert reader.store("object") is store
-        vectors = reader.embed([7, 299], 0).vectors
-        assert_allclose(vectors, read_as(2, 0)[[7, 299]].numpy(), rtol=1e-5, atol=1e-6)
-    assert store.closed == 1
 
 
 def test_a_store_of_ones_own_that_is_refused_is_left_open(lineage: Lineage, tmp_path: Path) -> None:
@@ -100,14 +91,6 @@ def test_the_default_is_production_and_labels_are_versions(lineage: Lineage) -> 
         reader.embed([1], 3)
     with pytest.raises(LineageError, match="no side 'query'"):
         reader.embed([1], 0, "query")
-
-
-def test_a_store_of_another_lineage_is_refused(lineage: Lineage) -> None:
-    store = DictionaryStore()
-    store.add_space(Space(1, 8, "sha256:other"))
-    store.upsert(Rows(1, pa.array([1]), np.ones((1, 8), np.float32)))
-    with pytest.raises(IntegrityError, match="another lineage"):
-        Reader(lineage, {"object": store})
 
 
 def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineage) -> None:
@@ -183,21 +166,6 @@ def test_a_store_without_rows_that_can_be_read_as_the_newest_is_not_asked_for_it
             reader.search(vectors_of(2)[3], 1, 2, filter={"kind": "a"})
 
 
-def test_a_store_of_another_lineage_is_refused_before_a_promotion_too(tmp_path: Path) -> None:
-    """Its rows are of a version that this lineage does not have."""
-    lineage = lineage_of(tmp_path / "line", versions=2)
-    publish(lineage, 2, promote=False)
-    store = DictionaryStore()
-    fill(lineage, store, "object", 2)
-    other = lineage_of(tmp_path / "other", versions=4)
-    space = space_of(other, 3)
-    store.add_space(space)
-    row = vectors_of(3).numpy()[:1]
-    store.upsert(stored_rows(other, VersionMaps(other), space, pa.array([1]), row))
-    with pytest.raises(IntegrityError, match="filled from another lineage"):
-        Reader.open(lineage, {"object": store})
-
-
 @pytest.mark.parametrize("way", ["promoted", "rolled back"])
 def test_while_stores_are_brought_to_another_version_every_version_is_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -226,31 +194,12 @@ def test_while_stores_are_brought_to_another_version_every_version_is_exact(
                     assert_allclose(embedded.vectors[of_source], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=2)
-    publish(lineage, 2, promote=False)
-    with closing(Reader.open(lineage)) as before:
-        lineage.withdraw(2, "its canaries drifted")
-        with closing(before.carried(Lineage.open(tmp_path / "line"))) as between:
-            assert between.embed([1]).sources.tolist() == [1]
-            with pytest.raises(UnknownVersionError, match="withdrawn"):
-                between.embed([1], 2)
-
-
 def test_a_store_that_was_never_filled_is_named(lineage: Lineage) -> None:
     with (
         closing(Reader.open(lineage.path, {"object": DictionaryStore()})) as reader,
         pytest.raises(LineageError, match=r"was never filled; .* fills it"),
     ):
         reader.search(np.ones(10, dtype=np.float32), 3, 2)
-
-
-@pytest.mark.parametrize("ids", [[5.0], [True]])
-def test_numbers_that_are_no_ids_are_refused(lineage: Lineage, ids: list[float]) -> None:
-    with pytest.raises(DataError, match="they are integers or texts"):
-        filled(lineage).embed(ids)
-    with pytest.raises(UnknownVersionError, match="True is no version"):
-        filled(lineage).embed([5], True)
 
 
 @pytest.mark.parametrize("forms", [True, False])
@@ -296,3 +245,176 @@ def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(
     expected = reader.transform(both[1].fold_in(["c7"]).numpy(), 1, 0)
     assert_allclose(folded, expected, rtol=1e-4, atol=1e-5)
     assert reader.fold_in_with_source(met)[1] == 1
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_search_at_a_past_version_is_search_among_what_it_reads(
+    lineage: Lineage, metric: str
+) -> None:
+    reader = filled(lineage)
+    query = np.random.default_rng(0).standard_normal(6).astype(np.float32)
+    read = read_as(2, 0).numpy().astype(np.float64)
+    scores = {
+        "ip": read @ query,
+        "l2": -((read - query) ** 2).sum(axis=1),
+        "cosine": read @ query / np.linalg.norm(read, axis=1) / np.linalg.norm(query),
+    }[metric]
+    hits = reader.search(query, 5, 0, metric=metric)[0]  # type: ignore[arg-type]
+    best = np.argsort(-scores)[:5]
+    assert hits.ids.to_pylist() == best.tolist()
+    assert_allclose(hits.scores, scores[best], rtol=1e-4, atol=1e-4)
+    assert hits.versions.tolist() == [2] * 5
+
+
+def test_a_search_that_cannot_be_done_says_why(lineage: Lineage) -> None:
+    reader = filled(lineage)
+    with pytest.raises(ShapeError, match=r"version 0 have dim 6"):
+        reader.search(np.ones(8), version=0)
+    with pytest.raises(DataError, match="not finite"):
+        reader.search(np.full(6, np.nan), version=0)
+    with pytest.raises(DataError, match="k is 0"):
+        reader.search(np.ones(6), 0, version=0)
+    with pytest.raises(DataError, match="metric 'dot'"):
+        reader.search(np.ones(6), version=0, metric="dot")  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="all of one length"):
+        reader.search([[1.0], [1.0, 2.0]], version=0)
+
+
+def unit_lineage(folder: Path, *, unit: bool = True) -> Lineage:
+    """Two versions, each of its own length, the second read back by another map than it had."""
+    lineage = Lineage.create(folder, "line")
+    draw = torch.Generator().manual_seed(0)
+    old, turn = torch.randn(60, 5, generator=draw), torch.randn(5, 7, generator=draw)
+    old = old / old.norm(dim=1, keepdim=True) if unit else old
+    for version, vectors in enumerate((old, torch.randn(60, 7, generator=draw))):
+        keys = pa.array(range(60))
+        artefact = Artefact(
+            vectors.shape[1],
+            {"object": (keys, vectors)},
+            LinearTransform.from_matrix(turn) if version else None,
+            {"metrics": {"model": {}}},
+            {"name": "line"},
+            canaries={"object": (keys.slice(0, 9), vectors[:9])},
+        )
+        publish_next(lineage, artefact)
+    return lineage
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_search_without_a_metric_ranks_as_vectors_of_length_1_did(
+    tmp_path: Path, unit: bool
+) -> None:
+    """Read back they have other lengths, by which the inner product would rank, too."""
+    lineage = unit_lineage(tmp_path / "line", unit=unit)
+    query = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.default_metric(0) == ("cosine" if unit else "ip")
+        assert reader.default_metric() == "ip"
+        plain, cosine, product = (
+            [hits.ids.to_pylist() for hits in reader.search(query, 5, 0, metric=metric)]
+            for metric in (None, "cosine", "ip")
+        )
+        assert plain == (cosine if unit else product)
+        assert cosine != product
+        newest = np.ones(7)
+        one, other = (reader.search(newest, 5, metric=m)[0].scores for m in (None, "ip"))
+        assert one.tolist() == other.tolist()
+
+
+def test_the_canaries_are_read_once_and_not_at_all_for_production(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = unit_lineage(tmp_path / "line")
+    versions: list[int] = []
+    read = Lineage.canaries
+
+    def counted(self: Lineage, version: int) -> Any:
+        versions.append(version)
+        return read(self, version)
+
+    monkeypatch.setattr(Lineage, "canaries", counted)
+    with closing(Reader.open(lineage)) as reader:
+        for _ in range(3):
+            reader.search(np.ones(5), 2, 0)
+            reader.search(np.ones(7), 2)
+    assert versions == [0]
+
+
+def test_norms_are_the_squared_lengths_at_each_version_up_to_its_own(lineage: Lineage) -> None:
+    norms = VersionMaps(lineage).norms(vectors_of(2).numpy(), 2)
+    lengths = [read_as(2, target).double().square().sum(1) for target in range(3)]
+    truth = torch.stack(lengths, dim=1).numpy() * NORM_SCALE
+    np.testing.assert_allclose(norms, truth, rtol=1e-5)
+
+
+def test_without_a_forward_map_a_later_version_is_refused(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: None)
+    with pytest.raises(LineageError, match="of version 0 cannot be read as the later version 2: "):
+        VersionMaps(lineage).rows(vectors_of(0).numpy(), 0, 2)
+
+
+IDS = pa.array(range(200))
+
+OLD = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+
+# A quarter turn of two planes and a shift: its inverse is far from it.
+TURN = torch.tensor([[0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]]).float()
+
+NEW = OLD @ TURN.T * 2 + 1
+
+
+def turned_artefact(vectors: torch.Tensor, back: AffineTransform | None) -> Artefact:
+    return Artefact(4, {"object": (IDS, vectors)}, back, {"metrics": {"model": {}}}, {})
+
+
+@pytest.fixture
+def old_rows(tmp_path: Path) -> tuple[Lineage, str]:
+    """A lineage of two versions, and a store that has the first one's rows."""
+    lineage, store = Lineage.create(tmp_path / "line"), f"snapshot:{tmp_path / 'store'}"
+    publish_next(lineage, turned_artefact(OLD, None))
+    with open_store(store, create="int64") as opened:
+        fill(lineage, opened, "object")
+    back = AffineTransform.from_matrix(TURN.T / 2, -TURN.T.sum(1) / 2)
+    publish_next(lineage, turned_artefact(NEW, back))
+    np.testing.assert_allclose(lineage.view(0).embeddings("object")[1], OLD, atol=1e-5)
+    return Lineage.open(tmp_path / "line"), store
+
+
+def test_rows_of_an_older_version_are_read_forward(old_rows: tuple[Lineage, str]) -> None:
+    lineage, store = old_rows
+    with closing(Reader.open(lineage, {"object": store})) as reader:
+        read = reader.embed([3, 5], version=1)
+        assert read.sources.tolist() == [0, 0]
+        np.testing.assert_allclose(read.vectors, NEW[[3, 5]], atol=1e-3)
+        (hits,) = reader.search(NEW[3].numpy(), k=1, version=1, metric="l2")
+        assert hits.ids.to_pylist() == [3]
+        assert hits.scores[0] == pytest.approx(0, abs=1e-3)
+        moved = reader.transform(OLD[:5].numpy(), 0, 1)
+        np.testing.assert_allclose(moved, NEW[:5], atol=1e-3)
+        np.testing.assert_allclose(reader.transform(moved, 1, 0), OLD[:5], atol=1e-3)
+
+
+def test_a_file_of_an_older_version_is_rewritten_forward(
+    old_rows: tuple[Lineage, str], evergram: Command, tmp_path: Path
+) -> None:
+    lineage, old, out = old_rows[0], tmp_path / "old.parquet", tmp_path / "new.parquet"
+    lineage.view(0).export(old, "object")
+    ran = evergram("vectors", "transform", old, "--lineage", lineage, "--from", "v0", "--as", "v1",
+                   "--out", out)  # fmt: skip
+    assert ran.code == 0, ran.err
+    (_, vectors), *_ = open_embeddings(out).blocks()
+    np.testing.assert_allclose(vectors, NEW, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["snapshot"])
+def test_a_filter_of_a_store_without_metadata_is_refused(kind: str, tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", rows=30)
+    with STORES[kind](tmp_path, "int64") as store:
+        fill(lineage, store, "object")
+        reader = Reader(lineage, {"object": store})
+        query = np.ones(DIMS[2], np.float32)
+        with pytest.raises(DataError, match=r"ids and vectors alone.*'ids'"):
+            reader.search(query, 3, filter={"category": "news"})
+        assert len(reader.search(query, 3)[0]) == 3

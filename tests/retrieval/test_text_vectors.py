@@ -141,8 +141,3 @@ def test_a_model_that_is_replaced_behind_its_address_is_noticed(
     )
     with pytest.raises(DataError, match="no longer the encoder that version 1 records"):
         reader.encode(TEXTS, 0)
-
-
-def test_a_reader_of_the_lineage_as_it_is_now_has_the_encoder(reader: Reader) -> None:
-    with closing(reader.carried(reader.lineage)) as carried:
-        assert_array_equal(carried.encode(TEXTS, 0), reader.encode(TEXTS, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +14,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.testing import assert_allclose
+from tests.support import dictionary_store, store_kinds
 from tests.support.agreement import Id, as_dict, same_hits, same_rows
+from tests.support.lineages import lineage_of, read_as
 from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
 from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.retrieval.fill import fill
+from evergram.retrieval.reader import Reader
 from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
+from evergram.stores.open_store import KINDS
 from evergram.stores.store import Hits, Rows, Space, StoreView
 
 # Ids that have gone wrong in one database or another.
@@ -442,3 +450,50 @@ def test_more_rows_than_one_request_takes(
     for store in pair.both:
         store.delete(pair.names(range(35)))
     same_rows(pair.store, pair.oracle)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_every_store_searches_a_past_version_on_its_own_index(
+    tmp_path: Path, kind: str, metric: str
+) -> None:
+    lineage = lineage_of(tmp_path / "line")
+    with STORES[kind](tmp_path, "int64") as store:
+        fill(lineage, store, "object")
+        store.build_index()
+        reader = Reader(lineage, {"object": store})
+        queries = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
+        read = read_as(2, 0).numpy().astype(np.float64)
+        lengths = np.linalg.norm(read, axis=1)
+        for query, hits in zip(
+            queries,
+            reader.search(queries, 5, 0, metric=metric),  # type: ignore[arg-type]
+            strict=True,
+        ):
+            scores = {
+                "ip": read @ query,
+                "l2": -((read - query) ** 2).sum(axis=1),
+                "cosine": read @ query / lengths / np.linalg.norm(query),
+            }[metric]
+            best = np.argsort(-scores)[:5]
+            assert len(set(hits.ids.to_pylist()) & set(best.tolist())) >= 4, "the index's recall"
+            assert_allclose(hits.scores, scores[hits.ids.to_numpy()], rtol=1e-3, atol=1e-3)
+
+
+ROOT = Path(__file__).parents[2]
+
+PAGE = (ROOT / "docs" / "extend" / "store.md").read_text()
+
+
+def test_the_pages_code_is_the_oracle_of_the_tests() -> None:
+    block = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    assert block[1] == inspect.getsource(dictionary_store)
+    assert "dictionary" in store_kinds.STORES
+
+
+def test_every_kind_that_an_address_names_is_enrolled() -> None:
+    # Those that only read tables of somebody's own hold nothing that the tests could write.
+    own = [kind for kind in KINDS.values() if not kind.name.startswith("Adopted")]
+    names = {kind.name.removesuffix("Store").lower() for kind in own}
+    assert names <= set(store_kinds.STORES)

@@ -31,12 +31,12 @@ def address_of(kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "pgvector" else pytest.mark.long) for k in STORES]
+    "kind",
+    ["pgvector", *(pytest.param(k, marks=pytest.mark.long) for k in ("snapshot", *FILES))],
 )
 def test_threads_work_together(kind: str, tmp_path: Path) -> None:
     with STORES[kind](tmp_path, "int64") as store:
-        if kind != "dictionary":
-            work_together(store)
+        work_together(store)
 
 
 @pytest.mark.long

@@ -1,0 +1,247 @@
+"""Tables of one's own are searched as by a loop in float64, once their rows are proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.lineages import DIMS, lineage_of, vectors_of
+from tests.support.own_stores import OWN, own_store
+from tests.support.own_tables import address_of, category, own_table, text_of
+from tests.support.postgres_server import postgres
+
+from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.adopting import adopted_search
+from evergram.retrieval.reader import Metric, Reader
+from evergram.stores.adopted_store import AdoptedStore
+
+ROWS = 300
+
+# Of each version, the rows whose column is not NULL: some have both, and some have none.
+HELD = {0: range(280), 1: range(100, 200), 2: range(150, 160)}
+
+
+@pytest.fixture(scope="module", params=sorted(OWN))
+def reader(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("adopted")
+    lineage = lineage_of(folder / "line", 3, ROWS, canaries=2)
+    address = own_store(request.param, folder / "own", ROWS, HELD)
+    with closing(Reader.open(lineage, {"object": address})) as opened:
+        yield opened
+
+
+def oracle(
+    reader: Reader, metric: Metric, query: np.ndarray, version: int, rows: list[int]
+) -> list[tuple[float, int]]:
+    """Return score and id of each row, best first."""
+    read = reader.embed(rows, version)
+    scored = []
+    for i, vector, source in zip(rows, read.vectors.astype(float), read.sources, strict=True):
+        if source < 0:
+            continue
+        product = sum(a * b for a, b in zip(query.tolist(), vector.tolist(), strict=True))
+        if metric == "l2":
+            product = -sum((a - b) ** 2 for a, b in zip(query, vector, strict=True))
+        if metric == "cosine":
+            product /= np.sqrt(sum(query**2)) * np.sqrt(sum(vector**2))
+        scored.append((product, i))
+    return sorted(scored, reverse=True)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(["ip", "l2", "cosine"]),
+    st.integers(0, 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([None, "news", ("news", 2004)]),
+    st.booleans(),
+)
+def test_a_search_is_a_loop_over_all_rows(
+    reader: Reader, metric: Metric, version: int, seed: int, kept: object, among: bool
+) -> None:
+    draw = np.random.default_rng(seed)
+    query = draw.normal(size=DIMS[version]).astype(np.float32)
+    rows = list(range(ROWS))
+    ids = None
+    if among:
+        rows = sorted(draw.choice(ROWS, 90, replace=False).tolist())
+        ids = pa.array(rows)
+    conditions: dict[str, object] | None = None
+    if kept is not None:
+        conditions = {"category": "news"}
+        rows = [i for i in rows if category(i) == "news"]
+    if isinstance(kept, tuple):
+        conditions = {"category": ["news", "other"], "year": {"gte": 2004, "lt": 2010}}
+        rows = [i for i in rows if 4 <= i % 20 < 10]
+    k = 7
+    expected = oracle(reader, metric, query.astype(float), version, rows)
+    (hits,) = reader.search(query, k, version, metric=metric, ids=ids, filter=conditions)
+    assert hits.ids.to_pylist() == [i for _, i in expected[:k]]
+    assert np.allclose(hits.scores, [s for s, _ in expected[:k]], rtol=1e-4, atol=1e-4)
+    assert hits.versions.tolist() == [_held(i) for i in hits.ids.to_pylist()]
+
+
+def _held(row: int) -> int:
+    return max(version for version, rows in HELD.items() if row in rows)
+
+
+def test_k_rows_that_match_are_k_hits(reader: Reader) -> None:
+    query = np.ones(DIMS[0], np.float32)
+    chosen = {"category": "news", "year": 2003}
+    match = [i for i in range(280) if i % 3 == 0 and i % 20 == 3]
+    metrics: list[Metric] = ["ip", "l2", "cosine"]
+    for metric in metrics:
+        (hits,) = reader.search(query, 100, 0, metric=metric, filter=chosen)
+        assert sorted(hits.ids.to_pylist()) == match
+        (none,) = reader.search(query, 100, 0, metric=metric, filter={"category": "else"})
+        assert len(none) == 0
+
+
+def test_too_many_rows_are_not_read(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopted_search, "MOST_READ", 50)
+    query = np.ones(DIMS[0], np.float32)
+    with pytest.raises(DataError, match=r"would read (90|180) rows of version [01].*by a filter"):
+        reader.search(query, 3, 0, metric="cosine")
+    store = reader.store()
+    assert isinstance(store, AdoptedStore)
+    if store.computes("ip", 1):
+        assert len(reader.search(query, 3, 0, metric="ip")[0]) == 3
+    else:
+        with pytest.raises(DataError, match=r"searches of that version are not by ip"):
+            reader.search(query, 3, 0, metric="ip")
+    few = {"category": "news", "year": {"lt": 2005}}
+    (hits,) = reader.search(query, 3, 0, metric="cosine", filter=few)
+    assert len(hits) == 3
+
+
+@pytest.mark.parametrize("kind", sorted(OWN))
+def test_a_row_of_zeros_has_the_cosine_zero_and_a_query_of_zeros_none(
+    kind: str, tmp_path: Path
+) -> None:
+    def with_zeros_in_row_3(version: int, vectors: np.ndarray) -> np.ndarray:
+        vectors[3] = 0
+        return vectors
+
+    lineage = lineage_of(tmp_path / "line", 1, 30, canaries=2)
+    address = own_store(kind, tmp_path / "own", 30, change=with_zeros_in_row_3)
+    query = np.ones(DIMS[0], np.float32)
+    with closing(Reader.open(lineage, {"object": address})) as with_zeros:
+        (hits,) = with_zeros.search(query, 30, metric="cosine")
+        assert hits.scores[hits.ids.to_pylist().index(3)] == 0
+        assert (np.diff(hits.scores) <= 0).all()
+        with pytest.raises(DataError, match="length 0"):
+            with_zeros.search(0 * query, 3, metric="cosine")
+
+
+@pytest.fixture
+def proved(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line", canaries=2)
+
+
+@pytest.fixture
+def opened(proved: Lineage) -> Iterator[Callable[..., Reader]]:
+    """Opens a reader of a table, by its name and its versions."""
+    with ExitStack() as closing:
+
+        def open_table(table: str, versions: list[int] | None = None) -> Reader:
+            reader = Reader.open(proved, {"object": address_of(table, versions or [0])})
+            closing.callback(reader.close)
+            return reader
+
+        yield open_table
+
+
+def test_other_ids_and_no_rows_are_refused(opened: Callable[..., Reader]) -> None:
+    for change, words in (
+        ("update {} set id = id + 1000", "None of the rows"),
+        ("update {} set e0 = null", "no row with a vector"),
+        ("delete from {}", "no row with a vector"),
+    ):
+        table = own_table()
+        postgres().sql(change.format(table))
+        with pytest.raises(IntegrityError, match=words):
+            opened(table)
+
+
+@pytest.mark.parametrize("dims", [True, False])
+def test_a_column_is_checked_when_it_gets_its_first_row(
+    opened: Callable[..., Reader], dims: bool
+) -> None:
+    """Rows that move to another version while a reader is open."""
+    table = own_table(300, {0: range(300), 1: range(0)}, dims=dims)
+    reader = opened(table, [0, 1])
+    query = np.ones(DIMS[0], np.float32)
+    moved = text_of(vectors_of(1).numpy()[8])
+    postgres().sql(f"update {table} set e1 = '{moved}' where id = 8")
+    assert reader.embed([8], 0).sources.tolist() == [1]
+    assert len(reader.search(query, 300, 0)[0]) == 300
+
+    other = own_table(300, {0: range(300), 1: range(0)}, dims=dims)
+    reader = opened(other, [0, 1])
+    postgres().sql(f"update {other} set e1 = '[1,2,3,4,5,6,7,8]' where id = 8")
+    for read in (lambda: reader.embed([8], 0), lambda: reader.search(query, 3, 0)):
+        with pytest.raises(IntegrityError, match=r"1 of 1 vectors .* version 1"):
+            read()
+
+
+def test_rows_are_proved_by_the_published_file_where_no_canary_is_there(
+    proved: Lineage,
+    opened: Callable[..., Reader],
+) -> None:
+    # Of production alone the lineage keeps the file.
+    table = own_table(300, {2: range(300)})
+    postgres().sql(f"delete from {table} where id % 2 = 0")  # the canaries
+    assert len(opened(table, [2]).search(np.ones(DIMS[0]), 3, 0)[0]) == 3
+    postgres().sql(f"update {table} set e2 = e2 * e2")
+    with pytest.raises(IntegrityError, match="were compared"):
+        opened(table, [2])
+
+
+def test_half_precision_is_the_same_vector(opened: Callable[..., Reader]) -> None:
+    table = own_table()
+    postgres().sql(f"alter table {table} alter column e0 type halfvec(6)")
+    reader = opened(table)
+    query = vectors_of(0).numpy()[17]
+    for metric in ("l2", "cosine"):
+        assert reader.search(query, 1, 0, metric=metric)[0].ids.to_pylist() == [17]
+
+
+@pytest.mark.parametrize("kind", list(OWN)[:3])
+def test_each_kind_is_proved_before_its_first_row(
+    kind: str, proved: Lineage, tmp_path: Path
+) -> None:
+    """Also of a version that is not production's, and of a new reader of changed vectors."""
+
+    def some_changed(every: int) -> Callable[[int, np.ndarray], np.ndarray]:
+        def change(version: int, vectors: np.ndarray) -> np.ndarray:
+            vectors[::every] *= 1.5
+            return vectors
+
+        return change
+
+    held = {0: range(300), 1: range(100)}
+    address = own_store(kind, tmp_path / "few", 300, held, some_changed(30))
+    with closing(Reader.open(proved, {"object": address})) as reader:
+        read = reader.embed([5, 299, 300], 0)
+        assert np.allclose(read.vectors[1], vectors_of(0).numpy()[299])
+        assert read.sources.tolist() == [1, 0, -1]
+    address = own_store(kind, tmp_path / "many", 300, held, some_changed(4))
+    with pytest.raises(IntegrityError, match=r"of .* that were compared.*another model's"):
+        Reader.open(proved, {"object": address})
+    one = lineage_of(tmp_path / "one", 1, canaries=2)
+    swapped = address.replace("v0=", "v9=").replace("v1=", "v0=").replace("v9=", "v1=")
+    with pytest.raises(IntegrityError, match="6 dims as version 1; that version has 8"):
+        Reader.open(proved, {"object": swapped})
+    with pytest.raises(LineageError, match=r"version 1, which .* does not have"):
+        Reader.open(one, {"object": own_store(kind, tmp_path / "two", 300, held)})

@@ -1,0 +1,673 @@
+"""Searches at any version on one index, and how they are checked: against loops over all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of, publish, vectors_of
+from tests.support.lineages import read_as as lineage_read_as
+
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.kinds import build_transform
+from evergram.errors import DataError, LineageError, ShapeError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval import id_lookup, metric_search
+from evergram.retrieval.fill import fill
+from evergram.retrieval.id_lookup import IdLookup
+from evergram.retrieval.metric_search import (
+    Field,
+    by_cosine,
+    by_distance,
+    by_inner_product,
+    near_by_cosine,
+)
+from evergram.retrieval.search_check import (
+    SearchCheck,
+    canary_queries,
+    check_searches,
+    checked_versions,
+    file_queries,
+)
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.store import Floats, Hits, Rows, Space
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.provenance import FINGERPRINT
+
+SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+
+
+@dataclass
+class Line:
+    """What maps need of a lineage."""
+
+    chain: Chain
+    maps: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
+
+    def forward(self, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self.maps.get((source, target))
+
+
+def line_of(dims: list[int], draw: torch.Generator, kind: str = "affine") -> Line:
+    steps = []
+    for old, new in pairwise(dims):
+        transform = build_transform(kind, old, new, {}, draw)
+        with torch.no_grad():
+            for parameter in transform.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draw))
+        steps.append(transform)
+    maps = {
+        (i, j): (
+            torch.randn(dims[j], dims[i], generator=draw, dtype=torch.float64),
+            torch.randn(dims[j], generator=draw, dtype=torch.float64),
+        )
+        for i in range(len(dims))
+        for j in range(i + 1, len(dims))
+    }
+    return Line(Chain(steps, dims[0]), maps)
+
+
+def read_as(
+    line: Line, vectors: npt.NDArray[np.float64], source: int, target: int
+) -> npt.NDArray[np.float64]:
+    if target > source:
+        weight, offset = line.maps[source, target]
+        ahead: npt.NDArray[np.float64] = vectors @ weight.numpy().T + offset.numpy()
+        return ahead
+    past: npt.NDArray[np.float64] = line.chain.apply(
+        torch.from_numpy(vectors), source, target
+    ).numpy()
+    return past
+
+
+def score(metric: str, query: npt.NDArray[np.float64], row: npt.NDArray[np.float64]) -> float:
+    if metric == "l2":
+        return -float(((query - row) ** 2).sum())
+    product = float(query @ row)
+    if metric == "cosine":
+        length = float(np.linalg.norm(query) * np.linalg.norm(row))
+        return product / length if length else 0.0
+    return product
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    metric=st.sampled_from(sorted(SEARCHES)),
+    counts=st.lists(st.integers(0, 200), min_size=3, max_size=3),
+    target=st.integers(0, 2),
+    k=st.integers(1, 12),
+    spread=st.sampled_from([0.0, 0.3, 2.0]),
+    norms=st.booleans(),
+    some=st.booleans(),
+    zeros=st.booleans(),
+)
+def test_every_metric_finds_what_a_loop_finds(
+    seed: int,
+    metric: str,
+    counts: list[int],
+    target: int,
+    k: int,
+    spread: float,
+    norms: bool,
+    some: bool,
+    zeros: bool,
+) -> None:
+    """Rows of three versions at once, lengths that differ a hundredfold, ways back and forward.
+
+    Where a row has no norm of its target, as one read forward has none, candidates are re-ranked,
+    and as many are taken as there are rows.
+    """
+    rng = np.random.default_rng(seed)
+    dims = [4, 5, 6]
+    line = line_of(dims, torch.Generator().manual_seed(seed))
+    maps = VersionMaps(cast(Lineage, line))
+    store = DictionaryStore()
+    expected: dict[int, npt.NDArray[np.float64]] = {}
+    first = 0
+    for version, (dim, count) in enumerate(zip(dims, counts, strict=True)):
+        if not norms or version < target:
+            count = min(count, 60)
+        lengths = np.exp(spread * rng.standard_normal((count, 1)))
+        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
+        if zeros and count:
+            vectors[0] = 0
+        width = dim + (version + 1 if norms else 0)
+        store.add_space(Space(version, width, "f"))
+        stored = vectors
+        if norms and count:
+            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
+        if count:
+            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
+        read = read_as(line, vectors.astype(np.float64), version, target)
+        expected |= {first + i: row for i, row in enumerate(read)}
+        first += count
+    fields = [Field(store, maps, v, target, dims[v], s.dim) for v, s in store.filled().items()]
+    if not fields:
+        return
+    queries = rng.standard_normal((2, dims[target])).astype(np.float32)
+    among = sorted(rng.choice(first, size=max(1, first // 2), replace=False)) if some else None
+    results = SEARCHES[metric](fields, queries, k, among)
+    for query, hits in zip(queries.astype(np.float64), results, strict=True):
+        scores = {
+            key: score(metric, query, row)
+            for key, row in expected.items()
+            if among is None or key in among
+        }
+        best = sorted(scores.values(), reverse=True)[:k]
+        assert len(set(hits.ids.to_pylist())) == len(hits) == len(best)
+        np.testing.assert_allclose(hits.scores, best, rtol=2e-3, atol=2e-3 * _power(expected))
+        for key, given_score in zip(hits.ids.to_pylist(), hits.scores, strict=True):
+            near = 2e-3 * (1 + abs(scores[key])) + 1e-4 * _power(expected)
+            assert abs(scores[key] - given_score) < near
+
+
+def _power(rows: dict[int, npt.NDArray[np.float64]]) -> float:
+    """What float32 rounds relative to: an L2 score is a difference of squares of this size."""
+    return max(1.0, *(float(row @ row) for row in rows.values())) * 1e-3
+
+
+def test_cosine_is_proved_where_products_mislead() -> None:
+    """Ten thousand long rows at 60 degrees outdo a short row at 1 degree in inner product."""
+    rng = np.random.default_rng(0)
+    line = line_of([8, 8], torch.Generator().manual_seed(0), kind="linear")
+    weight = line.chain.matrix(1, 0).numpy()
+    wanted = np.zeros((10_000, 8))
+    wanted[:, 0] = 50.0
+    wanted[:, 1:] = rng.standard_normal((10_000, 7)) * 33
+    wanted[-3:] = [[0.01, 0, 0, 0, 0, 0, 0, 1e-4 * i] for i in range(3)]
+    vectors = (wanted @ np.linalg.inv(weight).T).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    query = np.eye(8, dtype=np.float32)[:1]
+    hits = by_cosine([Field(cast(Any, store), maps, 1, 0, 8, 10)], query, 3, None)[0]
+    assert set(hits.ids.to_pylist()) == {9_997, 9_998, 9_999}
+
+
+def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
+    rng = np.random.default_rng(0)
+    line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
+    vectors = rng.standard_normal((10_000, 32)).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    read = maps.rows(vectors, 1, 0).astype(np.float64)
+    query = rng.standard_normal((1, 32)).astype(np.float32)
+    cosines = read @ query[0] / np.linalg.norm(read, axis=1)
+    hits = by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 10, None)[0]
+    assert set(hits.ids.to_pylist()) == set(np.argsort(-cosines)[:10].tolist())
+    assert store.rows_fetched < 2_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    counts=st.lists(st.integers(0, 400), min_size=2, max_size=2),
+    spread=st.sampled_from([0.0, 0.5]),
+    k=st.integers(1, 500),
+)
+def test_rows_near_by_cosine_are_those_of_a_line_for_their_lengths(
+    seed: int, counts: list[int], spread: float, k: int
+) -> None:
+    """Rows of two versions; a loop in float64 computes the candidates, their cosines, the line."""
+    rng = np.random.default_rng(seed)
+    line = line_of([4, 5, 6], torch.Generator().manual_seed(seed))
+    maps = VersionMaps(cast(Lineage, line))
+    store = DictionaryStore()
+    parts, first = [np.zeros((0, 4))], 0
+    for version, count in zip((1, 2), counts, strict=True):
+        dim = 4 + version
+        lengths = np.exp(spread * rng.standard_normal((count, 1)))
+        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
+        if count:
+            store.add_space(Space(version, dim + version + 1, "f"))
+            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
+            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
+            parts.append(read_as(line, vectors.astype(np.float64), version, 0))
+            first += count
+    fields = [Field(store, maps, v, 0, 4 + v, s.dim) for v, s in store.filled().items()]
+    if not fields:
+        return
+    query = rng.standard_normal(4).astype(np.float32)
+    (hits,) = near_by_cosine(fields, query[None], k, None)
+    unit = query.astype(np.float64) / np.linalg.norm(query.astype(np.float64))
+    near = []
+    for part in parts[1:]:
+        # Of each version, 256 by inner product.
+        some = part[np.argsort(-(part @ unit))[:256]]
+        near += [float(row @ unit / np.linalg.norm(row)) for row in some]
+    t = max(0.0, sorted(near)[::-1][:64][-1])
+    rows = np.concatenate(parts)
+    lengths = np.linalg.norm(rows, axis=1)
+    scores = rows @ unit - t * lengths
+    assert len(set(hits.ids.to_pylist())) == len(hits) == min(k, len(rows))
+    # A tangent of its octave is above a length by less than a fifteenth of it.
+    above = t * lengths / 15
+    least = np.sort(scores - above)[::-1][: len(hits)].min()
+    rounding = 2e-3 * (1 + np.abs(scores).max())
+    assert scores[hits.ids.to_numpy()].min() >= least - rounding
+
+
+def around(cosines: npt.NDArray[np.float64], draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return vectors of length 1 with these cosines with the first coordinate."""
+    rest = draw.standard_normal((len(cosines), 31))
+    rest *= (np.sqrt(1 - cosines**2) / np.linalg.norm(rest, axis=1))[:, None]
+    return np.column_stack([cosines, rest])
+
+
+@pytest.mark.parametrize("lengths", ["widely spread", "popular", "outliers"])
+def test_many_rows_near_by_cosine_need_few_fetches(lengths: str) -> None:
+    """And they have the nearest, also where long rows with other directions have the largest
+    products, as popular ones do."""
+    draw = np.random.default_rng(0)
+    spread = {"widely spread": 1.0}.get(lengths, 0.1)
+    rows = around(draw.uniform(-0.4, 0.4, 10_000), draw)
+    rows *= np.exp(spread * draw.standard_normal((len(rows), 1)))
+    if lengths == "popular":
+        rows[:3000] = 5 * around(draw.uniform(0.3, 0.6, 3000), draw)
+        rows[3000:3100] = around(draw.uniform(0.8, 0.95, 100), draw)
+    if lengths == "outliers":
+        rows[:3] *= 1000
+        rows[3:6] /= 1000
+    line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
+    weight = line.chain.matrix(1, 0).numpy()
+    vectors = (rows @ np.linalg.inv(weight).T).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    query = np.eye(32, dtype=np.float32)[:1] * 3
+    (hits,) = near_by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 1000, None)
+    assert store.rows_fetched == 256
+    assert store.exact == [False, True]
+    assert len(set(hits.ids.to_pylist())) == 1000
+    best = set(np.argsort(-rows[:, 0] / np.linalg.norm(rows, axis=1))[:100].tolist())
+    assert len(best & set(hits.ids.to_pylist())) >= 95
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_rows_near_by_cosine_where_there_is_no_line(norms: bool) -> None:
+    """Without norms they are the nearest; of zeros alone, any."""
+    line = line_of([3, 4], torch.Generator().manual_seed(0), kind="linear")
+    maps = VersionMaps(cast(Lineage, line))
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    stored = np.concatenate([0 * vectors, maps.norms(0 * vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), maps, 1, 0, 4, stored.shape[1])
+    query = np.ones((1, 3), np.float32)
+    (hits,) = near_by_cosine([field], query, 5, None)
+    assert len(hits) == 5
+    if not norms:
+        assert hits.ids.equals(by_cosine([field], query, 5, None)[0].ids)
+
+
+class _Matrix:
+    """A store of one space, in one matrix product."""
+
+    def __init__(self, stored: npt.NDArray[np.float32]) -> None:
+        self._stored = stored
+        self.rows_fetched = 0
+        self.exact: list[bool] = []
+
+    def fetch(self, ids: pa.Array) -> list[Rows]:
+        self.rows_fetched += len(ids)
+        return [Rows(1, ids, self._stored[ids.to_numpy()])]
+
+    def search(
+        self, queries: dict[int, Any], k: int, *, offsets: dict[int, Any], ids: Any, exact: bool
+    ) -> list[Hits]:
+        self.exact.append(exact)
+        scores = queries[1] @ self._stored.T + offsets[1][:, None]
+        order = np.argsort(-scores, axis=1)[:, :k]
+        return [
+            Hits(pa.array(o), s[o].astype(np.float32), np.full(len(o), 1, dtype=np.int64))
+            for o, s in zip(order, scores, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_search_returns_as_many_as_are_asked_for(
+    metric: str, norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also more than are ever looked at for few."""
+    monkeypatch.setattr(metric_search, "MOST", 100)
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    maps = VersionMaps(cast(Lineage, line))
+    vectors = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
+    stored = np.concatenate([vectors, maps.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), maps, 1, 0, 4, stored.shape[1])
+    queries = np.ones((1, 3), np.float32)
+    assert len(SEARCHES[metric]([field], queries, 140, None)[0]) == 140
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
+    """Somebody else deletes it, or refreshes it, between the two looks; as a vector of zeros it
+    would be near."""
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32) + 9
+
+    class Moving(_Matrix):
+        def fetch(self, ids: pa.Array) -> list[Rows]:
+            return super().fetch(ids.filter(pc.not_equal(ids, 7)))
+
+    field = Field(cast(Any, Moving(vectors)), VersionMaps(cast(Lineage, line)), 1, 1, 4, 4)
+    queries = np.full((1, 4), -1, np.float32)
+    hits = SEARCHES[metric]([field], queries, 20, None)[0]
+    assert sorted(hits.ids.to_pylist()) == [i for i in range(20) if i != 7]
+
+
+def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> None:
+    line = line_of([3, 4], torch.Generator().manual_seed(0), kind="residual_mlp")
+    maps = VersionMaps(cast(Lineage, line))
+    store = DictionaryStore()
+    store.add_space(Space(1, 4, "f"))
+    rows = np.ones((2, 4), dtype=np.float32)
+    store.upsert(Rows(1, pa.array([1, 2]), rows))
+    field = Field(store, maps, 1, 0, 4, 4)
+    for search in SEARCHES.values():
+        with pytest.raises(LineageError, match="not affine"):
+            search([field], np.ones((1, 3), np.float32), 1, None)
+    torch.testing.assert_close(
+        torch.from_numpy(maps.rows(rows, 1, 0)), line.chain.apply(torch.from_numpy(rows), 1, 0)
+    )
+
+
+def test_a_query_of_length_zero_has_no_cosine() -> None:
+    line = line_of([3], torch.Generator().manual_seed(0))
+    field = Field(DictionaryStore(), VersionMaps(cast(Lineage, line)), 0, 0, 3, 3)
+    with pytest.raises(DataError, match="length 0"):
+        by_cosine([field], np.zeros((1, 3), np.float32), 1, None)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("centre", "spread"), [(4.0, 0.005), (0.0, 1.0)])
+def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_other(
+    centre: float, spread: float, norms: bool
+) -> None:
+    """The product's three terms cancel out there, and float32 leaves nothing of the difference."""
+    rng = np.random.default_rng(0)
+    line = line_of([64, 64], torch.Generator().manual_seed(0), kind="linear")
+    vectors = (centre + spread * rng.standard_normal((2_000, 64))).astype(np.float32)
+    maps = VersionMaps(cast(Lineage, line))
+    rows = np.concatenate([vectors, maps.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(rows)), maps, 1, 1, 64, rows.shape[1])
+    noise = 0.2 * spread * rng.standard_normal((8, 64))
+    queries = np.concatenate([vectors[:8] + noise, vectors[8:10]]).astype(np.float32)
+    exact = -((queries[:, None].astype(np.float64) - vectors.astype(np.float64)) ** 2).sum(-1)
+    for hits, own in zip(by_distance([field], queries, 5, None), exact, strict=True):
+        best = np.argsort(-own)[:5]
+        if norms:
+            assert hits.ids.to_pylist() == best.tolist()
+            np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
+        assert (hits.scores <= 0).all()
+        np.testing.assert_allclose(hits.scores, own[hits.ids.to_numpy()], rtol=1e-4)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_query_whose_distances_have_no_float32_is_refused(norms: bool) -> None:
+    maps = VersionMaps(cast(Lineage, line_of([2], torch.Generator().manual_seed(0))))
+    vectors = np.ones((3, 2), np.float32)
+    rows = np.concatenate([vectors, maps.norms(vectors, 0)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(rows)), maps, 0, 0, 2, rows.shape[1])
+    with pytest.raises(DataError, match="give shorter vectors"):
+        by_distance([field], np.full((1, 2), 2.5e38, np.float32), 1, None)
+
+
+METRICS = ["ip", "l2", "cosine"]
+
+
+class Forgetful(DictionaryStore):
+    """A store whose index knows the rows with an even id alone."""
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        known = [key for key in self._rows if isinstance(key, int) and key % 2 == 0]
+        return super()._nearest(version, queries, k, pa.array(known, self.id_type))
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line", canaries=5)
+
+
+def test_versions_are_those_to_production_or_to_the_latest_row(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=2)
+    publish(line, 2, promote=False)
+    store = DictionaryStore()
+    fill(line, store, "object", 1)
+    assert checked_versions(line, store) == [0, 1]
+    fill(line, store, "object", 2)
+    assert checked_versions(line, store) == [0, 1, 2]
+    line.retire(0)
+    assert checked_versions(line, store) == [1, 2]
+
+
+def test_queries_are_canaries_as_each_version_published_them(line: Lineage) -> None:
+    drawn = canary_queries(line, [0, 2], "object", sample=20)
+    for version, vectors in drawn.items():
+        published = vectors_of(version)[::5].numpy()
+        assert vectors.shape == (20, published.shape[1])
+        assert all((published == row).all(axis=1).any() for row in vectors)
+        assert len(np.unique(vectors, axis=0)) == 20
+    assert len(canary_queries(line, [0], "object", sample=1000)[0]) == 60
+    other = canary_queries(line, [0], "object", sample=20, seed=1)[0]
+    assert (other != drawn[0]).any()
+
+
+@pytest.mark.parametrize(("version", "metric"), [(0, "l2"), (1, "cosine"), (2, "ip")])
+def test_a_row_that_a_search_does_not_return_is_counted(
+    line: Lineage, version: int, metric: str
+) -> None:
+    store = Forgetful()
+    fill(line, store, "object")
+    queries = canary_queries(line, [version], "object", sample=25)
+    (check,) = check_searches(line, store, "object", queries, 8, [metric])  # type: ignore[list-item]
+    rows = lineage_read_as(2, version).double()
+    asked = torch.from_numpy(queries[version]).double()
+    if metric == "cosine":
+        rows, asked = (torch.nn.functional.normalize(part) for part in (rows, asked))
+    scores = -torch.cdist(asked, rows) if metric == "l2" else asked @ rows.T
+    # By counting, for another algorithm: a row is among the best 8 if fewer than 8 score more.
+    best = [[i for i in range(300) if (row > row[i]).sum() < 8] for row in scores]
+    shares = [sum(i % 2 == 0 for i in of_query) / 8 for of_query in best]
+    assert check.recall == pytest.approx(np.mean(shares))
+    assert check.worst == min(shares)
+    assert check.recall is not None
+    assert check.recall < 0.9
+    assert check.low is not None
+    assert check.high is not None
+    # The mean's standard error, by a formula in place of draws.
+    error = float(np.std(shares)) / 5
+    assert check.recall - 4.5 * error < check.low < check.recall - 1.7 * error
+    assert check.high == pytest.approx(check.recall + 1.96 * error, abs=0.3 * error)
+    assert check.reaches(check.low)
+    assert not check.reaches(check.recall)
+
+
+def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = Forgetful()
+    space = Space(0, 6, line.manifest(0).fingerprint)
+    once = vectors_of(0, 50).numpy()
+    ids = pa.array(range(100))
+    store.load(space, [Rows(0, ids, np.repeat(once, 2, axis=0))])
+    (check,) = check_searches(line, store, "object", {0: once[:20]}, 1, ["l2"])
+    assert (check.recall, check.worst) == (1.0, 1.0)
+    (check,) = check_searches(line, store, "object", {0: once[:20]}, 2, ["l2"])
+    # Both of a pair are the best two, and one of them is not known to the index.
+    assert check.recall == 0.5
+
+
+def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = Forgetful()
+    some = Rows(0, pa.array([0, 1, 2]), vectors_of(0, 3).numpy())
+    store.load(Space(0, 6, line.manifest(0).fingerprint), [some])
+    queries = {0: vectors_of(0, 20).numpy()}
+    for k in (3, 10):
+        with pytest.raises(DataError, match=f"has 3 rows, and searches for {k} would return"):
+            check_searches(line, store, "object", queries, k)
+    assert [
+        check.recall is None for check in check_searches(line, store, "object", queries, 2)
+    ] == [
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("sample", "exact"), [(20, 0.8316), (60, 0.9404)])
+def test_few_queries_that_all_agree_are_not_certain(
+    line: Lineage, sample: int, exact: float
+) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    queries = canary_queries(line, checked_versions(line, store), "object", sample=sample)
+    steps: list[tuple[int, int]] = []
+    told = check_searches(
+        *(line, store, "object", queries), progress=lambda done, total: steps.append((done, total))
+    )
+    assert steps[-1] == (300, 300)
+    assert [(c.version, c.metric) for c in told] == [(v, m) for v in range(3) for m in METRICS]
+    for check in told:
+        assert (check.queries, check.recall, check.high, check.worst) == (sample, 1.0, 1.0, 1.0)
+        assert check.low is not None
+        # Clopper and Pearson's lower end, of so many hits of as many: .025 ** (1 / n).
+        assert check.low == pytest.approx(exact, abs=0.03)
+        assert not check.reaches(0.96)
+
+
+def test_a_share_that_is_the_limit_reaches_it() -> None:
+    for share in (0.7, 0.8, 0.9, 0.95):
+        mean = float(torch.full((200,), share, dtype=torch.float64).mean())
+        assert SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(share)
+        assert not SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(share + 1e-6)
+
+
+def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path: Path) -> None:
+    line = lineage_of(tmp_path / "line", versions=1)
+    store = DictionaryStore()
+    fill(line, store, "object")
+    checks = check_searches(line, store, "object", canary_queries(line, [0], "object"))
+    assert len(checks) == 3
+    for check in checks:
+        assert (check.queries, check.recall, check.worst) == (0, None, None)
+        assert check.problem == "there is no query whose length is above 0"
+        assert not check.reaches(0.0)
+
+
+def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
+    line: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    publish(line, 3, canaries=5)
+    monkeypatch.setattr(Lineage, "forward", lambda *_: None)
+    versions = checked_versions(line, store)
+    assert versions == [0, 1, 2, 3]
+    queries = canary_queries(line, versions, "object")
+    *before, last = check_searches(line, store, "object", queries, metrics=["ip"])
+    assert [check.recall for check in before] == [1.0, 1.0, 1.0]
+    assert last.recall is None
+    assert last.problem is not None
+    assert "backfill" in last.problem
+    assert not last.problem.endswith(".")
+
+
+def test_what_cannot_be_checked_is_refused(line: Lineage) -> None:
+    store = DictionaryStore()
+    queries = canary_queries(line, [2], "object")
+    with pytest.raises(DataError, match="0 rows"):
+        check_searches(line, store, "object", queries)
+    fill(line, store, "object")
+    with pytest.raises(DataError, match="k is 0"):
+        check_searches(line, store, "object", queries, 0)
+
+
+def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_path: Path) -> None:
+    vectors = vectors_of(1, 40)
+    path = tmp_path / "queries.parquet"
+    write_embeddings(path, [(pa.array(range(40)), vectors)])
+    file = open_embeddings(path)
+    drawn = file_queries(line, 1, file, sample=15)
+    assert drawn.shape == (15, 8)
+    assert all((vectors.numpy() == row).all(axis=1).any() for row in drawn)
+    assert (file_queries(line, 1, file, sample=99) == vectors.numpy()).all()
+    # A query that is there twice counts once.
+    write_embeddings(tmp_path / "twice.parquet", [(pa.array(range(80)), vectors.repeat(2, 1))])
+    twice = open_embeddings(tmp_path / "twice.parquet")
+    assert (file_queries(line, 1, twice, sample=99) == vectors.numpy()).all()
+    with pytest.raises(ShapeError, match=r"queries.parquet has vectors of dim 8.*version 0 have 6"):
+        file_queries(line, 0, file)
+    zeros = torch.cat([torch.zeros(3, 8), vectors_of(1, 2)])
+    write_embeddings(tmp_path / "zeros.parquet", [(pa.array(range(5)), zeros)])
+    drawn = file_queries(line, 1, open_embeddings(tmp_path / "zeros.parquet"))
+    assert (drawn == zeros[3:].numpy()).all()
+    marked = {FINGERPRINT: line.manifest(2).fingerprint}
+    write_embeddings(path, [(pa.array(range(40)), vectors_of(2, 40))], marked)
+    with pytest.raises(LineageError, match="version 2"):
+        file_queries(line, 1, open_embeddings(path))
+
+
+TEXTS = st.text(alphabet="ab1", max_size=3)
+
+NUMBERS = st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        *(
+            st.tuples(
+                st.lists(one, unique=True, max_size=12), st.lists(one | st.none(), max_size=12)
+            )
+            for one in (TEXTS, NUMBERS)
+        )
+    )
+)
+def test_the_rows_are_those_of_a_dictionary(ids: tuple[list[int | str], list[int | str]]) -> None:
+    stored, asked = ids
+    expected = {value: row for row, value in enumerate(stored)}
+    kind = pa.string() if any(isinstance(i, str) for i in (*stored, *asked)) else pa.int64()
+    rows = IdLookup(pa.array(stored, kind)).rows(pa.chunked_array([pa.array(asked, kind)]))
+    assert rows.tolist() == [expected.get(value, -1) for value in asked]
+
+
+def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        id_lookup, "keys_of", lambda ids: np.array([len(i) for i in ids.to_pylist()], np.uint64)
+    )
+    lookup = IdLookup(pa.array(["aa", "b", "bb"]))
+    assert lookup.rows(pa.array(["bb", "b", "ab", None, "aa"])).tolist() == [2, 1, -1, -1, 0]
+    assert IdLookup(pa.array(["aa", "b"])).rows(pa.array(["bb", "b"])).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pa.array([True]),
+        pa.array([1.0]),
+        pa.array([0], pa.timestamp("s")),
+        pa.array([b"a"]),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array(["a"])),
+        pa.array([[1]]),
+        pa.array([1.0]).dictionary_encode(),
+    ],
+    ids=lambda a: str(a.type)[:12],
+)
+def test_what_no_id_can_be_is_refused_by_its_own_type(asked: pa.Array) -> None:
+    for stored in (pa.array(["a", "1", "1.0"]), pa.array([1])):
+        with pytest.raises(DataError) as caught:
+            IdLookup(stored).rows(asked)
+        assert f"The ids of a batch are {asked.type}, and the stored ones" in str(caught.value)

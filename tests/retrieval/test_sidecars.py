@@ -1,0 +1,591 @@
+"""Sidecars: stored rows are read as the old vectors, from whole files of the lineage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.support.embedding_files import file_of, id_names, randn
+from tests.support.store_kinds import STORES
+from torch import Tensor
+
+from evergram.compatibility.sidecar.sidecar_file import content_digest
+from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
+from evergram.retrieval.adopting.view_search import search_view
+from evergram.retrieval.fill import fill
+from evergram.retrieval.reader import Metric, Reader
+from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+from evergram.retrieval.sidecars.marks import MARKS, TOLERANCE, marks_of, same_marks
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.sidecars.version_sidecar import KEY, VersionSidecar
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.rows import Rows
+from evergram.vector_files.open_embeddings import open_embeddings
+
+ROWS, DIMS = 1500, (8, 10, 12)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The lineage, the vectors of each version in the order of the ids, and sidecars by version."""
+
+    lineage: Lineage
+    ids: pa.Array
+    vectors: list[Tensor]
+    folder: Path
+    sidecars: dict[int, Path]
+
+    def file(self, version: int) -> Path:
+        return self.folder / f"v{version}.parquet"
+
+
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("made")
+    of_texts = getattr(request, "param", "string") == "string"
+    meaning = randn(0, ROWS, 6)
+    vectors = []
+    for version, dim in enumerate(DIMS):
+        seen = torch.tanh(meaning @ randn(10 + version, 6, dim))
+        vectors.append(seen + 0.5 * randn(20 + version, ROWS, dim))
+    numbers = torch.randperm(ROWS, generator=torch.Generator().manual_seed(9)).tolist()
+    ids = pa.array([f"id{n}" for n in numbers] if of_texts else numbers)
+    lineage = Lineage.create(folder / "line", "line")
+    files = [file_of(folder / f"v{n}.parquet", v, ids) for n, v in enumerate(vectors)]
+    settings = AlignSettings("affine")
+    sidecars = {}
+    for version in (1, 2):
+        align(files[version - 1], files[version], lineage, settings)
+        sidecars[version] = folder / f"{version}.sidecar"
+        make_sidecar(lineage, files[version - 1], size=6).save(sidecars[version])
+    return Made(lineage, ids, vectors, folder, sidecars)
+
+
+SIDE = "object"
+
+METRICS: list[Metric] = ["ip", "l2", "cosine"]
+
+CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
+
+
+def error(read: np.ndarray, true: np.ndarray) -> float:
+    return float(np.linalg.norm(read - true) / np.linalg.norm(true))
+
+
+@pytest.mark.parametrize("made", ["string", "int64"], indirect=True)
+def test_rows_are_read_as_the_old_vectors_and_nearer_than_by_the_way_back(made: Made) -> None:
+    with (
+        closing(Reader.open(made.lineage)) as plain,
+        closing(Reader.open(made.lineage, sidecars=list(made.sidecars.values()))) as reader,
+    ):
+        for version in (2, 1, 0):
+            true = made.vectors[version].numpy()
+            by_chain = plain.embed(made.ids, version).vectors
+            embedded = reader.embed(made.ids, version)
+            assert set(embedded.counts) == {2}
+            if version == 2:
+                np.testing.assert_array_equal(embedded.vectors, by_chain)
+            else:
+                assert error(embedded.vectors, true) < 0.25 * error(by_chain, true)
+        stated = VersionSidecar.open(made.sidecars[2])
+        assert error(reader.embed(made.ids, 1).vectors, made.vectors[1].numpy()) == pytest.approx(
+            stated.error, rel=1e-4
+        )
+        assert stated.way_back_error == pytest.approx(
+            error(plain.embed(made.ids, 1).vectors, made.vectors[1].numpy()), rel=1e-4
+        )
+        # In another order, some twice, one that is not stored.
+        some = [made.ids[n].as_py() for n in (7, 3, 7)]
+        asked = reader.embed([*some, "none" if isinstance(some[0], str) else -5], 1)
+        whole = reader.embed(made.ids, 1).vectors
+        np.testing.assert_allclose(asked.vectors[:3], whole[[7, 3, 7]], rtol=1e-6)
+        assert not asked.vectors[3].any()
+
+
+def test_a_step_without_a_sidecar_is_the_way_back(made: Made) -> None:
+    with closing(Reader.open(made.lineage, sidecars=[made.sidecars[2]])) as reader:
+        as_one = reader.embed(made.ids, 1).vectors
+        expected = reader.transform(as_one, 1, 0)
+        np.testing.assert_allclose(
+            reader.embed(made.ids, 0).vectors, expected, rtol=1e-5, atol=1e-6
+        )
+    # Codes of version 1 say nothing of rows of version 2 that were not read by codes themselves.
+    with (
+        closing(Reader.open(made.lineage, sidecars=[made.sidecars[1]])) as reader,
+        closing(Reader.open(made.lineage)) as plain,
+    ):
+        same = plain.embed(made.ids, 0).vectors
+        np.testing.assert_array_equal(reader.embed(made.ids, 0).vectors, same)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
+    queries = made.vectors[0][:5].numpy() + 0.1
+    files = list(made.sidecars.values())
+    rows = {id_: row for row, id_ in enumerate(made.ids.to_pylist())}
+    with closing(Reader.open(made.lineage, sidecars=files)) as reader:
+        scores = scores_of(metric, queries, reader.embed(made.ids, 0).vectors)
+    for depth in (ROWS, 300):
+        with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, depth))) as reader:
+            hits = reader.search(queries, 10, 0, metric=metric)
+        with closing(Reader.open(made.lineage)) as plain:
+            narrow = queries.astype(np.float32)
+            asked = VersionMaps(made.lineage), 0, narrow, depth, metric, None
+            proposed = search_view(plain.store(), *asked, proposals=True)
+            if metric != "cosine":
+                nearest = plain.search(queries, depth, 0, metric=metric)
+                assert [h.ids for h in proposed] == [h.ids for h in nearest]
+        for own, near, of_query in zip(scores, proposed, hits, strict=True):
+            places = sorted((rows[i] for i in near.ids.to_pylist()), key=lambda n: -own[n])
+            expected = [made.ids[n].as_py() for n in places[:10]]
+            assert of_query.ids.to_pylist() == expected
+            np.testing.assert_allclose(of_query.scores, own[places[:10]], rtol=1e-4, atol=1e-5)
+            assert set(of_query.versions.tolist()) == {2}
+    # More than the depth, among some, and at the version of the rows.
+    with closing(Reader.open(made.lineage, sidecars=SidecarFiles(files, 3))) as reader:
+        among = made.ids.slice(0, 50)
+        (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)
+        first_rows = sorted(range(50), key=lambda n: -scores[0][n])
+        assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
+        np.testing.assert_allclose(few.scores, scores[0][first_rows], rtol=1e-4, atol=1e-5)
+        own_version = made.vectors[2][:1].numpy()
+        (first,) = reader.search(own_version, 3, 2, metric="l2")
+        assert first.ids[0].as_py() == made.ids[0].as_py()
+
+
+def scores_of(
+    metric: Metric, queries: npt.NDArray[np.float64], vectors: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    read = vectors.astype(np.float64)
+    distances: npt.NDArray[np.float64] = -((queries[:, None] - read[None]) ** 2).sum(-1)
+    if metric == "l2":
+        return distances
+    products: npt.NDArray[np.float64] = queries @ read.T
+    if metric == "ip":
+        return products
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(read, axis=1)
+    cosines: npt.NDArray[np.float64] = products / lengths
+    return cosines
+
+
+def test_an_object_that_was_embedded_anew_between_two_sidecars_goes_on_by_the_way_back(
+    made: Made, tmp_path: Path
+) -> None:
+    kept = set(made.lineage.canaries(1)[SIDE][0].to_pylist())
+    texts = made.ids.cast(pa.string()).to_pylist()
+    anew = [n for n, text in enumerate(texts) if text not in kept][:5]
+    between = made.vectors[1].clone()
+    between[anew] += 0.5
+    changed = file_of(tmp_path / "between.parquet", between, made.ids)
+    make_sidecar(made.lineage, changed, size=6).save(tmp_path / "2.sidecar")
+    paths = [made.sidecars[1], tmp_path / "2.sidecar"]
+    with closing(Reader.open(made.lineage, sidecars=paths)) as reader:
+        as_one, as_none = (reader.embed(made.ids, v).vectors for v in (1, 0))
+        way_back = reader.transform(as_one[anew], 1, 0)
+        np.testing.assert_allclose(as_none[anew], way_back, rtol=1e-4, atol=1e-5)
+        rest = [n for n in range(ROWS) if n not in anew]
+        assert error(as_none[rest], made.vectors[0].numpy()[rest]) < 0.15
+
+
+def test_calibrated_scores_are_of_the_way_back(made: Made) -> None:
+    queries = made.vectors[1][:3].numpy()
+    with (
+        closing(Reader.open(made.lineage)) as plain,
+        closing(Reader.open(made.lineage, sidecars=[made.sidecars[2]])) as reader,
+    ):
+        expected, got = (r.search(queries, 5, 1, **CALIBRATED) for r in (plain, reader))
+        for one, two in zip(expected, got, strict=True):
+            assert one.ids.equals(two.ids)
+            np.testing.assert_array_equal(one.scores, two.scores)
+        raw = reader.search(queries, 5, 1)
+        with pytest.raises(DataError, match="ranks by a sidecar"):
+            reader.calibrated(raw, 1, query_vectors="own")
+        newest = reader.search(made.vectors[2][:1].numpy(), 5, 2)
+        assert len(reader.calibrated(newest, 2, query_vectors="own")) == 1
+
+
+def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:
+    empty = Lineage.create(tmp_path / "empty", "empty")
+    other = Lineage.create(tmp_path / "other", "other")
+    files = [file_of(tmp_path / f"{n}.parquet", randn(n, 900, 4)) for n in range(3)]
+    for past, new in pairwise(files):
+        align(past, new, other, AlignSettings("affine"), max_error=float("inf"))
+    second = made.sidecars[2]
+    for lineage in (empty, other):
+        with pytest.raises(IntegrityError, match="from version 2 to 1 of another lineage than"):
+            SidecarFiles(second).read(lineage)
+    for paths, message in (
+        (made.file(0), "is no sidecar of a version"),
+        (tmp_path / "none", "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=message):
+            SidecarFiles(paths).read(made.lineage)
+    for depth in (0, -3, True, 1.5, "7"):
+        with pytest.raises(DataError, match=f"depth of sidecars is {depth!r}; it must be"):
+            SidecarFiles(second, cast(Any, depth))
+    with pytest.raises(DataError, match="is empty"):
+        SidecarFiles([""])
+
+
+def test_a_folder_has_what_is_in_it_now(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    files = SidecarFiles(str(tmp_path))
+    stamps = [files.stamps()]
+    assert not files.read(made.lineage).apply(SIDE, 1, [2])
+    shutil.copy(made.sidecars[2], tmp_path / "2.safetensors")
+    stamps.append(files.stamps())
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert "version 2 of side 'object', read as version 1 by 6 bytes" in caplog.text
+    caplog.clear()
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert not caplog.records  # nothing is news
+    # Another file of that name, one that is no sidecar, and one that is none by its name.
+    shutil.copy(made.sidecars[1], tmp_path / "2.safetensors")
+    shutil.copy(made.file(0), tmp_path / "old.safetensors")
+    shutil.copy(made.file(0), tmp_path / "old.parquet")
+    stamps.append(files.stamps())
+    read = files.read(made.lineage)
+    assert read.apply(SIDE, 0, [1])
+    assert not read.apply(SIDE, 1, [2])
+    (problem,) = files.problems
+    assert "old.safetensors is no sidecar" in problem
+    assert caplog.text.count(problem) == 1
+    (tmp_path / "2.safetensors").unlink()
+    stamps.append(files.stamps())
+    assert not files.read(made.lineage).apply(SIDE, 0, [1])
+    assert "2.safetensors is gone, and not used any more (version 1 of" in caplog.text
+    assert len(set(stamps)) == len(stamps)
+
+
+def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
+    whole = made.sidecars[2].read_bytes()
+    for name, content in (
+        ("empty", b""),
+        ("start", whole[:5]),
+        ("most", whole[:-1]),
+        ("text", b"[]" * 40),
+    ):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "nowhere")
+    files = SidecarFiles([tmp_path])
+    assert not files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(files.problems) == 7
+    for path in (tmp_path / "pipe.safetensors", tmp_path / "start.safetensors"):
+        with pytest.raises(DataError, match="give a file that"):
+            SidecarFiles(path).read(made.lineage)
+    (tmp_path / "most.safetensors").write_bytes(whole)
+    assert files.read(made.lineage).apply(SIDE, 1, [2])
+    assert len(files.problems) == 6
+
+
+def test_a_file_that_shrinks_after_it_was_read_ends_nothing(made: Made, tmp_path: Path) -> None:
+    """Where a file is mapped, reading past its end ends the process."""
+    path = Path(shutil.copy(made.sidecars[2], tmp_path / "2.safetensors"))
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from evergram.retrieval.sidecars.version_sidecar import VersionSidecar\n"
+        "sidecar = VersionSidecar.open(Path(sys.argv[1]))\n"
+        "Path(sys.argv[1]).write_bytes(b'')\n"
+        "print(int(sidecar.codes.sum()))\n"
+    )
+    expected = int(VersionSidecar.open(path).codes.sum())
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, f"{expected}\n"), result.stderr
+
+
+def test_of_two_files_of_one_step_one_is_used(made: Made, tmp_path: Path) -> None:
+    old = made.file(1)
+    for name, size in (("first", 2), ("second", 5)):
+        path = tmp_path / f"{name}.safetensors"
+        make_sidecar(made.lineage, open_embeddings(old), size=size).save(path)
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    os.utime(first, ns=(1, 1))
+    true = made.vectors[1].numpy()
+
+    def error_of(files: SidecarFiles) -> float:
+        with closing(Reader.open(made.lineage, sidecars=files)) as reader:
+            return error(reader.embed(made.ids, 1).vectors, true)
+
+    with_two, with_five = error_of(SidecarFiles(first)), error_of(SidecarFiles(second))
+    assert with_five < 0.8 * with_two
+    # The later of a folder, and one that is named.
+    files = SidecarFiles([tmp_path])
+    assert error_of(files) == with_five
+    assert f"{first} is of side 'object' and version 2, as {second} is" in files.problems[0]
+    files = SidecarFiles([tmp_path, first])
+    assert error_of(files) == with_two
+    assert files.problems[0].startswith(str(second))
+    # One file by several names is one.
+    first.unlink()
+    (tmp_path / "latest.safetensors").symlink_to(second)
+    above = tmp_path / "sub" / ".."
+    (tmp_path / "sub").mkdir()
+    files = SidecarFiles([f"{tmp_path}/", f"{tmp_path}/./", above, second, above / second.name])
+    assert error_of(files) == with_five
+    assert not files.problems
+    shutil.copy(second, first)
+    with pytest.raises(DataError, match=f"{first} and {second} are both of side 'object'"):
+        SidecarFiles([first, second]).read(made.lineage)
+
+
+def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "line", "line")
+    meaning = randn(0, 900, 6)
+    files = [
+        file_of(tmp_path / f"{n}.parquet", meaning @ randn(n, 6, 5) + 0.3 * randn(n + 5, 900, 5))
+        for n in (1, 2, 3)
+    ]
+    align(files[0], files[1], lineage, AlignSettings("affine"), promote=False)
+    path = tmp_path / "1.sidecar"
+    make_sidecar(lineage, files[0], size=4).save(path)
+    reader = Reader.open(lineage, sidecars=[path])
+    lineage.withdraw(1, "wrong")
+    named = SidecarFiles(path)
+    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
+        named.read(lineage)
+    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
+        Reader.open(Lineage.open(lineage.path), sidecars=[path])
+    with closing(reader), closing(reader.carried(Lineage.open(lineage.path))) as after:
+        assert len(after.embed(id_names(900), 0).vectors) == 900
+    # The version after it follows the one before, and so does its sidecar.
+    again = Lineage.open(lineage.path)
+    align(files[0], files[2], again, AlignSettings("affine"))
+    made = make_sidecar(again, files[0], size=4)
+    assert (made.version, made.target) == (2, 0)
+    made.save(path)
+    old = (meaning @ randn(1, 6, 5) + 0.3 * randn(6, 900, 5)).numpy()
+    with closing(Reader.open(again, sidecars=[path])) as reader:
+        assert error(reader.embed(id_names(900), 0).vectors, old) == pytest.approx(made.error)
+
+
+def test_what_is_not_required_may_come_later(made: Made, tmp_path: Path) -> None:
+    named, folder = tmp_path / "2.sidecar", tmp_path / "more"
+    files = SidecarFiles([named, folder], required=False)
+    assert not files.read(made.lineage).apply(SIDE, 0, [1, 2])
+    for path, problem in zip((named, folder), files.problems, strict=True):
+        assert problem.startswith(str(path))
+        assert problem.endswith("It is not used.")
+    stamps = files.stamps()
+    shutil.copy(made.sidecars[2], named)
+    folder.mkdir()
+    shutil.copy(made.sidecars[1], folder / "1.safetensors")
+    assert files.stamps() != stamps
+    sidecars = files.read(made.lineage)
+    assert not files.problems
+    assert sidecars.apply(SIDE, 1, [2])
+    assert sidecars.apply(SIDE, 0, [1])
+    # What is wrong with it now is a problem, and no error.
+    named.write_bytes(b"half")
+    files.read(made.lineage)
+    assert len(files.problems) == 1
+
+
+def test_its_errors_are_those_of_reading_all_objects(made: Made) -> None:
+    seen: list[tuple[int, int]] = []
+    sidecar = make_sidecar(
+        made.lineage,
+        open_embeddings(made.file(1)),
+        error=0.1,
+        progress=lambda *counts: seen.append(counts),
+    )
+    assert (sidecar.version, sidecar.side, len(sidecar)) == (2, "object", ROWS)
+    assert seen[-1] == (ROWS, ROWS)
+    assert sidecar.error <= 0.1
+    new, old = made.vectors[2].numpy(), made.vectors[1].numpy()
+    read = sidecar.read(np.arange(ROWS), new)
+    assert sidecar.error == pytest.approx(np.linalg.norm(read - old) / np.linalg.norm(old))
+    weight, offset = made.lineage.chain.affine(2, 1)
+    back = made.vectors[2].double() @ weight.T + offset
+    alone = float((back - made.vectors[1]).norm() / made.vectors[1].norm())
+    assert sidecar.way_back_error == pytest.approx(alone)
+    fewer = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=sidecar.sidecar.size - 1)
+    assert fewer.error > 0.1
+
+
+def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
+    old = open_embeddings(made.file(1))
+    for sizes in ({}, {"size": 3, "error": 0.1}):
+        with pytest.raises(DataError, match="give one of the two"):
+            make_sidecar(made.lineage, old, **sizes)  # type: ignore[arg-type]
+    with pytest.raises(LineageError, match="no versions"):
+        make_sidecar(Lineage.create(tmp_path / "none", "none"), old, size=3)
+    with pytest.raises(LineageError, match="needs no sidecar"):
+        make_sidecar(made.lineage, old, version=0, size=3)
+    with pytest.raises(LineageError, match="no side 'query'"):
+        make_sidecar(made.lineage, old, side="query", size=3)
+    with pytest.raises(LineageError, match="stored"):
+        make_sidecar(made.lineage, open_embeddings(made.file(0)), version=1, size=3)
+    with pytest.raises(LineageError, match=r"its dim is 8, not 10"):
+        make_sidecar(made.lineage, open_embeddings(made.file(0)), size=3)
+    changed = file_of(tmp_path / "changed.parquet", made.vectors[1] + 1, made.ids)
+    with pytest.raises(LineageError, match=r"the vector of id '.*' is another"):
+        make_sidecar(made.lineage, changed, size=3)
+    # Each vector under its neighbour's id, but for those that are compared.
+    kept = set(made.lineage.canaries(1)["object"][0].to_pylist())
+    moved = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
+    rolled = made.vectors[1].clone()
+    rolled[moved] = rolled[moved[1:] + moved[:1]]
+    with pytest.raises(LineageError, match="the others are other vectors"):
+        make_sidecar(made.lineage, file_of(tmp_path / "rolled.parquet", rolled, made.ids), size=3)
+    few = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
+    few += [n for n in range(ROWS) if n not in few][:19]
+    part = file_of(tmp_path / "part.parquet", made.vectors[1][few], made.ids.take(pa.array(few)))
+    with pytest.raises(LineageError, match="has 19 of the objects"):
+        make_sidecar(made.lineage, part, size=3)
+    canaries = set(made.lineage.canaries(1)["object"][0].to_pylist())
+    rest = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in canaries]
+    without = file_of(
+        tmp_path / "few.parquet", made.vectors[1][rest], made.ids.take(pa.array(rest))
+    )
+    with pytest.raises(LineageError, match="none of the"):
+        make_sidecar(made.lineage, without, size=3)
+
+
+@pytest.mark.parametrize("made", ["string", "int64"], indirect=True)
+def test_a_file_reads_as_it_was_written(made: Made, tmp_path: Path) -> None:
+    sidecar = VersionSidecar.open(made.sidecars[2])
+    sidecar.save(tmp_path / "again")
+    same = VersionSidecar.open(tmp_path / "again")
+    assert same.ids.equals(sidecar.ids)
+    assert same.ids.type == made.ids.type
+    assert np.array_equal(same.marks, sidecar.marks)
+    assert np.array_equal(same.old_marks, sidecar.old_marks)
+    assert (same.version, same.target, same.side) == (2, 1, "object")
+    assert (same.error, same.way_back_error) == (sidecar.error, sidecar.way_back_error)
+    new = made.vectors[2].numpy()
+    places = same.known(Rows(2, made.ids, new))
+    assert np.array_equal(places, np.arange(len(new)))
+    assert np.array_equal(same.read(places, new), sidecar.read(places, new))
+    assert (same.known(Rows(2, made.ids, new + 1)) < 0).all()
+    # As a store of float16 has them, and under ids that it has no codes of.
+    half = new.astype(np.float16).astype(np.float32)
+    assert (same.known(Rows(2, made.ids, half)) >= 0).all()
+    others = pa.array([f"other{n}" for n in range(len(new))])
+    assert (same.known(Rows(2, others, new)) < 0).all()
+    # Under each other's ids.
+    assert (same.known(Rows(2, made.ids, np.roll(new, 1, axis=0))) < 0).all()
+
+
+def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
+    tensors, path = load_file(made.sidecars[2]), tmp_path / "s"
+    with safe_open(made.sidecars[2], "pt") as file:
+        record = json.loads(file.metadata()[KEY])
+    for wrong, changed, message in (
+        ({}, {"format_version": 3}, "format version 3"),
+        ({}, {"memory": 7}, "damaged"),
+        ({"codes": tensors["codes"][:-1].contiguous()}, {}, "damaged"),
+        ({"marks": tensors["marks"][:-1].contiguous()}, {}, "damaged"),
+        ({"old_marks": tensors["old_marks"][:, :2].contiguous()}, {}, "damaged"),
+        ({"bits": tensors["bits"] * 0}, {}, "damaged"),
+        ({"basis": tensors["basis"] * torch.nan}, {}, "damaged"),
+    ):
+        content = content_digest(tensors | wrong)
+        save_file(tensors | wrong, path, {KEY: json.dumps(record | {"content": content} | changed)})
+        with pytest.raises(DataError, match=message):
+            VersionSidecar.open(path)
+    for name in tensors:  # one bit
+        wrong = {name: tensors[name].clone()}
+        wrong[name].view(torch.uint8).flatten()[-1] ^= 1
+        save_file(tensors | wrong, path, {KEY: json.dumps(record)})
+        with pytest.raises(DataError, match="damaged"):
+            VersionSidecar.open(path)
+    save_file({"codes": tensors["codes"]}, path, {KEY: json.dumps(record)})
+    with pytest.raises(DataError, match="no sidecar of a version"):
+        VersionSidecar.open(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("made", "kind"), [("int64", "lance"), ("string", "snapshot")], indirect=["made"]
+)
+def test_stores_are_read_and_searched_by_sidecars(made: Made, tmp_path: Path, kind: str) -> None:
+    id_type = "string" if str(made.ids.type) == "string" else "int64"
+    files = SidecarFiles([*made.sidecars.values()], depth=ROWS)
+    with STORES[kind](tmp_path, id_type) as store:
+        fill(made.lineage, store, SIDE)
+        store.build_index()
+        reader = Reader(made.lineage, {SIDE: store}, sidecars=files)
+        vectors = made.vectors[2].numpy()
+        for version in (1, 0):
+            sidecar = VersionSidecar.open(made.sidecars[version + 1])
+            # Step by step, without a reader.
+            places = np.array([sidecar.ids.index(i).as_py() for i in made.ids])
+            vectors = sidecar.read(places, vectors)
+            read = reader.embed(made.ids, version).vectors
+            np.testing.assert_allclose(read, vectors, rtol=1e-4, atol=1e-4)
+            queries = made.vectors[version][:3].numpy()
+            for metric in METRICS:
+                hits = reader.search(queries, 5, version, metric=metric)
+                truth = scores_of(metric, queries.astype(np.float64), vectors)
+                for of_query, row in zip(hits, truth, strict=True):
+                    best = made.ids.take(np.argsort(-row)[:5])
+                    assert of_query.ids.to_pylist() == best.to_pylist()
+                    np.testing.assert_allclose(
+                        of_query.scores, np.sort(row)[::-1][:5], rtol=1e-3, atol=1e-3
+                    )
+
+
+def draws(seed: int, rows: int, dim: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, dim)).astype(np.float32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 400), st.floats(1e-3, 1e3))
+def test_a_vector_is_known_in_float16_and_at_length_one_again(
+    seed: int, dim: int, scale: float
+) -> None:
+    vectors = draws(seed, 50, dim)
+    vectors *= scale / np.abs(vectors).max()
+    marks = marks_of(vectors)
+    assert marks.shape == (50, MARKS)
+    assert same_marks(vectors, marks).all()
+    if scale > 0.1:  # below, float16 has few digits
+        assert same_marks(vectors.astype(np.float16).astype(np.float32), marks).all()
+    again = vectors * (1 + 1e-6)
+    assert same_marks(again.astype(np.float32), marks).all()
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.3, 1.4])
+def test_another_vector_is_known_as_seldom_as_stated(distance: float) -> None:
+    vectors = draws(0, 200_000, 16)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    steps = draws(1, 200_000, 16)
+    steps *= distance / np.linalg.norm(steps, axis=1, keepdims=True)
+    known = same_marks(vectors + steps, marks_of(vectors)).sum()
+    expected = 200_000 * (0.8 * TOLERANCE / distance) ** MARKS
+    assert known <= expected + 5 * expected**0.5 + 3
+
+
+def test_zeros_are_zeros_alone() -> None:
+    zeros = np.zeros((3, 5), np.float32)
+    assert same_marks(zeros, marks_of(zeros)).all()
+    assert not same_marks(zeros, marks_of(draws(0, 3, 5))).any()
+    assert not same_marks(draws(0, 3, 5), marks_of(zeros)).any()

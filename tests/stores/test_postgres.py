@@ -1,0 +1,501 @@
+"""What is particular to PostgreSQL: it goes away, an index, and tables of one's own."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import DeadlockDetected
+from psycopg.sql import SQL, Composed
+from tests.support.lineages import DIMS
+from tests.support.own_tables import NUMBERS, address_of, own_table
+from tests.support.planted import planted, recall
+from tests.support.postgres_rows import NAMES, rows
+from tests.support.postgres_server import PostgresServer, postgres
+
+from evergram.compatibility.chain import Chain
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.retrieval.metric_search import Field, by_distance
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
+from evergram.stores.index_codes import IndexCodes
+from evergram.stores.open_store import open_store
+from evergram.stores.postgres.connection import Connection, ConnectionPool
+from evergram.stores.postgres.fair_semaphore import FairSemaphore
+from evergram.stores.postgres.pgvector_store import PgvectorStore
+from evergram.stores.store import Rows, Space, StoreView
+
+
+@pytest.fixture(scope="module")
+def server() -> PostgresServer:
+    return postgres()
+
+
+@pytest.fixture
+def store(server: PostgresServer) -> Iterator[PgvectorStore]:
+    with PgvectorStore.open(server.address(next(NAMES)), "int64") as opened:
+        opened.add_space(Space(0, 4, "sha256:zero"))
+        yield opened
+
+
+def test_a_changed_row_is_noticed(server: PostgresServer, store: PgvectorStore) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    server.sql(f"update {name}_vectors set vector = '[1,1,1,2]' where id = 1")
+    assert len(store.fetch([0, 2])[0]) == 2
+    with pytest.raises(IntegrityError, match="id 1 "):
+        store.fetch([0, 1])
+
+
+@pytest.mark.long
+def test_no_acknowledged_row_is_lost_when_the_server_crashes(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    acknowledged: list[int] = []
+    failed: list[StoreError] = []
+
+    def write() -> None:
+        try:
+            for i in itertools.count():
+                store.upsert(rows(range(i * 200, i * 200 + 200), value=i))
+                acknowledged.append(i)
+        except StoreError as error:
+            failed.append(error)
+
+    # Batches that were acknowledged before the server crashes, in the middle of a later one.
+    for batches in (1, 4, 9):
+        acknowledged.clear()
+        thread = threading.Thread(target=write)
+        thread.start()
+        while len(acknowledged) < batches:
+            assert thread.is_alive()
+            time.sleep(0.001)
+        server.crash()
+        thread.join()
+        server.start()
+        assert acknowledged
+        for i in acknowledged:
+            (found,) = store.fetch(range(i * 200, i * 200 + 200))
+            assert len(found) == 200
+            assert (found.vectors == i).all()
+        # A batch is one transaction: what was not acknowledged is there whole or not at all.
+        assert store.count()[0] % 200 == 0
+    assert len(failed) == 3
+
+
+def test_a_reader_without_the_right_to_write_reads_consistently(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    server.sql("create role onlooker login")
+    for table in ("vectors", "spaces", "side"):
+        server.sql(f"grant select on {name}_{table} to onlooker")
+    address = store.address.replace("postgres@", "onlooker@")
+    query = np.ones((1, 4), dtype=np.float32)
+    with open_store(address) as reader:
+        hits = reader.read_consistently(lambda view: view.search({0: query}, 5))
+        assert len(hits[0]) == 3
+        with pytest.raises(StoreError, match="permission denied"):
+            reader.take_side("query")
+    assert store.side is None
+
+
+def test_a_view_of_a_server_that_was_restarted_begins_again(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    store.upsert(rows(range(3)))
+    views = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        views.append(view)
+        if len(views) == 1:
+            server.stop()
+            server.start()
+        return view.count()
+
+    assert store.read_consistently(look) == {0: 3}
+    assert len(views) == 2
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
+    with pytest.raises(StoreError, match=r"ann@127\.0\.0\.1:9/vectors#emb can") as caught:
+        open_store("postgresql://ann:secret@127.0.0.1:9/vectors#emb")
+    assert "secret" not in str(caught.value)
+
+
+A_FEW_SECONDS = 6.0
+
+
+def test_a_server_that_goes_away_and_comes_back(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    query = np.ones((1, 4), dtype=np.float32)
+    store.upsert(rows(range(10)))
+    blocks = store.scan(0, size=4)
+    assert len(next(blocks)) == 4
+    server.stop()
+    try:
+        for call in (
+            lambda: store.upsert(rows(range(10, 12))),
+            lambda: store.fetch([1]),
+            lambda: store.search({0: query}, 3),
+            lambda: store.delete([1]),
+            lambda: store.add_space(Space(9, 3, "sha256:nine")),
+            store.count,
+            store.build_index,
+            lambda: open_store(store.address),
+        ):
+            start = time.monotonic()
+            with pytest.raises(StoreError, match="cannot be reached"):
+                call()
+            assert time.monotonic() - start < A_FEW_SECONDS
+    finally:
+        server.start()
+    assert len(store.fetch(range(10))[0]) == 10
+    store.upsert(rows(range(10, 12)))
+    assert len(store.search({0: query}, 20)[0]) == 12
+    # A scan that was under way fails or goes on; this one only asks again when it needs to.
+    assert sum(len(block) for block in blocks) == 8
+
+
+@pytest.mark.long
+def test_a_restart_between_two_calls_is_not_noticed(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    for stop in (server.stop, server.crash):
+        store.upsert(rows(range(10)))
+        stop()
+        server.start()
+        store.upsert(rows(range(5, 15)))
+        stop()
+        server.start()
+        assert store.count() == {0: 15}
+        store.delete(range(15))
+
+
+@pytest.fixture
+def pool(server: PostgresServer) -> Iterator[ConnectionPool]:
+    params = {key: str(value) for key, value in conninfo_to_dict(server.uri).items()}
+    opened = ConnectionPool(params, "postgresql://db#emb", lambda connection: None)
+    yield opened
+    opened.close()
+
+
+def test_the_server_refuses_in_its_own_words(pool: ConnectionPool) -> None:
+    message = "postgresql://db#emb did not do what was asked: column .nonsense. does not exist"
+    with pytest.raises(StoreError, match=message):
+        pool.run(lambda c: c.execute(SQL("select nonsense")))
+    with pytest.raises(DataError, match=r"cannot hold a value: .*out of range"):
+        pool.run(lambda c: c.execute(SQL("select 100000::smallint")))
+
+
+def test_work_is_done_again_once_where_postgresql_says_so(pool: ConnectionPool) -> None:
+    calls = []
+
+    def work(connection: Connection) -> int:
+        calls.append(connection)
+        if len(calls) < 2:
+            raise DeadlockDetected("deadlock detected")
+        return len(calls)
+
+    assert pool.run(work) == 2
+
+    def always(connection: Connection) -> int:
+        calls.append(connection)
+        raise DeadlockDetected("deadlock detected")
+
+    with pytest.raises(StoreError, match="deadlock detected"):
+        pool.run(always)
+    assert len(calls) == 4
+
+
+def test_settings_of_the_address_stay_as_they_are(server: PostgresServer) -> None:
+    options = "-c%20hnsw.ef_search%3D333%20-c%20statement_timeout%3D7s"
+    address = f"{server.uri}&options={options}#{next(NAMES)}"
+    asked = ("hnsw.ef_search", "statement_timeout", "hnsw.iterative_scan", "synchronous_commit")
+    query = SQL("select array[{}]").format(
+        SQL(", ").join(SQL("current_setting({})").format(name) for name in asked)
+    )
+    with PgvectorStore.open(address, "int64") as store:
+        values = store._connections.run(lambda c: c.execute(query).fetchone())
+        assert values == (["333", "7s", "relaxed_order", "on"],)
+
+
+def test_without_the_right_to_make_the_extension_the_error_says_what_to_do(
+    server: PostgresServer,
+) -> None:
+    server.sql("create role visitor login")
+    server.sql("create database bare owner visitor")
+    address = server.uri.replace("postgres:@/postgres", "visitor@/bare")
+    with pytest.raises(StoreError, match="create extension vector"):
+        open_store(f"{address}#emb", create="int64")
+
+
+def test_tables_of_somebody_else_are_refused_and_left_alone(server: PostgresServer) -> None:
+    name = next(NAMES)
+    server.sql(f"create table {name}_vectors (id int primary key, version int, price int)")
+    server.sql(f"insert into {name}_vectors values (1, 2, 3)")
+    for create in (None, "int64"):
+        with pytest.raises(StoreError, match="give another name after #"):
+            open_store(server.address(name), create=create)
+    assert server.sql(f"select * from {name}_vectors") == [(1, 2, 3)]
+    assert server.sql(f"select to_regclass('{name}_spaces')") == [(None,)]
+
+
+def test_waiters_are_served_in_order_of_arrival_and_give_up_where_nobody_makes_progress() -> None:
+    semaphore = FairSemaphore(1, patience=0.1)
+    assert semaphore.acquire()
+    assert not semaphore.acquire()
+    semaphore.release()
+    # Nobody who gave up is called later.
+    assert semaphore.acquire()
+    order: list[int] = []
+    patient = FairSemaphore(1, patience=60.0)
+    assert patient.acquire()
+
+    def go(number: int) -> None:
+        assert patient.acquire()
+        order.append(number)
+        patient.release()
+
+    waiting = [threading.Thread(target=go, args=(number,)) for number in range(6)]
+    for number, thread in enumerate(waiting):
+        thread.start()
+        while len(patient._waiting) <= number:
+            time.sleep(0.001)
+    patient.release()
+    for thread in waiting:
+        thread.join()
+    assert order == list(range(6))
+
+
+def test_a_name_of_any_letters_and_a_connection_that_is_given_back(server: PostgresServer) -> None:
+    with PgvectorStore.open(server.address("Select-From"), "string") as store:
+        store.add_space(Space(0, 2, "sha256:'\"%s"))
+        store.upsert(Rows(0, pa.array(["it's", "%s"]), np.eye(2, dtype=np.float32)))
+        assert store.spaces()[0].fingerprint == "sha256:'\"%s"
+        with pytest.raises(DataError, match="NUL"):
+            store.upsert(Rows(0, pa.array(["a\0b"]), np.ones((1, 2), dtype=np.float32)))
+
+        def fail(view: StoreView) -> None:
+            view.count()
+            raise DataError("not this time")
+
+        for _ in range(20):
+            with pytest.raises(DataError, match="not this time"):
+                store.read_consistently(fail)
+        assert store.read_consistently(lambda view: view.count()) == {0: 2}
+
+
+def test_an_id_is_in_one_space_whoever_writes_at_once(store: PgvectorStore) -> None:
+    store.add_space(Space(1, 3, "sha256:one"))
+
+    def write(version: int) -> None:
+        for _ in range(10):
+            store.upsert(rows(range(50), version, 4 - version))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(write, [0, 1] * 3))
+    assert sum(store.count().values()) == 50
+
+
+def indexes(server: PostgresServer, name: str) -> set[object]:
+    query = f"select indexname from pg_indexes where tablename = '{name}_vectors'"
+    return {one for (one,) in server.sql(query)}
+
+
+def test_hnsw_finds_nearly_all_of_the_best_also_by_halves(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(NAMES)
+    with PgvectorStore.open(server.address(name), "int64") as store:
+        vectors, queries = planted()
+        store.add_space(Space(2, 32, "sha256:two"))
+        store.upsert(Rows(2, pa.array(np.arange(len(vectors))), vectors))
+        assert store.build_index() == [2]
+        store.build_index()
+        plan = server.sql(
+            f"explain select id from {name}_vectors where version = 2 order by"
+            f" vector::vector(32) <#> '{queries[0].tolist()}'::vector(32) limit 10"
+        )
+        assert f"{name}_v2_hnsw" in str(plan)
+        assert recall(store, 2, vectors, queries, 10) >= 0.9
+        # More than hnsw.ef_search, and more than there are.
+        assert recall(store, 2, vectors, queries, 300) >= 0.9
+        assert len(store.search({2: queries[:1]}, 6000)[0]) == len(vectors)
+        few = np.arange(0, len(vectors), 50)
+        assert recall(store, 2, vectors, queries, 10, few) == 1.0
+        with monkeypatch.context() as during:
+            # Many ids are a filter of the index: a tenth, and the opposite of a query.
+            during.setattr("evergram.stores.postgres.pgvector_store.LOOKED_UP", 100)
+            assert recall(store, 2, vectors, queries, 10, np.arange(0, len(vectors), 10)) >= 0.9
+            far = np.argsort(queries[0] @ vectors.T)[:120]
+            assert recall(store, 2, vectors, queries[:1], 10, far) == 1.0
+        assert store.build_index(IndexCodes("float16", 3)) == [2]
+        assert f"{name}_v2_hnsw_float16" in indexes(server, name)
+        assert f"{name}_v2_hnsw" not in indexes(server, name)
+        server.sql(f"analyze {name}_vectors")
+        # The plan of the very statement that a search sends.
+        asked: list[str] = []
+        run = store._run
+
+        def explained(query: Composed, values: list[object] | None = None) -> list[object]:
+            asked.extend(str(row) for row in run(SQL("explain ") + query, values))
+            return run(query, values)
+
+        with monkeypatch.context() as during:
+            during.setattr(store, "_run", explained)
+            store.search({2: queries[:1]}, 10)
+        assert f"{name}_v2_hnsw_float16" in str(asked)
+        assert recall(store, 2, vectors, queries, 10) >= 0.9
+        # Its order is that of a query of any length; and what is written later is found.
+        plain, long = (store.search({2: queries * np.float32(n)}, 10) for n in (1, 1e6))
+        assert [h.ids.to_pylist() for h in long] == [h.ids.to_pylist() for h in plain]
+        store.upsert(Rows(2, pa.array([10**6]), queries[:1] * 9))
+        assert store.search({2: queries[:1]}, 1)[0].ids.to_pylist() == [10**6]
+        store.delete([10**6])
+        with pytest.raises(DataError, match="halfvec"):
+            store.upsert(Rows(2, pa.array([7]), np.full((1, 32), 7e4, np.float32)))
+        assert store.build_index() == [2]
+        assert f"{name}_v2_hnsw_float16" not in indexes(server, name)
+        assert recall(store, 2, vectors, queries, 10) >= 0.9
+
+
+def test_a_search_by_distance_is_not_misled_by_the_graph(server: PostgresServer) -> None:
+    vectors, queries = planted()
+    # Lengths differ as those of popular and of rare objects do.
+    lengths = np.random.default_rng(1).lognormal(sigma=1.0, size=(len(vectors), 1))
+    vectors = (vectors * lengths).astype(np.float32)
+    norms = (vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True) * NORM_SCALE
+    stored = np.concatenate([vectors, norms.astype(np.float32)], axis=1)
+    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], 32))))
+    with PgvectorStore.open(server.address(next(NAMES)), "int64") as store:
+        store.add_space(Space(0, 33, "sha256:zero"))
+        store.upsert(Rows(0, pa.array(np.arange(len(vectors))), stored))
+        assert store.build_index() == [0]
+        field = Field(store, maps, version=0, target=0, dim=32, width=33)
+        asked, offsets = field.linear(2 * queries, -1.0)
+        found = {
+            "graph": field.search(asked, offsets, 10, None),
+            "all rows": field.search(asked, offsets, 10, None, exact=True),
+            "by distance": by_distance([field], queries, 10, None),
+        }
+    distances = ((queries[:, None].astype(np.float64) - vectors[None]) ** 2).sum(axis=2)
+    best = [set(np.argsort(row)[:10].tolist()) for row in distances]
+    share = {
+        name: np.mean(
+            [len(b & set(h.ids.to_pylist())) / 10 for b, h in zip(best, hits, strict=True)]
+        )
+        for name, hits in found.items()
+    }
+    assert share["all rows"] == share["by distance"] == 1.0
+    assert share["graph"] < 0.9  # or there would be no need to compare all rows
+
+
+def test_vectors_too_long_for_an_index_are_searched_exactly(
+    store: PgvectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.postgres.pgvector_store.INDEXED_FROM", 10)
+    draw = np.random.default_rng(0)
+    for version, dim in ((1, 2001), (2, 4001)):
+        vectors = draw.normal(size=(20, dim)).astype(np.float32)
+        store.add_space(Space(version, dim, f"sha256:{version}"))
+        store.upsert(Rows(version, pa.array(np.arange(20) + 20 * version), vectors))
+        if version == 1:
+            assert store.build_index() == []
+            assert len(store.search({1: vectors[:3]}, 5)) == 3
+    assert store.build_index(IndexCodes("float16", 4)) == [1]
+
+
+def test_an_index_that_a_killed_builder_left_is_built_anew(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    store.upsert(rows(range(1200)))
+    store.build_index()
+    name = store.address.rpartition("#")[2]
+    index = f"{name}_v0_hnsw"
+    state = f"select indisvalid from pg_index where indexrelid = '{index}'::regclass"
+    server.sql(f"update pg_index set indisvalid = false where indexrelid = '{index}'::regclass")
+    store.build_index()
+    assert server.sql(state) == [(True,)]
+    # Killed before the comment, which says how many rows codes choose.
+    store.build_index(IndexCodes("float16", 5))
+    assert store._oversample(0) == 5
+    server.sql(f"comment on index {index}_float16 is null")
+    assert store._oversample(0) is None
+    assert len(store.search({0: np.ones((1, 4), np.float32)}, 3)[0]) == 3
+    store.build_index(IndexCodes("float16", 6))
+    assert store._oversample(0) == 6
+
+
+QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
+
+
+def test_a_filter_cannot_write(server: PostgresServer) -> None:
+    table = own_table(5)
+    server.sql(
+        f"create function wipe_{table}() returns boolean language plpgsql as"
+        f" $$ begin delete from {table}; return true; end $$"
+    )
+    with open_store(address_of(table)) as store:
+        with pytest.raises(StoreError, match="read-only"):
+            store.where(f"wipe_{table}()").search(QUERY, 3)
+        assert store.count() == {0: 5}
+
+
+def test_a_view_is_read_and_one_with_an_id_twice_is_refused(server: PostgresServer) -> None:
+    table = own_table(20)
+    server.sql(f"create view v_{table} as select * from {table} where category = 'news'")
+    with open_store(address_of(f"v_{table}")) as store:
+        assert store.count() == {0: 7}
+    server.sql(f"create view w_{table} as select * from {table} union all select * from {table}")
+    with pytest.raises(StoreError, match="twice"):
+        open_store(address_of(f"w_{table}"))
+
+
+def test_vectors_of_two_dims_are_refused(server: PostgresServer) -> None:
+    table = own_table(5, dims=False)
+    with open_store(address_of(table)) as store:
+        server.sql(f"update {table} set e0 = '[1,2]' where id = 2")
+        with pytest.raises(IntegrityError, match="differ in dim"):
+            store.fetch([2])
+        with pytest.raises((DataError, StoreError), match=r"dimensions|2 and 6 dims"):
+            store.search(QUERY, 3)
+    with pytest.raises(StoreError, match="2 and 6 dims"):
+        open_store(address_of(table))
+
+
+def test_a_role_that_may_only_select_reads_and_one_that_may_not_does_not(
+    server: PostgresServer,
+) -> None:
+    table = own_table(5)
+    number = next(NUMBERS)
+    for right in ("select", ""):
+        role = f"reader{number}{right}"
+        server.sql(f"create role {role} login")
+        uri = server.uri.replace("postgres:@", f"{role}:secret@")
+        with open_store(f"pgvector-table:{uri}#table={table}&v0=e0") as store:
+            if right:
+                server.sql(f"grant select on {table} to {role}")
+                assert len(store.search(QUERY, 3)[0]) == 3
+                continue
+            with pytest.raises(StoreError, match="permission denied") as refused:
+                store.search(QUERY, 3)
+            assert "secret" not in str(refused.value)
+
+
+def test_a_column_of_other_dims_by_now(server: PostgresServer) -> None:
+    table = own_table(20)
+    with open_store(address_of(table)) as store:
+        server.sql(f"alter table {table} alter column e0 type vector(2) using '[1,2]'")
+        assert store.spaces()[0].dim == 2
+        assert store.fetch([1])[0].vectors.tolist() == [[1, 2]]

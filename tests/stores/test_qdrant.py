@@ -1,0 +1,453 @@
+"""What is particular to Qdrant: local mode, a server's answers, and collections of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from qdrant_client import QdrantClient, models
+from tests.support.lineages import DIMS, lineage_of, vectors_of
+from tests.support.own_stores import own_store
+from tests.support.planted import planted, recall
+from tests.support.publishing import publish_next
+from tests.support.qdrant_answers import QdrantAnswers, qdrant_answers
+
+from evergram.errors import DataError, FormatError, IntegrityError, StoreError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.reader import Metric, Reader
+from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.open_store import open_store
+from evergram.stores.qdrant import adopted_collection, qdrant_index
+from evergram.stores.qdrant.adopted_collection import AdoptedCollection
+from evergram.stores.qdrant.qdrant_connection import QdrantConnection
+from evergram.stores.qdrant.qdrant_points import points_of
+from evergram.stores.qdrant.qdrant_store import QdrantStore
+from evergram.stores.store import Rows, Space, StoreView
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[QdrantStore]:
+    with QdrantStore.open(f"qdrant:{tmp_path}/qdrant#emb", "int64") as opened:
+        opened.add_space(Space(0, 4, "sha256:zero"))
+        yield opened
+
+
+def made_rows(ids: range, version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
+    vectors = np.full((len(ids), dim), value, dtype=np.float32)
+    return Rows(version, pa.array(ids, pa.int64()), vectors)
+
+
+def test_another_process_is_told_that_the_folder_is_taken(store: QdrantStore) -> None:
+    code = f"from evergram.stores.open_store import open_store; open_store({store.address!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "StoreError" in done.stderr
+    assert "already accessed" in done.stderr
+
+
+def test_a_later_format_is_refused(store: QdrantStore) -> None:
+    name = store.address.rpartition("#")[2]
+    store._ask("set_payload", name, {"format_version": 9}, [0], wait=True)
+    with pytest.raises(FormatError, match="has format 9; this Evergram reads 1"):
+        store.spaces()
+
+
+def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server, where another process may write however long this one reads."""
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(made_rows(range(3)))
+    monkeypatch.setattr(store, "_remote", True)
+    looks = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        looks.append(view)
+        store.upsert(made_rows(range(3), len(looks) % 2, 4 - len(looks) % 2))
+        return view.count()
+
+    with pytest.raises(StoreError, match="moved to other versions by another process each of the"):
+        store.read_consistently(look)
+    assert len(looks) == 10
+
+
+def test_collections_of_somebody_else_are_refused_and_stay(store: QdrantStore) -> None:
+    """They were deleted: one of that name was taken for what a killed writer had left."""
+    from qdrant_client import models
+
+    shape = models.VectorParams(size=1, distance=models.Distance.DOT)
+    for name in ("emb-v7", "mine"):
+        store._ask("create_collection", name, vectors_config=shape)
+        point = models.PointStruct(id=5, vector=[1.0], payload={"price": 3})
+        store._ask("upsert", name, [point], wait=True)
+    with pytest.raises(StoreError, match="a collection emb-v7 that is not of the store"):
+        store.add_space(Space(7, 4, "sha256:seven"))
+    with pytest.raises(StoreError, match="a collection mine that is not of the store"):
+        QdrantStore.open(f"qdrant:{store._place}#mine", "int64")
+    for name in ("emb-v7", "mine"):
+        assert store._ask("count", name, exact=True).count == 1
+
+
+def test_two_stores_share_a_folder_and_the_last_one_closes_it(tmp_path: Path) -> None:
+    films, people = (open_store(f"qdrant:{tmp_path}/q#{n}", create="int64") for n in "ab")
+    films.close()
+    people.add_space(Space(0, 3, "sha256:zero"))
+    with pytest.raises(StoreError, match="was closed"):
+        films.spaces()
+    people.close()
+    people.close()
+    with open_store(f"qdrant:{tmp_path}/q#b") as again:
+        assert list(again.spaces()) == [0]
+
+
+def test_a_server_that_is_not_there_is_an_error_within_seconds() -> None:
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9#emb cannot be reached"):
+        open_store("qdrant:http://127.0.0.1:9#emb")
+    assert time.monotonic() - start < 5
+
+
+def test_every_point_keeps_its_id_for_ever() -> None:
+    """They are stored, so a later Evergram must compute the same."""
+    assert points_of([7, "7", "a"]) == [
+        "f0b5b4b8-b5cb-5920-af1b-2cdcb054a491",
+        "f0b5b4b8-b5cb-5920-af1b-2cdcb054a491",
+        "e59b53f8-58a3-5574-b7b7-297c834c9cf7",
+    ]
+    assert len({UUID(point) for point in points_of(range(-100, 100))}) == 200
+
+
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
+def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
+    store: QdrantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.close()
+    monkeypatch.setenv("QDRANT_API_KEY", "hush")
+    with qdrant_answers(tmp_path / "qdrant") as server:
+        with open_store(f"qdrant:{server.url}#emb") as remote:
+            assert "hush" not in remote.address
+            server.cut = True
+            assert remote.spaces() == {0: Space(0, 4, "sha256:zero")}
+        assert (server.cut, server.keys) == (False, {"hush"})
+
+
+def test_errors_of_the_client_are_one_sentence_and_our_own_pass(tmp_path: Path) -> None:
+    connection = QdrantConnection(str(tmp_path / "q"), "qdrant:x#emb", create=True)
+    with pytest.raises(StoreError, match="qdrant:x#emb cannot be reached"):
+        connection.ask("count", "none")
+    for error, kind in ((DataError("mine"), DataError), (TimeoutError(), StoreError)):
+        with pytest.raises(kind), connection.errors_as_store_errors():
+            raise error
+    connection.close()
+
+
+ROWS, DIM = 150, 8
+
+INT8, BINARY = IndexCodes("int8", 3), IndexCodes("binary", 6)
+
+# Of the first collection, as an update asks for it.
+CONFIGS = {
+    "int8": {"scalar": {"type": "int8", "always_ram": True}},
+    "binary": {"binary": {"always_ram": True}},
+    "float32": "Disabled",
+}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[QdrantStore, QdrantAnswers]]:
+    """Fill a folder of the local mode, and open it as what a server has."""
+    with QdrantStore.open(f"qdrant:{folder}/own#emb", "int64") as store:
+        vectors, _ = planted(ROWS, DIM)
+        store.load(Space(0, DIM, "sha256:0"), [Rows(0, pa.array(range(ROWS)), vectors)])
+        store.add_space(Space(1, 4, "sha256:1"))
+    with (
+        qdrant_answers(folder / "own") as server,
+        QdrantStore.open(f"qdrant:{server.url}#emb") as remote,
+    ):
+        yield remote, server
+
+
+def updates(server: QdrantAnswers) -> list[tuple[str, Any]]:
+    """Return the updates of collections that a server was asked for, and forget what it was."""
+    asked = [
+        (path.partition("?")[0], body)
+        for path, body in server.asked
+        if body is not None and "quantization_config" in body
+    ]
+    server.asked.clear()
+    return asked
+
+
+def parameters_of(server: QdrantAnswers) -> list[Any]:
+    """Return the parameters of the searches that a server was asked for, and forget them."""
+    bodies = [body for path, body in server.asked if "query/batch" in path]
+    server.asked.clear()
+    return [one["params"] for body in bodies for one in body["searches"]]
+
+
+@pytest.mark.parametrize("codes", [INT8, BINARY], ids=lambda codes: codes.kind)
+def test_a_server_is_asked_to_quantize_and_to_score_by_whole_vectors(
+    tmp_path: Path, codes: IndexCodes
+) -> None:
+    vectors, queries = planted(ROWS, DIM)
+    by_codes = {"ignore": False, "rescore": True, "oversampling": float(codes.oversample)}
+    with served(tmp_path) as (store, server):
+        # Version 1 has no rows by which codes could be measured.
+        assert store.build_index(codes) == [0]
+        assert updates(server) == [
+            (
+                "/collections/emb-v0",
+                {"vectors": {"": {"on_disk": True}}, "quantization_config": CONFIGS[codes.kind]},
+            )
+        ]
+        assert recall(store, 0, vectors, queries, 10) == 1.0
+        store.read_consistently(lambda view: view.search({0: queries[:1]}, 200))
+        first, *_, last = parameters_of(server)
+        assert first == {"hnsw_ef": 128, "exact": False, "quantization": by_codes}
+        assert last == {"hnsw_ef": 200, "exact": False, "quantization": by_codes}
+        # Another process knows how many points the codes are to choose.
+        with open_store(store.address) as again:
+            again.search({0: queries[:1]}, 3)
+            assert [one["quantization"] for one in parameters_of(server)] == [by_codes]
+        # Where all rows are compared, and among few ids, codes are left out.
+        store.search({0: queries[:1]}, 3, exact=True)
+        store.search({0: queries[:1]}, 3, ids=[1, 2, 3, 4])
+        whole = {"hnsw_ef": 128, "exact": True, "quantization": {"ignore": True}}
+        assert parameters_of(server) == [whole, whole]
+        # What was written comes back to the last bit.
+        (rows,) = store.fetch([3, 5])
+        np.testing.assert_array_equal(rows.vectors, vectors[rows.ids.to_numpy()])
+
+
+def test_whole_vectors_again_take_the_codes_back(tmp_path: Path) -> None:
+    _, queries = planted(ROWS, DIM)
+    with served(tmp_path) as (store, server):
+        assert store.build_index() == [0, 1]
+        assert updates(server) == []  # a server has whole vectors by itself
+        store.build_index(INT8)
+        store.build_index(BINARY)
+        assert store._meta().oversample == {0: 6}
+        updates(server)
+        assert store.build_index(FLOAT32) == [0, 1]
+        assert [body for _, body in updates(server)] == [
+            {"vectors": {"": {"on_disk": False}}, "quantization_config": "Disabled"}
+        ]
+        assert store._meta().oversample == {}
+        store.search({0: queries[:1]}, 3)
+        # Codes that somebody else had the server make would not be scores.
+        assert [one["quantization"] for one in parameters_of(server)] == [{"ignore": True}]
+
+
+def test_codes_that_find_too_few_are_refused_and_taken_back(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server):
+        server.misled = True
+        words = (
+            r"binary with oversample 6 finds 0% of the ten best of version 0, and 95% are needed"
+        )
+        with pytest.raises(DataError, match=words):
+            store.build_index(BINARY)
+        assert store._meta().oversample == {}
+        assert server.quantized == {"emb-v0": "Disabled"}
+
+
+def test_a_server_that_does_not_take_codes_is_no_index_of_them(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server):
+        server.takes = False
+        with pytest.raises(StoreError, match=r"asked for an index of int8 and has one of float32"):
+            store.build_index(INT8)
+        # What is recorded does no harm: scores are those of whole vectors in any case.
+        vectors, queries = planted(ROWS, DIM)
+        assert recall(store, 0, vectors, queries, 10) == 1.0
+        server.takes = True
+        assert store.build_index(INT8) == [0]
+
+
+@pytest.mark.parametrize(("state", "words"), [("UNFINISHED", "still indexing"), ("FAILED", "log")])
+def test_a_server_that_does_not_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, words: str
+) -> None:
+    monkeypatch.setattr(qdrant_index, state, "green")
+    monkeypatch.setattr(qdrant_index, "INDEXING", 0.0)
+    with served(tmp_path) as (store, server):
+        with pytest.raises(StoreError, match=words):
+            store.build_index()
+        # Half floats would be what is stored.
+        with pytest.raises(DataError, match="float16"):
+            store.build_index(IndexCodes("float16", 2))
+        assert updates(server) == []
+
+
+QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
+
+KIND = "qdrant-collection, Dot"
+
+
+def collection(
+    folder: Path,
+    points: Mapping[Any, Mapping[str, Any]],
+    distance: str = "Dot",
+    vectors: np.ndarray | None = None,
+    **shape: Any,
+) -> str:
+    """Make a collection `mine` with a vector without a name, and return its address, to v0=."""
+    vectors = vectors_of(0, len(points)).numpy() if vectors is None else vectors
+    params = models.VectorParams(size=vectors.shape[1], distance=models.Distance(distance), **shape)
+    with closing(QdrantClient(path=str(folder))) as client:
+        client.create_collection("mine", vectors_config=params)
+        written = [
+            models.PointStruct(id=key, vector=vectors[i].tolist(), payload=dict(payload))
+            for i, (key, payload) in enumerate(points.items())
+        ]
+        if written:
+            client.upsert("mine", written)
+    return f"qdrant-collection:{folder}#collection=mine&v0="
+
+
+def test_points_with_ids_of_two_types_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    points: dict[Any, Any] = {i: {} for i in range(5)} | {str(uuid.UUID(int=4)): {}}
+    with open_store(collection(tmp_path, points)) as store:
+        for read in (lambda: store.search(QUERY, 9), lambda: list(store.scan())):
+            with pytest.raises(IntegrityError, match="numbers and ids that are texts"):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("distance", "shape", "words"),
+    [
+        ("Manhattan", {}, "distance Manhattan; it must be Dot, Cosine or Euclid"),
+        (
+            "Dot",
+            {
+                "multivector_config": models.MultiVectorConfig(
+                    comparator=models.MultiVectorComparator.MAX_SIM
+                )
+            },
+            "several vectors a point",
+        ),
+    ],
+)
+def test_vectors_of_another_sort_are_refused(
+    tmp_path: Path, distance: str, shape: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StoreError, match=words):
+        open_store(collection(tmp_path, {}, distance, np.ones((0, 6), np.float32), **shape))
+
+
+def unit_lineage(folder: Path, scale: float = 1.0) -> tuple[Lineage, np.ndarray]:
+    """Return a lineage of one version of vectors of one length, and the vectors."""
+    vectors = torch.nn.functional.normalize(vectors_of(0, 60), dim=1) * scale
+    lineage = Lineage.create(folder, "line")
+    ids = pa.array(range(60))
+    block = (ids, vectors)
+    described = {"metrics": {"model": {}}, "version": 0}
+    canaries = {"object": (ids.cast(pa.string()), vectors)}
+    publish_next(lineage, Artefact(6, {"object": block}, None, described, {}, canaries=canaries))
+    return lineage, vectors.numpy()
+
+
+def test_a_cosine_collection_is_searched_by_each_metric(tmp_path: Path) -> None:
+    lineage, vectors = unit_lineage(tmp_path / "line")
+    address = collection(tmp_path / "own", {i: {} for i in range(60)}, "Cosine", vectors)
+    query = np.linspace(-2, 3, 6).astype(np.float32)
+    asked, rows = query.astype(float), vectors.astype(float)
+    truth: dict[Metric, Any] = {
+        "ip": rows @ asked,
+        "l2": -((rows - asked) ** 2).sum(axis=1),
+        "cosine": rows @ asked / np.linalg.norm(rows, axis=1) / np.linalg.norm(asked),
+    }
+    with closing(Reader.open(lineage, {"object": address})) as reader:
+        for metric, scores in truth.items():
+            (hits,) = reader.search(query, 7, 0, metric=metric)
+            best = np.argsort(-scores)[:7]
+            assert hits.ids.to_pylist() == best.tolist()
+            assert np.allclose(hits.scores, scores[best], atol=1e-5)
+
+
+def test_a_cosine_collection_of_other_lengths_is_refused_and_the_error_says_why(
+    tmp_path: Path,
+) -> None:
+    lineage, vectors = unit_lineage(tmp_path / "line", 3.0)
+    address = collection(tmp_path / "own", {i: {} for i in range(60)}, "Cosine", vectors)
+    with pytest.raises(IntegrityError, match=r"60 of 60 vectors .* length 1 when they"):
+        Reader.open(lineage, {"object": address})
+    dot = collection(tmp_path / "dot", {i: {} for i in range(60)}, "Dot", vectors)
+    Reader.open(lineage, {"object": dot}).close()
+
+
+def test_a_server_is_asked_for_exact_searches(tmp_path: Path) -> None:
+    """The answers are made by the tests: no real server runs here."""
+    held = {0: range(280), 1: range(100, 200)}
+    local = own_store("qdrant-collection, Euclid", tmp_path / "own", 300, held)
+    lineage = lineage_of(tmp_path / "line", canaries=2)
+    with closing(Reader.open(lineage, {"object": local})) as reader:
+        expected = searched(reader)
+    with qdrant_answers(tmp_path / "own") as server:
+        names = local.rpartition("#")[2]
+        address = f"qdrant-collection:{server.url}#{names}"
+        with closing(Reader.open(lineage, {"object": address})) as reader:
+            assert searched(reader) == expected
+        paths = {path.partition("?")[0].rpartition("documents")[2] for path, _ in server.asked}
+        assert paths == {"", "/points/scroll", "/points/count", "/points/query/batch"}
+        bodies = [body for path, body in server.asked if "batch" in path]
+        assert bodies
+        for search in (one for body in bodies for one in body["searches"]):
+            assert search["params"]["exact"] is True
+            assert search["params"]["quantization"]["ignore"] is True
+        with pytest.raises(DataError, match=r"no collection 'none' at http.*; it has documents"):
+            open_store(f"qdrant-collection:{server.url}#collection=none&v0=e0")
+
+
+def searched(reader: Reader) -> list[Any]:
+    query = np.linspace(-1, 2, DIMS[0]).astype(np.float32)
+    metrics: list[Metric] = ["ip", "l2", "cosine"]
+    conditions = {"category": ["news", "sport"], "year": {"gte": 2003}}
+    return [
+        (hits.ids.to_pylist(), hits.scores.round(4).tolist(), hits.versions.tolist())
+        for metric in metrics
+        for ids in (None, list(range(0, 300, 7)))
+        for chosen in (None, conditions)
+        for hits in reader.search(query, 9, 0, metric=metric, ids=ids, filter=chosen)
+    ]
+
+
+@pytest.fixture
+def two_versions(tmp_path: Path) -> Iterator[AdoptedCollection]:
+    with open_store(own_store(KIND, tmp_path, 9, {0: range(9), 1: range(0)})) as store:
+        assert isinstance(store, AdoptedCollection)
+        yield store
+
+
+def moving(store: AdoptedCollection, moves: int) -> Callable[[Any], list[Any]]:
+    """Return a reading during which, so many times, a version gets its first row or loses it."""
+    left = [moves]
+
+    def work(view: Any) -> list[Any]:
+        versions = list(view.filled())
+        if left[0]:
+            left[0] -= 1
+            vector = models.PointVectors(id=3, vector={"e1": [1.0] * DIMS[1]})
+            store._ask("update_vectors", "documents", [vector])
+        return versions
+
+    return work
+
+
+def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
+    two_versions: AdoptedCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert two_versions.read_consistently(moving(two_versions, 1)) == [0, 1]
+    two_versions._ask("delete_vectors", "documents", ["e1"], [3])
+    monkeypatch.setattr(adopted_collection, "LOOKS", 1)
+    with pytest.raises(StoreError, match="got their first rows"):
+        two_versions.read_consistently(moving(two_versions, 1))
