@@ -414,6 +414,8 @@ def test_a_store_is_filled_with_a_version_before_it_is_promoted(tmp_path: Path) 
     assert (lineage.production, filled.held) == (0, {1: 300})
     (filled,) = fill_stores(lineage, {"object": str(tmp_path / "old")})
     assert filled.held == {0: 300}
+    assert fill(lineage, own := DictionaryStore(), "object") == 300
+    assert own.count() == {0: 300}
     with pytest.raises(UnknownVersionError):
         fill_stores(lineage, {"object": str(tmp_path / "none")}, version=7)
     assert not (tmp_path / "none").exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,10 +13,10 @@ from tests.support.postgres_server import postgres
 from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import canonical_uuids, read_names
+from evergram.stores.adopted_address import read_names
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres.connection import read_address, show_address
-from evergram.stores.postgres.table_address import read_table_address, sendable
+from evergram.stores.postgres.table_address import read_table_address
 from evergram.stores.qdrant.collection_facts import read_collection_address
 from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.stores.rows import Space
@@ -192,13 +190,6 @@ def test_an_address_of_a_collection_says_its_vectors(monkeypatch: pytest.MonkeyP
         assert is_local_mode(local)
     for other in ("qdrant:http://h:6333#a", "qdrant-collection:https://h#collection=a", "dir"):
         assert not is_local_mode(other)
-
-
-def test_only_ids_that_a_column_can_hold_are_sent() -> None:
-    one = str(uuid.uuid4())
-    assert sendable(["a", "b\0"], "text") == ["a"]
-    asked: list[Any] = ["a", one, one.upper(), f"{{{one}}}"]
-    assert sendable(asked, "uuid") == canonical_uuids(asked) == [one]
 
 
 EXTRAS = [

@@ -127,7 +127,7 @@ def test_ids_are_numbers_texts_and_uuids(
     "name", ["My docs", 'a"b', "o'clock", "50% off", "naïve", "x'; drop table y; --", "{a}"]
 )
 def test_names_that_need_quotes(kind: str, name: str, tmp_path: Path) -> None:
-    columns = {f"{name} id": NUMBERS, f"{name} c": ["news", "x"] * 10}
+    columns: dict[str, list[Any]] = {f"{name} id": NUMBERS, f"{name} c": ["news", "x"] * 10}
     address = table_of(kind, tmp_path, columns, VECTORS[:20], vector=f"{name} e")
     if kind == "pgvector-table":
         postgres().sql(f"drop table if exists {quoted(name)}")
@@ -356,7 +356,7 @@ def test_an_address_that_does_not_fit_the_table_is_refused_by_the_name(
 ) -> None:
     more, addresses = SHAPES[kind]
     types = {key: value.type for key, value in more.items() if isinstance(value, pa.Array)}
-    columns = {"id": [0, 1, 2], **more}
+    columns: dict[str, Any] = {"id": [0, 1, 2], **more}
     address = table_of(kind, tmp_path / "own", columns, VECTORS[:3], types)
     place = address.partition("#")[0]
     for rest, name in addresses:

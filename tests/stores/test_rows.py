@@ -73,9 +73,10 @@ def slow_check(key: int | str, version: int, vector: list[float]) -> int:
 def test_checksums_are_those_of_the_definition_and_of_files(ids: list[Any]) -> None:
     """They are stored beside the rows, so a later Evergram must compute the same."""
     vectors = np.arange(9, dtype=np.float32).reshape(3, 3)
-    checks = row_checks(Rows(1, pa.array(ids), vectors)).tolist()
-    rows_of = zip(ids, vectors.tolist(), strict=True)
-    assert checks == [slow_check(key, 1, vector) for key, vector in rows_of]
+    for version in (3, 1):
+        checks = row_checks(Rows(version, pa.array(ids), vectors)).tolist()
+        rows_of = zip(ids, vectors.tolist(), strict=True)
+        assert checks == [slow_check(key, version, vector) for key, vector in rows_of]
     assert checks[0] == (3751147483 if ids[0] == 5 else 631072141)
 
 
