@@ -13,7 +13,6 @@ import pytest
 
 from evergram.data.amazon import load_amazon, read_metadata
 from evergram.data.corpus import Corpus
-from evergram.data.files import json_lines
 from evergram.errors import DataError
 
 
@@ -215,38 +214,6 @@ def test_a_bad_line_is_named_by_its_file_and_row(tmp_path: Path) -> None:
             load_amazon(path)
 
 
-def test_rows_are_whole_and_counted_over_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json_lines, "BLOCK", 1000)
-    lines = [review_2014(f"u{i}", f"B{i % 7}", 1.0 + i % 5, i) for i in range(500)]
-    for name in ("r.json", "r.json.gz"):
-        path = write(tmp_path / name, *lines)
-        assert len(list(json_lines.blocks(path))) > 50
-        assert rows(load_amazon(path)) == [
-            (f"u{i}", f"B{i % 7}", 1.0 + i % 5, i) for i in range(500)
-        ]
-        write(path, *lines[:400], "{}", *lines[400:])
-        with pytest.raises(DataError, match=r"row 401: reviewerID is None"):
-            load_amazon(path)
-    write(path, *lines[:3], json.dumps({"reviewText": "x" * 3000}))
-    with pytest.raises(DataError, match=r"row 4 is longer than"):
-        load_amazon(path)
-
-
-def test_a_cut_file_is_named_with_the_row_where_it_ends(tmp_path: Path) -> None:
-    # Words that do not compress, so that the cut is well inside.
-    lines = [review_2014(f"{i * 2654435761 % 2**32:x}", f"B{i}", 5.0, i) for i in range(20_000)]
-    whole = write(tmp_path / "r.json.gz", *lines).read_bytes()
-    (tmp_path / "r.json.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"r\.json\.gz row \d+ cannot be read") as caught:
-        load_amazon(tmp_path)
-    assert 8_000 < int(str(caught.value).split(" row ")[1].split()[0]) < 12_000
-    (tmp_path / "r.json.gz").write_bytes(whole[:3000] + b"\xff" * 99 + whole[3099:])
-    with pytest.raises(DataError, match=r"r\.json\.gz row \d+ cannot be read"):
-        load_amazon(tmp_path)
-
-
 def test_a_folder_holds_one_file_of_reviews_and_one_of_metadata_at_most(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file or folder"):
         load_amazon(tmp_path / "nowhere")
@@ -304,13 +271,6 @@ def test_a_cut_file_of_beauty_is_named(tmp_path: Path, name: str) -> None:
     path = beauty(tmp_path) / name
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(DataError, match=rf"{name}.* cannot be read"):
-        load_amazon(tmp_path)
-
-
-def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    path = beauty(tmp_path) / "brand.txt.gz"
-    path.write_bytes(gzip.compress(b"Prada\nOr\xe9al\n"))
-    with pytest.raises(DataError, match=r"brand\.txt\.gz row 2 is not UTF-8"):
         load_amazon(tmp_path)
 
 

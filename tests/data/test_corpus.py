@@ -25,13 +25,6 @@ def corpus(query: list[Any], candidate: list[Any], **columns: list[Any]) -> Corp
     return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **columns}))
 
 
-def test_ids_of_any_type_get_rows_by_first_appearance() -> None:
-    for ids in [[7, 3, 7], ["b", "a", "b"], pa.array(["b", "a", "b"]).dictionary_encode()]:
-        data = Corpus.from_tables(pa.table({"query": ids, "candidate": [1, 2, 3]}))
-        assert data.column("query").tolist() == [0, 1, 0]
-        assert len(data.queries) == 2
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
 def test_the_order_is_stable(times: list[int]) -> None:
@@ -80,11 +73,6 @@ def test_restriction_keeps_external_ids_and_features(
     assert set(keys[1]) == set(part.candidates.vocabulary.keys.to_pylist())
     lengths = part.candidates.features["bag"].offsets.diff().tolist()
     assert lengths == part.candidates.vocabulary.keys.to_pylist()
-
-
-def test_keys_of_another_type_are_found_by_their_text() -> None:
-    assert Vocabulary(pa.array([10, 20])).rows(pa.array(["20", "x", "10"])).tolist() == [1, -1, 0]
-    assert Vocabulary(pa.array(["10"])).rows(pa.array([10, 11])).tolist() == [0, -1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -191,12 +179,6 @@ def test_a_side_takes_the_features_of_its_rows_along() -> None:
     assert part.features["tags"].indices.tolist() == [1, 0, 0]
     assert part.features["tags"].offsets.tolist() == [0, 2, 3]
     assert repr(side) == "Side(3 entities, features tags)"
-
-
-def test_features_of_the_other_side_are_refused() -> None:
-    table = pa.table({"query": [1], "candidate": ["a"]})
-    with pytest.raises(DataError, match=r"query features have none of the ids .*other side\?"):
-        Corpus.from_tables(table, pa.table({"id": ["a"], "tag": ["x"]}))
 
 
 def test_a_text_is_no_integer_id() -> None:

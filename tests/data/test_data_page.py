@@ -25,9 +25,7 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_corpus_from_memory_trains() -> None:
     planted = evergram.load_corpus(
         evergram.Recipe.of(
-            {
-                "data": {"kind": "synthetic", "queries": 60, "candidates": 30, "interactions": 900},
-            }
+            {"data": {"kind": "synthetic", "queries": 60, "candidates": 30, "interactions": 900}}
         )
     )
     rows = zip(planted.column("query").tolist(), planted.column("candidate").tolist(), strict=True)

@@ -77,6 +77,8 @@ def test_training_on_a_missing_data_set_gives_the_command_that_fetches_it(
     assert ended.value.code == 2
     sentence = " ".join(capsys.readouterr().err.split())
     wanted = DATA_SETS["movielens-25m-head"]
+    with pytest.raises(DataError, match=r"python -m benchmarks\.gowalla"):
+        existing(tmp_path / "build" / "gowalla" / "train.parquet")
     assert f"There is no file or folder {tmp_path}/data/movielens-25m-head:" in sentence
     for part in (wanted.title, wanted.terms, "ml-25m.zip", "docs/data-sets.md"):
         assert part in sentence

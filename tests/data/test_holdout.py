@@ -16,7 +16,7 @@ from evergram.data.columnar.pair_blocks import PairBlock, PairRule
 from evergram.data.corpus import Corpus
 from evergram.data.holdout import rules
 from evergram.data.pair_hash import PairHash, TrainedPairs, below
-from evergram.data.rolling_window import RollingWindow, units_per_second
+from evergram.data.rolling_window import RollingWindow
 from evergram.data.row_pairs import RowPairs, among, pairs_outside
 from evergram.errors import DataError
 
@@ -71,16 +71,6 @@ def test_a_hash_marks_a_pair_alike_wherever_it_stands(
         assert len(set(zip(pairs, one, strict=True))) == len(set(pairs))
 
 
-def test_a_hash_marks_about_its_share() -> None:
-    corpus = Corpus.of([(q, c) for q in range(100) for c in range(50)])
-    marks = marked(corpus, rules.hashed_below(corpus, PairHash("s"), 0.2), 999)
-    assert sum(marks) / 5000 == pytest.approx(0.2, abs=0.02)
-    queries = torch.tensor(marked(corpus, rules.of_half_the_queries(corpus, PairHash("s")), 999))
-    by_query = queries.view(100, 50)
-    assert bool((by_query.all(1) == by_query.any(1)).all())
-    assert 30 < int(by_query.any(1).sum()) < 70
-
-
 def test_a_smallest_value_needs_values() -> None:
     rule = rules.of_at_least(3)
     assert marked(Corpus.of({"query": [1, 1], "candidate": [1, 2], "value": [2, 3]}), rule, 1) == [
@@ -118,12 +108,6 @@ def test_rules_are_combined() -> None:
     assert (~LOW | FIVE)(BLOCK).tolist() == [True, True, True]
 
 
-def test_the_key_of_a_combination_says_what_it_is_of() -> None:
-    keys = {r.key for r in (LOW, FIVE, ~LOW, ~FIVE, LOW & FIVE, LOW | FIVE, ~LOW & FIVE)}
-    assert len(keys) == 7
-    assert (LOW & FIVE).key == PairRule("low", FIVE.marks).__and__(FIVE).key
-
-
 TUPLES = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 4)), max_size=12)
 
 
@@ -141,12 +125,6 @@ def test_pairs_among_others_are_those_of_a_set_unknown_candidates_included(
     assert inside.tolist() == [pair in set(others) for pair in pairs]
     kept = row_pairs(pairs).where(inside)
     assert len(kept) == int(inside.sum())
-
-
-def test_no_pairs_are_among_none() -> None:
-    assert len(RowPairs.none()) == 0
-    assert among(RowPairs.none(), row_pairs([(0, 1)])).tolist() == []
-    assert among(row_pairs([(0, 1)]), RowPairs.none()).tolist() == [False]
 
 
 def test_pairs_outside_a_corpus_are_new_pairs_and_those_of_unknown_ids() -> None:
@@ -228,10 +206,6 @@ def test_trained_pairs_are_a_set(one: list[tuple[int, int]], two: list[tuple[int
     assert rest.has(of(asked)).tolist() == [pair in set(one) - set(two) for pair in asked]
 
 
-def test_no_pair_is_known_where_none_was_trained() -> None:
-    assert not TrainedPairs().has(np.array([5, 6], dtype=np.uint64)).any()
-
-
 def test_a_share_or_a_length_of_time_is_read() -> None:
     for text, share, seconds in [
         ("5 %", 0.05, None),
@@ -277,8 +251,3 @@ def test_dates_of_1970_are_not_taken_for_those_of_another_unit() -> None:
     assert RollingWindow.parse("5 %").begins(time) == 95
     with pytest.raises(DataError, match=r"the earliest time here is 0, which in milliseconds, as"):
         RollingWindow.parse("7 days").begins(time)
-
-
-def test_a_date_tells_its_unit_and_another_number_tells_none() -> None:
-    assert [units_per_second(1.7e9 * u) for u in (1, 10**3, 10**6)] == [1, 10**3, 10**6]
-    assert units_per_second(12.0) is None

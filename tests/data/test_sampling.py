@@ -210,16 +210,6 @@ def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
         torch.testing.assert_close(expectation, weight / 5)
 
 
-def test_an_epoch_is_every_pair_once_and_the_same_for_the_same_seed() -> None:
-    data = corpus([(i, i % 3) for i in range(12)])
-    one = ExampleSampler(data, batch_size=4, seed=3)
-    other = ExampleSampler(data, batch_size=4, seed=3)
-    seen = torch.cat([b.query for b in one.epoch(0)])
-    assert sorted(seen.tolist()) == list(range(12))
-    assert torch.equal(seen, torch.cat([b.query for b in other.epoch(0)]))
-    assert not torch.equal(seen, torch.cat([b.query for b in one.epoch(1)]))
-
-
 def test_values_as_targets_need_values() -> None:
     with pytest.raises(DataError, match=r"task\.target"):
         ExampleSampler(corpus([(0, 0)]), PairDraws(target="value"), batch_size=1, seed=0)

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.data.files.column_names import guess, has_no_header, lacking
-from evergram.data.files.csv_file import read_csv
 from evergram.data.tables import load_table, read_features, read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
@@ -74,7 +73,6 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
         ("id,weight\n1,2\n1,3\n", "names the id 1 twice"),
         ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
         ("id,weight\n1.5,2\n", "column 'id' is of numbers"),
-        ("key,weight\n1,2\n", "no column 'id'; its columns are: key, weight"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
@@ -158,14 +156,6 @@ def test_every_table_format(tmp_path: Path, suffix: str) -> None:
     assert set(corpus.interactions.column_names) == {"query", "candidate", "time"}
 
 
-def test_a_csv_cell_with_the_separator_is_a_bag(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
-    (tmp_path / "f.csv").write_text("id,tags,kind\n5,a|b,film\n6,c,book\n")
-    corpus = load_table(tmp_path / "x.csv", candidate_features=tmp_path / "f.csv")
-    assert corpus.candidates.features["tags"].offsets.tolist() == [0, 2]
-    assert corpus.candidates.features["kind"].offsets.tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -189,14 +179,6 @@ def test_a_table_that_cannot_be_used_is_one_sentence(
     with pytest.raises(DataError, match=message) as caught:
         load_table(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_file_and_column(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no file"):
-        load_table(tmp_path / "x.csv")
-    (tmp_path / "x.csv").write_text("query,candidate\n1,2\n")
-    with pytest.raises(DataError, match="no column 'user'"):
-        load_table(tmp_path / "x.csv", columns={"query": "user"})
 
 
 def test_usual_names_are_known() -> None:
@@ -252,23 +234,3 @@ def test_a_first_line_of_words_may_be_a_row() -> None:
         ({}, ["0", "1"], False),
     ):
         assert "row" not in lacking("x", both, names, chosen, header_line=header_line)
-
-
-def test_columns_keep_the_types_that_are_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.csv"
-    path.write_text('query,note,candidate\n1,"a, b",007\n2,c,8\n')
-    kinds = {"query": pa.int64(), "candidate": pa.string()}
-    table = read_csv(path, "pairs", types=kinds)
-    assert table.to_pydict() == {"query": [1, 2], "candidate": ["007", "8"]}
-    assert read_csv(path.read_bytes(), "pairs", types=kinds).equals(table)
-
-
-def test_without_a_header_types_name_the_columns_and_quotes_are_letters() -> None:
-    types = {"query": pa.string(), "candidate": pa.string()}
-    table = read_csv(b'1\t"a\n', "pairs", delimiter="\t", types=types, header=False)
-    assert table.to_pydict() == {"query": ["1"], "candidate": ['"a']}
-
-
-def test_a_line_with_too_many_cells_is_named() -> None:
-    with pytest.raises(DataError, match=r"pairs row 2 .*3 cells"):
-        read_csv(b"query,candidate\n1,2\n1,2,3\n", "pairs")

@@ -6,29 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from reproduction.bc import basis, claims, figure3, figure4, figure5, methods, table3
 from reproduction.bc.columns import (
-    best,
     by_task,
     by_version,
-    keep_all,
     of_corpus,
     on_first,
     on_music,
     over_time,
     rank_correlation,
     swept,
-    times,
     value,
-    worst,
 )
-from reproduction.bc.comparison import closed_form_distances, compare_methods, sizes
+from reproduction.bc.comparison import closed_form_distances, compare_methods
 from reproduction.bc.methods import ALIGNER, FIX, JOINT, JOINT_SINGLE, NAMES, NO_TRANS, NON_BC, TINY
 from reproduction.bc.table3 import SENTENCES
 from reproduction.experiment import Runs
 from reproduction.results import Result
-from tests.support.reproduced_comparisons import TIMES, comparison_result, theirs
+from tests.support.reproduced_comparisons import comparison_result, theirs
 from tests.support.reproduction_results import runs_of
 
 from evergram import Lineage, Recipe, load_corpus
@@ -38,14 +33,6 @@ from evergram.training import Progress
 
 GAMES = theirs("Video Games")
 ONE = comparison_result("games", GAMES, strengths=(16.0, 2.0, 4.5))
-
-
-def test_a_figure_is_read_by_method_and_column() -> None:
-    assert value(ONE, ALIGNER, "total") == -3.94
-    assert best(ONE, [FIX, ALIGNER], "intended") == -3.35
-    assert worst(ONE, [FIX, ALIGNER], "intended") == -25.55
-    assert keep_all(ONE, "unintended") == 0.7
-    assert times(ONE) == list(TIMES)
 
 
 def test_versions_tasks_and_strengths_are_numbers_in_order() -> None:
@@ -168,12 +155,6 @@ def test_the_figures_of_the_same_corpus_stand_beside_ours() -> None:
         "BC-Aligner", "-3.21", "-0.07", "-3.28", "0.130", "-2.96", "-0.65", "-3.62", "0.38",
     ]  # fmt: skip
     assert rows["evergram (ours)"][5:] == [""] * 4
-
-
-def test_another_corpus_has_the_range_of_theirs() -> None:
-    table = table3.corpus_table(grocery_runs("films"), "films")
-    rows = {row[0]: row for row in table.rows}
-    assert rows["Fix-M0"][5:] == ["-27.79 to -25.55", "0.00", "-27.79 to -25.55", "0.00"]
 
 
 def test_the_basis_says_queries_budget_plateaus_and_deviation() -> None:
@@ -381,12 +362,3 @@ def test_an_interrupted_comparison_goes_on_in_its_folder(
     # Two versions of each run, and the one that was killed.
     assert count[0] == 2 * len(again["trained"]) + 1
     assert again == made[0]
-
-
-def test_sizes_count_the_keys_that_candidates_have() -> None:
-    few = load_corpus(recipe()).restrict(torch.arange(5))
-    measured = sizes(few)
-    assert measured["interactions"] == 5
-    assert measured["candidates"] == len(few.candidates) <= 5
-    groups = few.candidates.features["group"].indices.tolist()
-    assert measured["keys"]["group"] == len(set(groups)) < 10

@@ -18,11 +18,9 @@ from reproduction.gramian import (
     table2,
 )
 from reproduction.gramian.adaptive_error import LINEAR, NAME, SUFFIX, trajectories_of
-from reproduction.gramian.averaging_error import EXPERIMENT
 from reproduction.gramian.gramian_error import (
     BASELINES,
     FAST,
-    GRAMIAN_ERROR,
     NAMES,
     RATES,
     SAGRAMS,
@@ -31,11 +29,7 @@ from reproduction.gramian.gramian_error import (
     sogram_name,
 )
 from reproduction.printed import printed
-from reproduction.readings.gramian_errors import GramianErrors
-from reproduction.run import jobs_of
 from tests.support.reproduction_results import map_result, result, runs_of
-
-from reproduction import results
 
 RUNS = runs_of(
     [
@@ -260,19 +254,6 @@ def test_a_margin_is_a_percentage_of_the_worse_error() -> None:
     assert gramian_error.larger_is_better(runs(PAPERS, factor=1.5))[0] < 0
 
 
-def test_errors_alike_are_those_in_the_same_order() -> None:
-    assert gramian_error.gradients_alike(runs(PAPERS, gradient=3)) == [pytest.approx(0.2)]
-    assert gramian_error.gradients_alike(runs(PAPERS, gradient=-1)) == [
-        pytest.approx(-1.8, abs=0.01)  # two of the errors are equal
-    ]
-
-
-def test_the_start_of_a_trajectory_is_left_out() -> None:
-    (only,) = runs(PAPERS).of(SLOW)
-    assert gramian_error.error(only, "gramian", SOGRAM, 1024) == pytest.approx(0.075)
-    assert gramian_error.sizes_of(only) == (128, 1024)
-
-
 def averages(by_rate: dict[float, list[float]]) -> Runs:
     series = {f"{gramian_error.sogram_name(r)} | 1024": v for r, v in by_rate.items()}
     steps = {"step": list(range(8)), "gramian": series, "gradient": series}
@@ -322,25 +303,3 @@ def test_the_second_training_is_no_trajectory_of_its_own() -> None:
     }
     for claim in (*gramian_error.CLAIMS, *averaging_error.CLAIMS):
         assert claim.margins(adaptive_runs()) == claim.margins(adaptive_runs(adaptive=False))
-
-
-def test_it_is_the_same_training_with_other_estimators_that_look_on() -> None:
-    jobs = {job.training.label: job for job in jobs_of(GRAMIAN_ERROR, "small", [0])}
-    first = [label for label in jobs if not label.endswith(SUFFIX)]
-    assert {f"{label}{SUFFIX}" for label in first} == jobs.keys() - set(first)
-    for label in first:
-        one, two = jobs[label], jobs[label + SUFFIX]
-        assert one.settings["recipe"] == two.settings["recipe"]
-        (own,), (other,) = one.training.readings, two.training.readings
-        assert isinstance(own, GramianErrors)
-        assert isinstance(other, GramianErrors)
-        assert own.every == other.every
-        assert {n.split(" | ")[0] for n in other.estimators} == {NAME, LINEAR}
-
-
-def test_the_remark_names_the_steps_of_the_small_preset() -> None:
-    kept = results.read_all(results.FOLDER, EXPERIMENT.source, "small")
-    steps = {result.series["errors"]["step"][-1] for result in kept}
-    assert len(steps) == 1
-    (remark,) = (claim.remark for claim in EXPERIMENT.claims if claim.remark)
-    assert f"small preset has {steps.pop():,};" in remark

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from reproduction.bc.images.measures import (
     measure_all,
     search,
 )
-from reproduction.bc.images.pictures import LOOKS, list_pictures, looks_of, read_pixels
+from reproduction.bc.images.pictures import list_pictures, looks_of, read_pixels
 from reproduction.bc.images.roles import (
     CLASSES_SEEN,
     CLASSES_UNSEEN,
@@ -62,7 +61,6 @@ from reproduction.bc.images.upgrades import (
     ENCODERS,
     HEADS,
     POST_ORTHOGONAL,
-    SMALL,
     TINY,
     encoder_readings,
     principal,
@@ -92,16 +90,6 @@ from evergram import Recipe
 from evergram.errors import DataError
 from evergram.training import Progress
 
-
-def test_the_newer_encoder_is_the_better_one() -> None:
-    vectors = made_up_vectors()
-    old, new = (
-        search(torch.nn.functional.normalize(v, dim=1), v, vectors.label)
-        for v in (vectors.old, vectors.new)
-    )
-    assert new > old
-
-
 PACKAGES = ("efficientnet_lite_pytorch", OLD.package, NEW.package)
 real = pytest.mark.skipif(
     any(find_spec(package) is None for package in PACKAGES),
@@ -114,12 +102,6 @@ class Patches(nn.Module):
 
     def extract_features(self, inputs: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(inputs, 2)
-
-
-def test_vectors_are_the_mean_of_the_map_of_scaled_pixels() -> None:
-    pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
-    expected = (pixels.double().mean((2, 3)) - MEAN) / DEVIATION
-    assert torch.allclose(embed(Patches(), pixels).double(), expected, atol=1e-5)
 
 
 def test_files_are_embedded_in_their_order_whatever_the_batch(
@@ -160,21 +142,6 @@ def test_a_real_encoder_gives_the_features_that_its_classifier_reads(encoder: Im
     assert (vectors[0] - vectors[1]).norm() > 0.01 * vectors.norm()
 
 
-def test_the_first_images_of_each_class_are_listed_in_order(tmp_path: Path) -> None:
-    folder = write_images(tmp_path, ("cat", "bird"), (3, 2))
-    classes, pictures = list_pictures(folder, (2, 1))
-    assert classes == ("bird", "cat")
-    listed = [(str(p.path.relative_to(folder)), p.label, p.test) for p in pictures]
-    assert listed == [
-        ("train/bird/0000.jpg", 0, False),
-        ("train/bird/0001.jpg", 0, False),
-        ("train/cat/0000.jpg", 1, False),
-        ("train/cat/0001.jpg", 1, False),
-        ("test/bird/0000.jpg", 0, True),
-        ("test/cat/0000.jpg", 1, True),
-    ]
-
-
 def test_looks_are_what_pillow_says_of_the_same_pixels(tmp_path: Path) -> None:
     folder = write_images(tmp_path, ("cat", "dog"), (3, 1))
     for path in sorted(folder.rglob("*.jpg")):
@@ -197,12 +164,6 @@ def test_images_that_are_missing_or_cannot_be_read_are_refused(tmp_path: Path) -
     whole.write_bytes(whole.read_bytes()[:-60])
     with pytest.raises(DataError, match=r"0000\.jpg"):
         read_pixels(whole)
-
-
-def test_pixels_are_of_three_colours_and_the_size_that_is_asked_for(tmp_path: Path) -> None:
-    Image.new("L", (4, 4), 100).save(tmp_path / "grey.png")
-    assert read_pixels(tmp_path / "grey.png").tolist() == [[[100] * 4] * 4] * 3
-    assert read_pixels(tmp_path / "grey.png", 48).shape == (3, 48, 48)
 
 
 QUIET = Progress(quiet=True)
@@ -307,12 +268,6 @@ def test_what_is_fitted_is_neither_tested_nor_unseen() -> None:
     assert fitted | seen | unseen == EVERYTHING - {r for r in of_unseen if not VECTORS.test[r]}
 
 
-def test_seeds_leave_out_each_class_once() -> None:
-    pairs = [roles_of(VECTORS, seed).unseen for seed in range(3)]
-    assert sorted(chain(*pairs)) == list(range(6))
-    assert roles_of(VECTORS, 3).unseen == pairs[0]
-
-
 def test_consumers_are_tested_on_test_images_alone() -> None:
     tasks = tasks_of(VECTORS, roles_of(VECTORS, 1), 50, 1)
     assert tuple(tasks) == TASKS
@@ -335,15 +290,6 @@ def test_classes_are_told_apart_that_the_transform_has_seen_or_not() -> None:
         assert unseen == set(roles.unseen)
         assert len(seen) == 2
         assert not seen & unseen
-
-
-def test_looks_are_above_the_median_of_the_training_images() -> None:
-    tasks = tasks_of(VECTORS, roles_of(VECTORS, 0), 1000, 0)
-    for name, values in zip(LOOKS, VECTORS.looks.T, strict=True):
-        task = tasks[name]
-        training = ~VECTORS.test
-        assert abs(float(task.label[training].float().mean()) - 0.5) < 0.02
-        assert values[task.label].min() > values[~task.label].max()
 
 
 ROLES = roles_of(VECTORS, 0)
@@ -566,22 +512,6 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
     # A direction has no sign.
     signs = (made * expected).sum(0).sign()
     assert torch.allclose(made, expected * signs, atol=1e-4)
-
-
-def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
-    names = {
-        run.__name__
-        for run in (
-            SMALL,
-            TINY,
-            replace(SMALL, heads=HeadSettings((64, 80), each=4)),
-            replace(SMALL, consumers=1),
-            replace(SMALL, dim=64),
-            replace(SMALL, examples=10),
-            replace(SMALL, depth=100),
-        )
-    }
-    assert len(names) == 7
 
 
 METHODS = {

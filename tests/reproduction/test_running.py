@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from reproduction.catalogue import EXPERIMENTS, READY, REPRODUCED, ROWS, find, listing
+from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, judge
 from reproduction.commands import Run, list_all, list_lines, make_report, reproduce
-from reproduction.experiment import Experiment, Preset, Runs
+from reproduction.experiment import Experiment, Preset
 from reproduction.gramian import methods, table2
 from reproduction.intervals import _POINTS, gain, interval, shown
 from reproduction.printed import printed
@@ -143,19 +143,6 @@ def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
         assert judgement.as_json()["verdict"] == verdict
 
 
-def test_seeds_are_those_that_every_training_has() -> None:
-    runs = runs_of([result("a", 1), result("a", 0), result("b", 0), result("b", 2)])
-    assert runs.seeds == [0]
-    assert [r.seed for r in runs.of("a")] == [0, 1]
-    assert runs.values("a", lambda r: r.seed + 10.0) == [10.0]
-    assert len(runs.all) == 4
-    assert Runs([], runs.all).seeds == []
-    chosen = runs.only(["b"])
-    assert [r.seed for r in chosen.of("b")] == [0, 2]
-    with pytest.raises(KeyError):
-        chosen.of("a")
-
-
 def test_a_claim_is_judged_on_each_corpus_with_what_is_remarked_of_it() -> None:
     presets = {
         "tiny": Preset((), ""),
@@ -187,13 +174,6 @@ def test_numbers_have_six_digits_and_json_has_no_nan(tmp_path: Path) -> None:
     assert json.loads(text)["series"]["x"] == [0.333333, None, None, 7]
 
 
-def test_names_of_files_are_plain_and_differ(tmp_path: Path) -> None:
-    labels = ["λ = 0.01", "λ = 0.1", "α = 0.01", "uniform sampling", "η", "β"]
-    names = [results.path_of(tmp_path, "g/x", "small", label, 0).name for label in labels]
-    assert len(set(names)) == len(labels)
-    assert all(name.isascii() and name[0] != "." and " " not in name for name in names)
-
-
 def test_what_is_half_written_is_never_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,13 +194,6 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(DataError, match=r"a\.json"):
             results.read(tmp_path / "a.json")
-
-
-def test_the_key_is_of_settings_and_seed() -> None:
-    given = [(10.0, 0), (10.0, 0), (10.0, 1), (1.0, 0)]
-    one, same, *others = [results.key_of({"penalty": value}, seed) for value, seed in given]
-    assert one == same
-    assert one not in others
 
 
 QUIET = Progress(quiet=True)
@@ -367,12 +340,6 @@ def test_every_table_and_figure_has_its_row() -> None:
             for kind, numbers in re.findall(r"(Figure|Table)s? (\d+\w?(?:, \d+\w?)*)", text):
                 missing -= {(paper, f"{kind} {n.rstrip('abcd')}") for n in numbers.split(", ")}
     assert missing == NOT_RESULTS
-
-
-def test_every_experiment_has_its_row_and_the_other_rows_say_why_they_have_none() -> None:
-    assert set(EXPERIMENTS) <= set(ROWS)
-    for name, row in ROWS.items():
-        assert bool(row.state) == (name not in EXPERIMENTS)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from reproduction.gramian.words.judgements import (
     Judgements,
     read_judgements,
 )
-from reproduction.gramian.words.made_up import ROLES, TOPICS, made_up_judgements, made_up_paragraphs
+from reproduction.gramian.words.made_up import made_up_paragraphs
 from reproduction.gramian.words.pairs import corpus_of, subsampled
 from reproduction.gramian.words.ppmi import ppmi, svd_vectors
 from reproduction.gramian.words.programs import Floor, Objective, PpmiSvd, Program, Text, read
@@ -185,36 +185,6 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = count_words(paragraphs, vocabulary=9, window=4)
     for name in ("query", "candidate", "count", "frequency"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
-
-
-def test_counts_are_the_same_in_both_directions() -> None:
-    counts = as_dict(count_words([list("abcab"), list("ca")], vocabulary=3, window=2))
-    assert counts == {(b, a): count for (a, b), count in counts.items()}
-    # b and c at distance 1 once, and at 2 once; a and b at 1 twice, and at 2 once.
-    assert counts["b", "c"] == 1.5
-    assert counts["a", "b"] == 2.5
-
-
-def test_a_paragraph_has_one_word_among_those_of_its_topic_and_its_role() -> None:
-    text = list(made_up_paragraphs())
-    for paragraph in text[:50]:
-        (one,) = [w for w in paragraph if w[0] == "w"]
-        assert {w[1] for w in paragraph if w[0] == "t"} == {one[1]}
-        assert {w[1] for w in paragraph if w[0] == "r"} == {one[2]}
-        assert words_of(" ".join(paragraph)) == paragraph
-
-
-def test_the_judgements_are_of_words_of_the_text() -> None:
-    text = {w for paragraph in made_up_paragraphs() for w in paragraph}
-    judgements = made_up_judgements()
-    for pairs in judgements.pairs.values():
-        assert len(pairs) == TOPICS * ROLES * (TOPICS * ROLES - 1) / 2
-        assert {w for a, b, _ in pairs for w in (a, b)} <= text
-        assert {score for *_, score in pairs} == {9.0, 5.0, 1.0}
-    for questions in judgements.questions.values():
-        for a, b, c, d in questions:
-            assert (a[1], c[1]) == (b[1], d[1])
-            assert (a[2], b[2]) == (c[2], d[2])
 
 
 LETTERS = count_words([list("abacabad"), list("dabbaca")], vocabulary=4, window=3)
@@ -394,12 +364,6 @@ def test_analogies_are_answered_as_by_a_loop(monkeypatch: pytest.MonkeyPatch) ->
     assert made == {"accuracy": pytest.approx(expected), "questions": 200, "of": 200}
 
 
-def test_vectors_that_are_all_alike_answer_nothing() -> None:
-    questions = [("a", "b", "c", "d"), ("a", "b", "c", "zebra")]
-    made = analogies(torch.ones(8, 3), ROWS, questions)
-    assert made == {"accuracy": 0.0, "questions": 1, "of": 2}
-
-
 def test_a_question_is_not_answered_by_its_own_words() -> None:
     # d is what is asked for; b is nearer, and left out.
     vectors = torch.zeros(8, 3)
@@ -458,19 +422,6 @@ def test_the_peer_learns_them_too() -> None:
     reported = peer(recipe(), QUIET, "cpu")["reported"]
     assert reported["mean_rho"] > 0.7
     assert reported["accuracy"] > 0.9
-
-
-def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
-    text = "Text(folder='', vocabulary=200, window=8, threshold=0.0)"
-    assert Objective(TEXT, 9).__name__ == f"Objective(text={text}, rows=9, readout='query')"
-    assert Floor(TEXT, 1).__name__ != Floor(TEXT, 2).__name__
-
-
-def test_a_word_of_both_sides_is_the_sum_of_its_vectors() -> None:
-    both, own = (Objective(TEXT, rows=3000, readout=r) for r in ("sum", "query"))
-    quick = recipe(training={"epochs": 1, "batch_size": 3000})
-    one, two = (p(quick, QUIET, "cpu")["reported"]["mean_rho"] for p in (both, own))
-    assert one != two
 
 
 def test_judgements_that_are_not_there_are_named_before_the_text_is_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.prepared import block_order
 from evergram.data.prepared.block_order import BlockOrder, generator
-from evergram.data.prepared.block_sampler import BlockSampler, _ahead
+from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.column_file import ColumnFile
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepared_corpus import load_prepared
@@ -86,34 +85,6 @@ def test_every_interaction_is_anywhere_in_an_epoch_alike() -> None:
     assert 49 - 4 * sqrt(98) < ((table - expected) ** 2 / expected).sum() < 56 + 4 * sqrt(112)
 
 
-def test_neighbours_are_in_one_batch_no_more_often_than_stated() -> None:
-    size, block, pairs = 1 << 15, 8, 4096
-    order, together, apart = BlockOrder([size], block, pairs, 2), 0, 0
-    for epoch in range(20):
-        batch = np.empty(size, dtype=np.int64)
-        batch[places(order, epoch)] = np.arange(size) // BATCH
-        within = np.arange(size - 1) % block != block - 1
-        same = batch[1:] == batch[:-1]
-        together += int(same[within].sum())
-        apart += int(same[~within].sum())
-    chance = (BATCH - 1) / (size - 1)
-    inside, outside = 20 * size * (block - 1) // block, 20 * size // block
-    # Of one block: n / pairs times as often as by chance, here 8.
-    rate = together / inside / chance
-    assert abs(rate - size / pairs) < 4 * (size / pairs) / sqrt(together)
-    # Of neighbouring blocks: as often as any two.
-    assert abs(apart / outside / chance - 1) < 4 / sqrt(outside * chance)
-
-
-def test_the_memory_of_an_order_is_that_of_its_blocks() -> None:
-    # 2 · 10⁸ interactions: no buffer is made to pass over the others.
-    order = BlockOrder([10**8, 10**8], 256, 1 << 21, 0)
-    buffer, begins = next(order.buffers(0, 150_000_001))
-    assert len(buffer) == 1 << 21
-    assert (buffer.number, begins) == divmod(150_000_001, 1 << 21)
-    assert torch.equal(buffer.shuffled().sort().values, torch.arange(1 << 21))
-
-
 @on_linux
 def test_a_buffer_leaves_no_page_of_the_files_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -171,15 +142,6 @@ def test_an_epoch_has_every_pair_once(corpus: Corpus, mapped: MappedCorpus) -> N
     assert [len(b.query) for b in whole] == [64] * 46
     assert len(set(rows(whole))) == 46 * 64
     assert set(rows(whole)) < set(expected)
-
-
-def test_epochs_and_seeds_differ_and_repeat(mapped: MappedCorpus) -> None:
-    orders = [
-        torch.cat([b.target for b in sampler(mapped, seed=seed).epoch(epoch)]).tolist()
-        for seed, epoch in ((7, 0), (7, 0), (7, 1), (8, 0))
-    ]
-    assert orders[0] == orders[1]
-    assert orders[0] != orders[2] != orders[3] != orders[0]
 
 
 @pytest.mark.parametrize("draws", [ALL, PairDraws(negatives=True), QUERIES])
@@ -337,13 +299,6 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
         sampler(bare, PairDraws(), weighted=True)
 
 
-def test_a_batch_may_be_larger_than_a_buffer_or_the_corpus(mapped: MappedCorpus) -> None:
-    large = list(sampler(mapped, batch_size=1500).epoch(0))
-    assert [len(b.query) for b in large] == [1500, 1500, 1]
-    (only,) = sampler(mapped, batch_size=10**6).epoch(0)
-    assert len(only.query) == SIZE
-
-
 def test_rows_outside_of_their_side_are_refused(tmp_path: Path) -> None:
     path = prepared(generated(500), tmp_path / "p").columns[0]["candidate"].path
     values = np.load(path)
@@ -351,27 +306,3 @@ def test_rows_outside_of_their_side_are_refused(tmp_path: Path) -> None:
     np.save(path, values)
     with pytest.raises(DataError, match=r"'candidate' .* names the rows .*2147483647"):
         list(sampler(load_prepared(tmp_path / "p")).epoch(0))
-
-
-@on_linux
-def test_an_epoch_leaves_no_page_of_the_index_in_memory(tmp_path: Path) -> None:
-    mapped = prepared(generated(SIZE), tmp_path / "p")
-    # One buffer has all pairs, and pages are released after each.
-    whole = BlockSampler(mapped, QUERIES, batch_size=64, seed=7)
-    assert len(list(whole.epoch(0))) == SIZE // 64
-    assert resident_bytes(mapped.index.folder) == 0
-    assert mapped.index.has(torch.tensor([0]), torch.tensor([0])).shape == (1,)
-    assert resident_bytes(mapped.index.folder) > 0
-
-
-def test_the_thread_that_reads_ahead_has_no_threads_of_its_own() -> None:
-    """Others keep theirs, those that begin later, too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        makers = iter([lambda: {"threads": torch.tensor(torch.get_num_threads())}] * 3)
-        assert [int(columns["threads"]) for columns in _ahead(makers)] == [1, 1, 1]
-        with ThreadPoolExecutor(1) as later:
-            assert (torch.get_num_threads(), later.submit(torch.get_num_threads).result()) == (2, 2)
-    finally:
-        torch.set_num_threads(before)

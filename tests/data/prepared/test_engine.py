@@ -138,13 +138,6 @@ def test_a_late_text_makes_all_ids_texts(bench: Bench, monkeypatch: pytest.Monke
     assert {row[0] for row in bench.rows()} == {"1", "5", "6", "7", "007"}
 
 
-def test_times_with_decimals_make_all_decimals(bench: Bench) -> None:
-    staged = bench("query,candidate,time\n1,1,3\n", "query,candidate,time\n1,1,3.5\n")
-    assert staged.columns["time"] == pa.float64()
-    assert staged.in_order
-    assert not bench("query,candidate,time\n1,1,3\n", "query,candidate,time\n1,1,2\n").in_order
-
-
 def test_small_values_are_left_out_as_they_are_stored(bench: Bench) -> None:
     staged = bench("query,candidate,value\n1,1,0.7\n2,2,0.699\n3,3,9\n", minimum=0.7)
     assert (staged.rows, staged.small) == (3, 1)
@@ -201,14 +194,6 @@ def test_a_core_is_a_fixed_point(database: Database) -> None:
     assert rows(database) == square
     with pytest.raises(DataError, match=r"k_core \(--k-core\) 3"):
         keep_core(database, 3)
-
-
-def test_a_core_counts_earlier_parts(database: Database) -> None:
-    load(database, query=[1, 2], candidate=[1, 1])
-    database.run("INSERT INTO known_query VALUES (1, 0, 5)")
-    database.run("INSERT INTO known_candidate VALUES (1, 0, 1)")
-    assert keep_core(database, 2) == 1
-    assert rows(database) == [(1, 1)]
 
 
 PAIRS = pa.table({"query": [3, 1, 3], "candidate": ["a", "b", "a"]})

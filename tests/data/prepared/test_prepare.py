@@ -33,8 +33,8 @@ from evergram.data.prepared.writing import earlier_parts, part_files
 from evergram.data.prepared.writing import settings as settings_module
 from evergram.data.prepared.writing.part_files import row_type, write_part
 from evergram.data.prepared.writing.prepare import prepare
-from evergram.data.prepared.writing.prepared_folder import new_content, writing
-from evergram.data.prepared.writing.settings import PrepareSettings, bytes_of, machine_memory
+from evergram.data.prepared.writing.prepared_folder import writing
+from evergram.data.prepared.writing.settings import PrepareSettings, machine_memory
 from evergram.data.prepared.writing.summary import PrepareSummary
 from evergram.data.tables import load_table
 from evergram.errors import DataError
@@ -428,17 +428,6 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         prepare(FIRST, tmp_path / "file", overwrite=True)
 
 
-def test_new_content_replaces_nothing_if_it_fails(tmp_path: Path) -> None:
-    def fail() -> None:
-        with new_content(tmp_path / "out") as folder:
-            (folder / "x").write_text(str(os.getpid()))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 def content(folder: Path) -> dict[str, bytes]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -489,14 +478,6 @@ def test_times_of_another_unit_are_refused(tmp_path: Path) -> None:
     dates = seconds.cast(pa.timestamp("s"))
     with pytest.raises(DataError, match=r"numbers in seconds at .*, and dates without a time zone"):
         prepare(pa.table({"query": [1, 2], "candidate": [1, 2], "time": dates}), out, append=True)
-
-
-def test_names_of_columns_are_kept(tmp_path: Path) -> None:
-    names = ["user", "film", "time"]
-    columns = {"query": "user", "candidate": "film"}
-    prepare(FIRST.rename_columns(names), tmp_path / "out", PrepareSettings(columns=columns))
-    prepare(LATER.rename_columns(names), tmp_path / "out", append=True)
-    assert pairs_of_ids(tmp_path / "out") == [(1, 5), (2, 5), (1, 6), (2, 7), (3, 5)]
 
 
 def test_integers_are_appended_to_texts_and_to_decimals(tmp_path: Path) -> None:
@@ -550,16 +531,6 @@ def test_parts_are_linked_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     earlier_parts.link_parts(record, tmp_path / "out", tmp_path / "copied")
     assert not (tmp_path / "copied" / file).samefile(tmp_path / "out" / file)
     assert (tmp_path / "copied" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()
-
-
-def test_the_file_is_mapped_without_a_copy(tmp_path: Path) -> None:
-    prepare(pa.table({"query": [4, 2, 4], "candidate": ["x", "y", "x"]}), tmp_path / "out")
-    before = pa.total_allocated_bytes()
-    with pa.memory_map(str(tmp_path / "out" / "query.arrow")) as file:
-        table = pa.ipc.open_file(file).read_all()
-        assert pa.total_allocated_bytes() == before
-        assert table.to_pydict() == {"id": [4, 2], "count": [2, 1]}
-        assert table.schema.types == [pa.int64(), pa.int64()]
 
 
 def test_many_batches_are_one_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,11 +589,6 @@ def test_columns_are_written_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [row_type(n) for n in (1, 1 << 31, (1 << 31) + 1)] == ["int32", "int32", "int64"]
 
 
-def test_sizes_are_read() -> None:
-    sizes = {"2GiB": 2 << 30, "500 MB": 500_000_000, "1.5g": 1_500_000_000, "4096": 4096}
-    assert {text: bytes_of(text) for text in sizes} == sizes
-
-
 def test_impossible_settings_are_refused() -> None:
     for changed, why in [
         ({"columns": {"user": "u"}}, "no column 'user' to name"),
@@ -642,17 +608,6 @@ def test_the_engine_takes_a_quarter_of_a_small_machine(monkeypatch: pytest.Monke
     for machine, share in [(64 << 30, 2 << 30), (4 << 30, 1 << 30), (1 << 28, 128 << 20)]:
         monkeypatch.setattr(settings_module, "machine_memory", lambda machine=machine: machine)
         assert PrepareSettings().memory_bytes == share
-
-
-def test_threads_are_those_of_the_machine_if_none_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert PrepareSettings(threads=3).thread_count == 3
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 7})
-    assert PrepareSettings().thread_count == 2
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert PrepareSettings().thread_count == 5
 
 
 def test_a_container_bounds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

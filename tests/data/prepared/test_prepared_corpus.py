@@ -366,32 +366,6 @@ def test_any_corpus_is_restricted_as_in_memory(
             assert_same(one.where(again), other.where(again))
 
 
-def test_features_and_shared_keys_stay(tmp_path: Path) -> None:
-    features = {"id": [1, 2, 3], "brand": [["a", "b"], [], ["b"]]}
-    corpus = Corpus.of([(1, 3), (2, 3), (1, 2), (3, 1)], query_features=features)
-    mapped = prepared(corpus, tmp_path / "p")
-    assert_same(corpus, mapped)
-    assert_same(corpus.where(rules.first(2)), mapped.where(rules.first(2)))
-
-
-def test_hashes_and_marks_of_trained_pairs_are_the_same(tmp_path: Path) -> None:
-    corpus = generated(500)
-    mapped = prepared(corpus, tmp_path / "p", 0.4)
-    hashes = PairHash("s").of_corpus(corpus)
-    assert (hashes == PairHash("s").of_corpus(mapped)).all()
-    marks = TrainedPairs.of(hashes).marks
-    assert (marks == TrainedPairs.of_corpus(mapped, "s").marks).all()
-    assert (marks == TrainedPairs.of_corpus(corpus, "s").marks).all()
-
-
-def test_times_are_searched_as_in_memory(tmp_path: Path) -> None:
-    corpus = generated(500)
-    mapped = prepared(corpus, tmp_path / "p", 0.4, 0.8)
-    assert mapped.time_span == corpus.time_span == (0, 166)
-    for time in (-1.0, 0.0, 0.5, 66.0, 66.5, 165.9, 166.0, 167.0):
-        assert mapped.before(time) == corpus.before(time)
-
-
 def test_what_is_derived_is_written_once_and_may_be_removed(tmp_path: Path) -> None:
     corpus = generated(500)
     mapped = prepared(corpus, tmp_path / "p")

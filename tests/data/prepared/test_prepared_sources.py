@@ -1,4 +1,4 @@
-"""Corpora, tables, dumps and reviews are prepared as they are loaded."""
+"""Corpora, tables, lists, dumps and reviews are prepared as they are loaded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.prepared_folders import assert_is_corpus, entities
 
 from evergram.data.amazon import load_amazon
 from evergram.data.corpus import Corpus
-from evergram.data.files import json_lines
+from evergram.data.files import adjacency_list, json_lines
 from evergram.data.prepared.prepared_record import PreparedRecord
 from evergram.data.prepared.sources.memory_sources import corpus_of_kind, features_of
 from evergram.data.prepared.writing.prepare import prepare
 from evergram.data.prepared.writing.settings import PrepareSettings
 from evergram.data.prepared.writing.staged_dump import stage_mediawiki
-from evergram.data.prepared.writing.staged_reviews import stage_amazon
+from evergram.data.tables import load_adjacency_list
 from evergram.data.wikipedia import dump_files
 from evergram.data.wikipedia.links import load_mediawiki
 from evergram.errors import DataError
@@ -54,15 +54,6 @@ def test_shared_ids_have_one_feature_of_a_name() -> None:
         features_of(Corpus.from_tables(PAIRS, one, more, shared_ids=True))
     apart = Corpus.from_tables(PAIRS, one, features(kind=["x", "y", "z"]), shared_ids=True)
     assert set(features_of(apart)) == {"query", "candidate"}
-
-
-def test_columns_of_a_table_are_named_by_role(tmp_path: Path) -> None:
-    table = PAIRS.rename_columns(["user", "film", "stars"])
-    columns = {"query": "user", "candidate": "film", "value": "stars"}
-    summary = prepare(table, tmp_path / "out", PrepareSettings(columns=columns))
-    assert list(summary.columns) == ["query", "candidate", "value"]
-    with pytest.raises(DataError, match="candidate"):
-        prepare(table, tmp_path / "other", PrepareSettings(columns={"query": "user"}))
 
 
 def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> None:
@@ -149,22 +140,6 @@ def test_many_links_are_in_the_order_of_the_loader(
     assert_is_corpus(tmp_path / "out", corpus)
 
 
-def test_the_real_links_are_prepared_as_they_are_loaded(tmp_path: Path, real_data: Path) -> None:
-    for name in ("pagelinks", "categorylinks"):
-        dump = real_data / "mediawiki" / f"aawiki-20260101-{name}.sql.gz"
-        (tmp_path / dump.name).symlink_to(dump)
-    pages: Rows = [(1426, 0, "A", 0), (2051, 0, "B", 0), (2034, 0, "C", 0)]
-    write_table(tmp_path, "page", PAGE, pages, "aawiki-20260101")
-    write_table(tmp_path, "redirect", "rd_from rd_namespace rd_title", [], "aawiki-20260101")
-    targets: Rows = [(233, 0, "B"), (158, 0, "C"), (208, 14, "Users")]
-    columns = "lt_id lt_namespace lt_title"
-    write_table(tmp_path, "linktarget", columns, targets, "aawiki-20260101")
-    prepare(tmp_path, tmp_path / "out", DUMPS)
-    corpus, report = load_mediawiki(tmp_path)
-    assert report.tables["pagelinks"].rows == 637
-    assert_is_corpus(tmp_path / "out", corpus)
-
-
 def test_the_report_of_the_dump_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = old_dump(tmp_path) / "xwiki-1-pagelinks.sql"
     path.write_bytes(path.read_bytes().replace(b"(1,0,'Nowhere')", b"(1,'Nowhere')"))
@@ -238,16 +213,6 @@ def test_prepared_reviews_are_the_loaded_ones(
     assert summary.rows_read == 300
 
 
-def test_products_that_are_not_reviewed_are_left_out(tmp_path: Path) -> None:
-    folder = write_reviews(tmp_path / "reviews", 100, metadata=True)
-    (tmp_path / "staged").mkdir()
-    source, features = stage_amazon(folder, tmp_path / "staged", lambda _: None)
-    assert features is not None
-    assert set(pq.read_table(features)["id"].to_pylist()) <= {f"P{i}" for i in range(21)}
-    for _ in range(2):
-        assert sum(batch.num_rows for batch in source.read()) == 100
-
-
 def test_damage_is_named(tmp_path: Path) -> None:
     folder = write_reviews(tmp_path / "reviews", 3, metadata=False)
     path = folder / "reviews.json"
@@ -261,3 +226,37 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no rows"):
         prepare(folder, tmp_path / "out", REVIEWS)
     assert not (tmp_path / "out").exists()
+
+
+LISTS = PrepareSettings(kind="adjacency_list", memory="256MiB", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("last", "block"), [("7 8", 10), ("7 08", 10), ("ann 8", 1 << 20), (f"7 {2**63}", 10)]
+)
+def test_a_prepared_list_is_the_loaded_one(
+    last: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are texts if one of them is, wherever it stands."""
+    monkeypatch.setattr(adjacency_list, "BLOCK", block)
+    draw = random.Random(0)
+    lines = [
+        " ".join(str(draw.randint(0, 30)) for _ in range(draw.randint(0, 9))) for _ in "x" * 50
+    ]
+    path = tmp_path / "lists.txt.gz"
+    path.write_bytes(gzip.compress("\n".join([*lines, last]).encode()))
+    prepare(path, tmp_path / "out", LISTS)
+    assert_is_corpus(tmp_path / "out", load_adjacency_list(path))
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    for content, message in [
+        (b"0 1\n\n2 NULL\n", "row 3: candidate is 'NULL'"),
+        (b"0\n1\n", "has no pairs"),
+        (b"0 1\n1 2.5\n", "numbers with decimals"),
+        (b"0 \xff\n", "is not in UTF-8"),
+    ]:
+        (tmp_path / "lists.txt").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            prepare(tmp_path / "lists.txt", tmp_path / "out", LISTS)
+        assert not (tmp_path / "out").exists()

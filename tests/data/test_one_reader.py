@@ -125,12 +125,7 @@ PARQUET: list[tuple[str, list[Any], list[Any], Any]] = [
     ("time", [1577836800] * 2, [date(2020, 1, 1)] * 2, None),
     ("time", [2**53 + 1] * 2, [0.5] * 2, None),
     ("time", [date(2020, 1, 1)] * 2, [datetime(2020, 1, 1)] * 2, {1577836800 * 10**6}),
-    (
-        "time",
-        pa.array([1, 2], pa.timestamp("s")),
-        pa.array([1, 2], pa.timestamp("ns")),
-        ...,
-    ),
+    ("time", pa.array([1, 2], pa.timestamp("s")), pa.array([1, 2], pa.timestamp("ns")), ...),
     ("value", [1, 2], [True, False], None),
     ("value", [1, 2], [0.5, 3.0], {1.0, 2.0, 0.5, 3.0}),
 ]
