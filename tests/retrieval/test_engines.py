@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,15 @@ def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> N
         with pytest.raises(DataError, match=rf"row 1 \(id 0\): its vector {too_large}"):
             write()
     assert not (tmp_path / "z.parquet").exists()
+
+
+def test_another_lineage_at_its_place_is_refused(tmp_path: Path) -> None:
+    function = lineage_of(tmp_path / "line").view(0).arrow_function()
+    shutil.rmtree(tmp_path / "line")
+    publish(publish(Lineage.create(tmp_path / "line", "other"), 0, 20), 1, 20)
+    publish(Lineage.open(tmp_path / "line"), 2, 20)
+    with pytest.raises(LineageError, match="another fingerprint"):
+        function(pa.table({"vector": lists(NEWEST)}))
 
 
 def test_a_side_that_is_not_there_is_refused_when_it_is_made(lineage: Lineage) -> None:

@@ -20,6 +20,7 @@ from evergram.retrieval.portable.affine_map import AffineMap
 from evergram.retrieval.portable.folder_card import folder_card
 from evergram.retrieval.portable.formats import export_transform
 from evergram.retrieval.portable.library_settings import use_common_settings
+from evergram.retrieval.portable.sentence_transformer_folder import _write_own_files
 from evergram.retrieval.pretrained.model_card import CardPlace
 from evergram.texts.sentence_transformer import SentenceTransformerEncoder
 
@@ -243,4 +244,27 @@ def test_a_licence_belongs_to_a_folder(lineage: Lineage, tmp_path: Path) -> None
         export_transform(lineage, tmp_path / "way.sql", "duckdb", license="mit")
     with pytest.raises(DataError, match="cannot stand in a model card"):
         export_transform(lineage, tmp_path / "way", "sentence-transformers", license="MIT License")
+    with pytest.raises(DataError, match="no encoder of text"):
+        export_transform(lineage, tmp_path / "way", "sentence-transformers", 0)
     assert list(tmp_path.glob("way*")) == []
+
+
+def test_early_models_without_such_settings_are_named_alone(tmp_path: Path) -> None:
+    """As those whose settings are in `sentence_roberta_config.json`."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = saved(tmp_path / "m")
+    modules = list(SentenceTransformer(str(folder), device="cpu").children())
+    (folder / "sentence_bert_config.json").unlink()
+    use_common_settings(folder, modules)
+    assert [m["type"] for m in json.loads((folder / "modules.json").read_text())] == KNOWN
+    assert not (folder / "sentence_bert_config.json").exists()
+
+
+def test_a_model_of_a_name_is_saved_by_the_library(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformerEncoder(static_model(tmp_path / "m").split(":", 1)[1])
+    _write_own_files(encoder, Path("me/tiny"), tmp_path / "out")
+    read = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(read, encoder.encode(TEXTS), atol=1e-6)

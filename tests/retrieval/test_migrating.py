@@ -191,6 +191,14 @@ def test_kept_vectors_outlive_the_process(tmp_path: Path) -> None:
     assert encoder.asked == [IDS[5], IDS[9]]
 
 
+def test_no_hits_stay_none_and_a_metric_has_a_name() -> None:
+    kept = KeptVectors(Encoder(drawn(1, ROWS, NEW)), NEW)
+    empty = searched([], drawn(0, 0, OLD), 0)(drawn(3, 1, OLD), 5)
+    assert [len(part) for part in cascade(empty, drawn(2, 1, NEW), kept, 5)] == [0]
+    with pytest.raises(DataError, match="L2"):
+        cascade([], drawn(1, 0, NEW), kept, 2, "L2")  # type: ignore[arg-type]
+
+
 def test_a_wrong_answer_of_the_model_is_refused_and_not_kept(tmp_path: Path) -> None:
     for answer, error, message in (
         (np.zeros((1, NEW)), ShapeError, "of 2 objects are"),

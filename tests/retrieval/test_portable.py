@@ -22,6 +22,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.portable.affine_map import LONGEST_NAME, AffineMap, affine_map
 from evergram.retrieval.portable.formats import FORMATS, MATRIX_FILES, export_transform
+from evergram.retrieval.portable.map_steps import map_steps
 from evergram.retrieval.portable.sql_literals import literal_rows
 
 
@@ -60,12 +61,18 @@ def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineag
     assert affine_map(view, "é").name == "evergram_4a9955_as_v0"
 
 
-def test_a_way_that_is_no_matrix_is_refused(lineage: Lineage, tmp_path: Path) -> None:
+def test_a_way_that_is_no_matrix_is_refused(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     back: Transform = ResidualMLPTransform(DIMS[2], DIMS[2], hidden=4)
     vectors = {"object": (lineage.embeddings("object")[0], torch.randn(300, DIMS[2]))}
     publish_next(lineage, Artefact(DIMS[2], vectors, back, {"metrics": {"model": {}}}, {}))
     with pytest.raises(ShapeError, match="not affine"):
         export_transform(lineage, tmp_path / "way.sql", "duckdb", 0)
+    # A kind of the user's own has no nodes of ONNX.
+    monkeypatch.setattr("evergram.retrieval.portable.map_steps.ResidualMLPTransform", Lineage)
+    with pytest.raises(ShapeError, match="residual_mlp"):
+        map_steps(lineage.view(0), "line")
     assert not (tmp_path / "way.sql").exists()
 
 

@@ -21,7 +21,7 @@ import evergram
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
-from evergram.lineage.disk.manifest import EncoderRecord
+from evergram.lineage.disk.manifest import EncoderRecord, sha256
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.pretrained.encoder_folder import (
     EncoderFacts,
@@ -239,6 +239,13 @@ def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path)
     (folder / "config.json").write_text(json.dumps({**config, "files": {}}))
     with pytest.raises(IntegrityError, match="does not list"):
         PretrainedEncoder.from_pretrained(folder)
+    vocabularies = (folder / "vocabularies.json").read_bytes()
+    (folder / "vocabularies.json").write_text('{"query.id": [{}]}')
+    hashes = {**config["files"], "vocabularies.json": sha256(folder / "vocabularies.json")}
+    (folder / "config.json").write_text(json.dumps({**config, "files": hashes}))
+    with pytest.raises(IntegrityError, match=r"vocabularies\.json does not hold"):
+        PretrainedEncoder.from_pretrained(folder)
+    (folder / "vocabularies.json").write_bytes(vocabularies)
     for text in ("{", "[]", json.dumps({**config, "encoder": {"kind": "unheard of"}})):
         (folder / "config.json").write_text(text)
         with pytest.raises(IntegrityError, match=r"config\.json is damaged"):
@@ -277,6 +284,9 @@ def test_a_revision_is_a_branch_or_a_commit(hub: HubFolder, encoder: PretrainedE
     for revision in (first, "main", "next", None):
         again = PretrainedEncoder.from_pretrained("me/films", revision=revision)
         assert again.facts == encoder.facts
+    encoder.save_pretrained("folder")
+    with pytest.raises(DataError, match="no revisions"):
+        PretrainedEncoder.from_pretrained("folder", revision="main")
     with pytest.raises(DataError, match="no such revision of me/films"):
         PretrainedEncoder.from_pretrained("me/films", revision="v9")
 
@@ -347,6 +357,7 @@ def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
     graph = card({}, "graphsage")
     assert 'encoder.encode(corpus, side="candidate")  # an evergram.Corpus\n' in graph
     assert "ID" not in graph
+    assert "\nNo test figure: of thirty.\n" in card({"untested": "No test figure: of thirty."})
 
 
 def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:

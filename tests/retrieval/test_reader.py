@@ -276,6 +276,12 @@ def test_a_search_that_cannot_be_done_says_why(lineage: Lineage) -> None:
         reader.search(np.ones(6), 0, version=0)
     with pytest.raises(DataError, match="metric 'dot'"):
         reader.search(np.ones(6), version=0, metric="dot")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="nice"):
+        reader.search(np.ones(6), version=0, scores="nice")  # type: ignore[arg-type]
+    with pytest.raises(UnknownVersionError, match="True"):
+        reader.embed([5], True)
+    with pytest.raises(ShapeError, match="must be numbers"):
+        reader.search(np.ones(6) + 1j, version=0)
     with pytest.raises(ShapeError, match="all of one length"):
         reader.search([[1.0], [1.0, 2.0]], version=0)
 

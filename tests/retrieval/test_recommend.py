@@ -18,6 +18,7 @@ from tests.support.encoders import (
     lineage_with_encoder,
     without_recorded_pairs,
 )
+from tests.support.lineages import lineage_of
 from tests.support.publishing import publish_next
 
 from evergram.data.pair_hash import PairHash, TrainedPairs
@@ -66,6 +67,12 @@ def test_a_query_that_is_not_stored_is_named(reader: Reader) -> None:
         reader.recommend(["ann"], 0)
     with pytest.raises(DataError, match=r"k is 2\.5; it must be at least 1, and a whole number"):
         reader.recommend(["ann"], 2.5)  # type: ignore[arg-type]
+
+
+def test_objects_of_files_are_not_recommended(tmp_path: Path) -> None:
+    files = lineage_of(tmp_path / "files", 1)
+    with closing(Reader.open(files)) as reader, pytest.raises(LineageError, match="object"):
+        reader.recommend([1])
 
 
 def test_without_recorded_training_pairs_nothing_is_recommended(lineage: Lineage) -> None:

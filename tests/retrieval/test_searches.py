@@ -644,6 +644,18 @@ def test_the_rows_are_those_of_a_dictionary(ids: tuple[list[int | str], list[int
     assert rows.tolist() == [expected.get(value, -1) for value in asked]
 
 
+def test_ids_of_other_forms_are_rows_of_none() -> None:
+    texts = IdLookup(pa.array(["a", "b"]))
+    assert texts.rows(pa.array(["b", None, "c"], pa.string_view())).tolist() == [1, -1, -1]
+    assert texts.rows(pa.nulls(2)).tolist() == [-1, -1]
+    for lookup, asked in (
+        (texts, pa.array([1])),
+        (IdLookup(pa.array([1])), pa.array([1, 2**63], pa.uint64())),
+    ):
+        with pytest.raises(DataError, match=str(asked.type)):
+            lookup.rows(asked)
+
+
 def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         id_lookup, "keys_of", lambda ids: np.array([len(i) for i in ids.to_pylist()], np.uint64)
@@ -671,3 +683,24 @@ def test_what_no_id_can_be_is_refused_by_its_own_type(asked: pa.Array) -> None:
         with pytest.raises(DataError) as caught:
             IdLookup(stored).rows(asked)
         assert f"The ids of a batch are {asked.type}, and the stored ones" in str(caught.value)
+
+
+def test_rows_past_float32_are_not_measured(line: Lineage, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DictionaryStore()
+    fill(line, store, "object")
+    queries = canary_queries(line, [0], "object")
+    whole = VersionMaps.rows
+    wrong = {"rows": 0}
+
+    def overflowing(self: VersionMaps, vectors: Floats, source: int, target: int) -> Floats:
+        read = whole(self, vectors, source, target).copy()
+        if len(read) == 300:  # all of them, and not those that were returned
+            read[0], wrong["rows"] = np.inf, wrong["rows"] + 1
+        return read
+
+    monkeypatch.setattr(VersionMaps, "rows", overflowing)
+    with np.errstate(invalid="ignore"):
+        (check,) = check_searches(line, store, "object", queries, metrics=["ip"])
+    assert wrong["rows"]
+    assert (check.recall, check.problem) == (None, "a row is past float32 as that version reads it")
+    assert not check.reaches(0.0)

@@ -485,6 +485,9 @@ def test_a_file_reads_as_it_was_written(made: Made, tmp_path: Path) -> None:
     assert np.array_equal(places, np.arange(len(new)))
     assert np.array_equal(same.read(places, new), sidecar.read(places, new))
     assert (same.known(Rows(2, made.ids, new + 1)) < 0).all()
+    numbers = pa.array(range(len(new)))
+    if not pa.types.is_integer(made.ids.type):
+        assert (same.known(Rows(2, numbers, new)) < 0).all()
     # As a store of float16 has them, and under ids that it has no codes of.
     half = new.astype(np.float16).astype(np.float32)
     assert (same.known(Rows(2, made.ids, half)) >= 0).all()
@@ -589,3 +592,22 @@ def test_zeros_are_zeros_alone() -> None:
     assert same_marks(zeros, marks_of(zeros)).all()
     assert not same_marks(zeros, marks_of(draws(0, 3, 5))).any()
     assert not same_marks(draws(0, 3, 5), marks_of(zeros)).any()
+
+
+def test_few_long_vectors_with_most_of_the_error_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = torch.exp(1.5 * randn(7, 1500, 1))
+    meaning = randn(0, 1500, 4)
+    old, new = (lengths * (meaning @ randn(n, 4, 8) + randn(n + 2, 1500, 8)) for n in (1, 2))
+    lineage = Lineage.create(tmp_path / "line", "line")
+    files = [file_of(tmp_path / f"{n}.parquet", v) for n, v in enumerate((old, new))]
+    align(files[0], files[1], lineage, AlignSettings("affine"))
+    sidecar = make_sidecar(lineage, files[0], size=3)
+    weight, offset = lineage.chain.affine(1, 0)
+    back = (new.double() @ weight.T + offset - old).norm(dim=1)
+    read = sidecar.read(np.arange(1500), new.numpy())
+    left = (torch.from_numpy(read).double() - old).norm(dim=1)
+    assert sidecar.worse == pytest.approx(float((left > back).double().mean()), abs=0.002)
+    assert sidecar.worse > 0.05
+    assert "are read worse with codes" in caplog.text
