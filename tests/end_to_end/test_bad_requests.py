@@ -6,49 +6,102 @@ The refusals of `evergram serve` itself are in test_bad_input.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.support.bad_input.requests import REQUESTS, BadRequest
+from tests.support.arrow_requests import ARROW, stream
 from tests.support.command import exit_code
 from tests.support.lineages import lineage_of
-from tests.support.serving_process import ServingProcess, serving
+from tests.support.serving_process import newest_vectors, serving
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
 
+BOSS = {"Authorization": "Bearer boss"}
+IDS = {"input": [1]}
+VECTOR = {"version": 1, "vector": [0.5] * 8}
+GOOD = stream({"vector": newest_vectors()}, {"version": 1})
+STREAM = {"Content-Type": ARROW}
+# By route: the body (None is a GET), the status, the code, what the sentence names, and headers
+# beside those of a good request, or in their place.
+REQUESTS: dict[str, list[tuple[Any, ...]]] = {
+    "/v1/embeddings": [
+        (b"", 400, "request"),
+        (b'{"input": [1', 400, "request"),
+        ('{"input": "é"}'.encode("latin-1"), 400, "request"),
+        ([1], 400, "request"),
+        ({}, 400, "request", "input"),
+        ({**IDS, "limit": 3}, 400, "request", "limit"),
+        ({"input": [1.5]}, 400, "request", "input"),
+        ({"input": [[1, 2]]}, 400, "request", "tokens"),
+        (b'{"input": ' + b"[" * 100_000, 400, "request"),
+        ({**IDS, "model": "line@v0", "version": 1}, 400, "request", "version"),
+        ({"input": ["a"]}, 404, "unknown_id", "a"),
+        ({**IDS, "version": 7}, 404, "unknown_version", "7", BOSS),
+        ({**IDS, "model": "other"}, 404, "unknown_version"),
+        ({**IDS, "side": "user"}, 400, "lineage", "user"),
+        ({**IDS, "dimensions": 3}, 400, "dimensions", "3"),
+        ({"input": list(range(5000))}, 413, "limit", "2048"),
+        (b" " * 20_000_000, 413, "limit"),
+        (b"input=1", 415, "media_type", "", {"Content-Type": "text/plain"}),
+        (b"\x1f\x8b", 415, "media_type", "gzip", {"Content-Encoding": "gzip"}),
+        (IDS, 403, "origin", "", {"Origin": "https://shop.example"}),
+        (IDS, 401, "unknown_token", "", {"Authorization": "Bearer no"}),
+        (IDS, 401, "no_token", "Authorization", {"Authorization": ""}),
+        (stream({"id": [1.5]}, {}), 400, "data", "id", STREAM),
+    ],
+    "/v1/search": [
+        ({"version": 1}, 400, "request", "vector"),
+        ({**VECTOR, "id": 1}, 400, "request", "one of"),
+        ({**VECTOR, "metric": "hamming"}, 400, "request", "metric"),
+        (b'{"version": 1, "vector": [NaN, 1, 1, 1, 1, 1, 1, 1]}', 400, "request"),
+        ({**VECTOR, "k": 10**6}, 400, "limit", "1000"),
+        ({"version": 1, "vector": [1.0]}, 400, "shape", "8"),
+        ({"version": 1, "vector": [1e300] * 8}, 400, "data"),
+        ({**VECTOR, "fingerprint": "x"}, 409, "fingerprint"),
+        ({**VECTOR, "rerank": 20}, 400, "rerank", "rerank"),
+        (b"", 400, "data", "", STREAM),
+        (GOOD[: len(GOOD) // 2], 400, "data", "", STREAM),
+        (stream({"vector": newest_vectors()}, ""), 400, "request", "", STREAM),
+        (stream({"v": newest_vectors()}, {}), 400, "data", "vector", STREAM),
+        (stream({"vector": newest_vectors()}, {"version": 0}), 400, "shape", "6", STREAM),
+        (None, 405, "http"),
+    ],
+    "/v1/transform": [
+        ({"vectors": [[0.5] * 8]}, 400, "request", "source"),
+        ({"source": 1, "target": 0, "vectors": [[0.5] * 3]}, 400, "shape", "8"),
+    ],
+    "/v1/fold-in": [
+        (GOOD, 415, "request", "", STREAM),
+        ({"candidates": [[1]]}, 400, "lineage"),
+    ],
+    "/v1/../../etc/passwd": [(None, 404, "http")],
+    "/v1/models/other@v0": [(None, 404, "unknown_version", "other")],
+    "/v1/consumers": [(None, 403, "forbidden")],
+    "/metrics": [(None, 403, "forbidden")],
+}
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServingProcess, str]]:
-    """A service that asks for tokens, and the token of a consumer that reads all versions."""
-    folder = tmp_path_factory.mktemp("guarded") / "line"
+
+@pytest.mark.usefixtures("evergram")
+def test_bad_requests_are_refused_in_a_sentence_and_the_service_lives(tmp_path: Path) -> None:
+    folder = tmp_path / "line"
     lineage_of(folder, versions=2)
-    allowed = ("--allow", "v1")
-    assert exit_code("consumer", "add", folder, "ads", "--pin", "v0", *allowed) == 0
-    token = ConsumerRegistry.open(folder).issue_token("ads")
+    assert exit_code("consumer", "add", folder, "ads", "--pin", "v0", "--allow", "v1") == 0
+    own = {"Authorization": f"Bearer {ConsumerRegistry.open(folder).issue_token('ads')}"}
     with serving(folder, EVERGRAM_ADMIN_TOKEN="boss") as served:
-        yield served, token
+        for path, requests in REQUESTS.items():
+            for body, status, code, *more in requests:
+                names, headers = (*more, *("", {})[len(more) :])
+                content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+                given = {"Content-Type": "application/json", **own, **headers}
+                method = "GET" if body is None else "POST"
+                answer = served.http.request(method, path, content=content, headers=given)
+                assert answer.status_code == status, (path, more, answer.text)
+                error = answer.json()["error"]
+                assert error["code"] == code, error
+                assert error["message"].endswith((".", "?"))
+                assert "\n" not in error["message"]
+                assert names in error["message"]
+        assert served.post("embeddings", IDS, **own).status_code == 200
     assert "Traceback" not in served.log
     assert "A request failed" not in served.log
-
-
-@pytest.mark.parametrize("case", REQUESTS, ids=[case.name for case in REQUESTS])
-def test_a_bad_request_is_refused_in_a_sentence(
-    guarded: tuple[ServingProcess, str], case: BadRequest
-) -> None:
-    served, token = guarded
-    headers = {"Authorization": f"Bearer {token}", **case.headers}
-    method = "GET" if case.content is None else "POST"
-    answer = served.http.request(method, case.path, content=case.content, headers=headers)
-    assert answer.status_code == case.status, answer.text
-    error = answer.json()["error"]
-    assert error["code"] == case.code, error
-    assert error["message"].endswith((".", "?"))
-    assert "\n" not in error["message"]
-    assert case.names in error["message"]
-
-
-def test_the_service_answers_good_requests_after_them(guarded: tuple[ServingProcess, str]) -> None:
-    served, token = guarded
-    answer = served.post("embeddings", {"input": [1]}, Authorization=f"Bearer {token}")
-    assert answer.status_code == 200, answer.text
-    assert json.loads(answer.text)["data"][0]["embedding"]
