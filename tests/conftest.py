@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from hypothesis import settings
+from tests.support.small_recipe import small_recipe
 
 from benchmarks import DATA
 from evergram.training.recipe import Recipe
@@ -31,22 +32,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def small() -> Recipe:
-    """Return a recipe with a growing corpus of a few thousand interactions, trained in a second."""
-    return Recipe.of(
-        {
-            "name": "small",
-            "data": {
-                "kind": "synthetic",
-                "queries": 300,
-                "candidates": 200,
-                "interactions": 8000,
-            },
-            "split": {"kind": "time", "versions": [0.5, 0.6, 0.7]},
-            "model": {"dim": [8, 12, 10]},
-            "task": {"penalty": 5.0, "l2": 0.1},
-            "training": {"epochs": 3, "patience": 0, "batch_size": 256, "table_rate": 0.1},
-        }
-    )
+    return small_recipe()
 
 
 @pytest.fixture

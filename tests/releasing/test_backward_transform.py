@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
 import pytest
 import torch
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
+from torch import Tensor
 
+from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
+from evergram.data.sampling import ExampleSampler, PairDraws
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import LEAST_COMMON, BackwardTransformFit, Overlap
+from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
+from evergram.releasing.upgrade import upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
+from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 
 
@@ -112,9 +123,17 @@ def test_a_closed_form_recovers_an_exact_map_without_the_held_out_objects(
     assert back.error(poisoned).rms > 10
 
 
-@pytest.mark.parametrize(("method", "keeps"), [("evergram", True), ("post-closed", False)])
+@pytest.mark.parametrize(
+    ("method", "start", "stays"),
+    [
+        ("evergram", 0.0, True),
+        ("post-closed", 0.0, False),
+        ("evergram", 0.2, False),
+        ("evergram", float("nan"), False),
+    ],
+)
 def test_a_trained_transform_stays_where_solving_gains_nothing(
-    lineage: Lineage, corpus: Corpus, method: str, keeps: bool
+    lineage: Lineage, corpus: Corpus, method: str, start: float, stays: bool
 ) -> None:
     """The ridge gives up to one percent of the error away; a trained map need not pay that. What a
     fit after the model starts from was never trained."""
@@ -122,32 +141,12 @@ def test_a_trained_transform_stays_where_solving_gains_nothing(
     draw = torch.Generator().manual_seed(0)
     turn = torch.linalg.qr(torch.randn(4, 4, generator=draw))[0]
     new = {side: vectors @ turn.T for side, vectors in back.past.items()}
-    back.transform = LinearTransform.from_matrix(turn.T)
+    back.transform = LinearTransform.from_matrix(turn.T + start)
     trained = back.transform
     back.finish(new)
-    assert (back.transform is trained) == keeps
+    assert (back.transform is trained) == stays
     assert back.error(new).rms < 1e-3
     assert not any(parameter.requires_grad for parameter in back.transform.parameters())
-
-
-@pytest.mark.parametrize("spoiled", [0.2, float("nan")])
-def test_a_trained_transform_goes_where_solving_lowers_the_error(
-    lineage: Lineage, corpus: Corpus, spoiled: float
-) -> None:
-    back = fit_of(lineage, corpus, "upgrade.transform=linear", dim=4)
-    back.transform = LinearTransform.from_matrix(torch.eye(4) + spoiled)
-    trained = back.transform
-    back.finish(back.past)
-    assert back.transform is not trained
-    assert back.error(back.past).rms < 1e-3
-
-
-def test_joint_settings_are_those_of_the_recipe(lineage: Lineage, corpus: Corpus) -> None:
-    overrides = ("upgrade.rows=7", "upgrade.transform_rate=0.5")
-    joint = fit_of(lineage, corpus, *overrides).joint()
-    assert joint is not None
-    settings = joint.settings
-    assert (settings.rows, settings.rate) == (7, 0.5)
 
 
 def test_without_a_fit_the_transform_is_the_first_coordinates(
@@ -160,7 +159,132 @@ def test_without_a_fit_the_transform_is_the_first_coordinates(
         "truncate",
     )
     rows = torch.arange(10.0).reshape(2, 5)
-    for upgrade in (whole.upgrade, tiny_recipe("upgrade.fit=none").upgrade):
+    for settings in (whole.upgrade, tiny_recipe("upgrade.fit=none").upgrade):
         before = load_encoder(lineage, 0)
-        back = BackwardTransformFit(upgrade, 1, lineage.active_chain, before, corpus, 5)
+        back = BackwardTransformFit(settings, 1, lineage.active_chain, before, corpus, 5)
         assert torch.equal(back.transform(rows), rows[:, :4])
+
+
+QUERIES, CANDIDATES, OLD, NEW = 12, 15, 2, 3
+# Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
+PAIRS = [(q, 0) for q in range(QUERIES)] + [(i % QUERIES, i) for i in range(1, CANDIDATES)]
+CORPUS = Corpus.from_tables(
+    pa.table({"query": [q for q, _ in PAIRS] * 20, "candidate": [c for _, c in PAIRS] * 20})
+)
+
+
+def draw(seed: int) -> dict[str, dict[str, Tensor]]:
+    """Old and new vectors of the same objects, with no map between them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"query": QUERIES, "candidate": CANDIDATES}
+    return {
+        name: {s: torch.randn(n, dim, generator=generator) for s, n in sizes.items()}
+        for name, dim in (("old", OLD), ("new", NEW))
+    }
+
+
+def alignment(
+    vectors: dict[str, dict[str, Tensor]], rate: float, **settings: Any
+) -> JointAlignment:
+    transform = LinearTransform(OLD, NEW, torch.Generator().manual_seed(0))
+    weight = {side: torch.ones(len(rows)) for side, rows in vectors["old"].items()}
+    chosen = JointAlignmentSettings(1.0, rate, **settings)
+    loss = AlignmentLoss(Chain([], OLD), "single")
+    return JointAlignment(transform, loss, vectors["old"], weight, chosen)
+
+
+def matrix(fitted: JointAlignment) -> Tensor:
+    """W, in its own memory."""
+    affine = fitted.transform.affine()
+    assert affine is not None
+    return affine[0].detach()
+
+
+def sampler() -> ExampleSampler:
+    draws = PairDraws(positives="queries", negatives=True, short_batch=True)
+    return ExampleSampler(CORPUS, draws, batch_size=len(CORPUS), seed=3)
+
+
+def least_squares(vectors: dict[str, dict[str, Tensor]], weight: dict[str, Tensor]) -> Tensor:
+    """W of the smallest Σ w ‖W new − old‖², [OLD, NEW], by the normal equations in float64."""
+    new, old = (torch.cat([vectors[n][s] for s in SIDES]).double() for n in ("new", "old"))
+    w = torch.cat([weight[s] for s in SIDES]).double()[:, None]
+    solved: Tensor = torch.linalg.solve((w * new).T @ new, (w * new).T @ old)
+    return solved.T
+
+
+def test_it_descends_to_the_least_squares_of_the_three_means() -> None:
+    """Queries uniformly; candidates of a pair of the query, uniformly; negatives: uniformly among
+    those that the query has not met."""
+    vectors = draw(0)
+    for rows in vectors.values():
+        rows["candidate"][0] *= 3
+    met = torch.zeros(QUERIES, CANDIDATES)
+    for q, c in PAIRS:
+        met[q, c] = 1
+    positive = (met / met.sum(1, keepdim=True)).mean(0)
+    negative = ((1 - met) / (1 - met).sum(1, keepdim=True)).mean(0)
+    thirds = {"query": torch.full((QUERIES,), 1 / QUERIES), "candidate": positive + negative}
+    alike = {"query": torch.ones(QUERIES), "candidate": torch.ones(CANDIDATES)}
+    expected, other = least_squares(vectors, thirds), least_squares(vectors, alike)
+    means: list[Tensor] = []
+    for rate, epochs in ((0.05, 150), (0.005, 150)):
+        fitted = alignment(vectors, rate, objects="paper-code")
+        if means:
+            matrix(fitted).copy_(means[-1])
+        fit_over_pairs(fitted, vectors["new"], PairFit(sampler(), epochs, every=epochs + 1))
+        means.append(matrix(fitted).clone())
+    # What is left is the noise of the draws.
+    assert float((means[-1] - expected).norm()) < 0.4 * float((expected - other).norm())
+
+
+def test_the_transform_with_the_smallest_error_after_an_epoch_is_kept() -> None:
+    vectors = draw(1)
+    fitted = alignment(vectors, 0.8, objects="paper-code")
+    fit = PairFit(sampler(), epochs=40, every=2, after=10)
+    errors = fit_over_pairs(fitted, vectors["new"], fit)
+    assert len(errors) == 20
+    assert min(errors[5:]) < errors[-1]
+    assert fitted.error(vectors["new"]) == pytest.approx(min(errors[5:]))
+    last = alignment(vectors, 0.8, objects="paper-code")
+    late = PairFit(sampler(), epochs=40, every=2, after=40)
+    assert fit_over_pairs(last, vectors["new"], late) == errors
+    assert last.error(vectors["new"]) == pytest.approx(errors[-1])
+
+
+def test_the_error_weighs_both_sides_alike() -> None:
+    vectors = draw(2)
+    fitted = alignment(vectors, 0.1)
+    by_side = [
+        (vectors["new"][s] @ matrix(fitted).T - vectors["old"][s]).square().sum(1).mean()
+        for s in SIDES
+    ]
+    assert fitted.error(vectors["new"]) == pytest.approx(float(sum(by_side) / 2))
+
+
+def test_a_recipe_says_whether_it_is_over_pairs_or_objects(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[PairFit | None] = []
+    finish = BackwardTransformFit.finish
+
+    def watched(self: Any, new: Any, pairs: PairFit | None = None, *more: Any) -> None:
+        fits.append(pairs)
+        finish(self, new, pairs, *more)
+
+    monkeypatch.setattr(BackwardTransformFit, "finish", watched)
+    matrices = {}
+    for objects in ("all", "paper-code", "batch"):
+        recipe = tiny_recipe(
+            "upgrade.method=post-lin-sloss",
+            f"upgrade.objects={objects}",
+            "upgrade.fit_epochs=3",
+            "training.evaluate_every=1",
+        )
+        transform = upgrade(recipe, lineage, progress=False).transform
+        assert transform is not None
+        matrices[objects] = transform.affine()
+    assert [fit is None for fit in fits] == [True, False, False]
+    assert all(fit.epochs == 3 and fit.every == 1 for fit in fits if fit is not None)
+    weights = [affine[0] for affine in matrices.values() if affine is not None]
+    assert all(not torch.equal(a, b) for a, b in pairwise(weights))

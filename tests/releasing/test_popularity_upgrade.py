@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.small_recipe import small_recipe
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
@@ -110,12 +111,12 @@ def test_a_transform_that_is_fitted_afterwards_lets_each_version_choose(
     assert record.options["popularity"] == chosen["exponent"]
 
 
-@pytest.fixture
-def grown(small: Recipe, tmp_path: Path) -> tuple[Lineage, Corpus]:
-    """Version 0 with γ = 0.5, after a moment of training."""
-    recipe = recipe_of(small, 0.5, "training.epochs=1")
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lineage, Corpus]:
+    """Version 0 with γ = 0.5, after a moment of training; only read."""
+    recipe = recipe_of(small_recipe(), 0.5, "training.epochs=1")
     corpus = load_corpus(recipe)
-    lineage = Lineage.create(tmp_path / "lineage")
+    lineage = Lineage.create(tmp_path_factory.mktemp("grown") / "lineage")
     lineage.publish(train(recipe, corpus, progress=False))
     return lineage, corpus
 
@@ -164,18 +165,6 @@ def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
 
 
 @pytest.mark.long
-def test_a_model_that_goes_on_from_the_past_one_has_its_own_counts(
-    small: Recipe, grown: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = grown
-    recipe = recipe_of(small, 0.5, "training.epochs=1", method="finetune-m0")
-    artefact = upgrade(recipe, lineage, corpus, progress=False)
-    counts = split_for(recipe, corpus, 1, lineage.pair_history).training.counts("candidate")
-    norms = published(artefact).double().norm(dim=1)
-    torch.testing.assert_close(norms, counts.double().sqrt(), rtol=1e-5, atol=0)
-
-
-@pytest.mark.long
 def test_a_frozen_model_keeps_its_factors(small: Recipe, grown: tuple[Lineage, Corpus]) -> None:
     lineage, corpus = grown
     recipe = recipe_of(small, 0.5, method="fix-m0")
@@ -189,35 +178,6 @@ def test_a_frozen_model_keeps_its_factors(small: Recipe, grown: tuple[Lineage, C
     ids = training.candidates.vocabulary.rows(artefact.block("candidate")[0])
     assert torch.equal(ids.sort().values, torch.nonzero(known["candidate"]).flatten())
     assert torch.equal(published(artefact), vectors["candidate"][ids])
-
-
-def test_a_model_that_is_trained_already_has_the_power_of_the_recipe(
-    small: Recipe, grown: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = grown
-    model = load_encoder(lineage, 0)
-    for popularity in (0.5, "auto"):
-        chosen = recipe_of(small, popularity).model
-        assert trained_encoder(model, corpus, chosen) is model
-    for popularity in (0.0, 0.25):
-        with pytest.raises(RecipeError, match=rf"is {popularity}, and trained= publishes .* 0\.5;"):
-            trained_encoder(model, corpus, recipe_of(small, popularity).model)
-    model.popularity = None
-    with pytest.raises(RecipeError, match=r"candidates with 0\.0; set model\.popularity"):
-        trained_encoder(model, corpus, recipe_of(small, 0.5).model)
-
-
-def test_modules_that_are_trained_already_get_the_factor(small: Recipe) -> None:
-    recipe = recipe_of(small, 0.5)
-    corpus = load_corpus(recipe)
-    tables = nn.Embedding(300, 4), nn.Embedding(200, 4)
-    modules = EncoderModules(*tables, torch.tensor, torch.tensor)
-    artefact = train(recipe, corpus, trained=modules, progress=False)
-    counts = split_for(recipe, corpus, 0).training.counts("candidate")
-    norms = published(artefact).double().norm(dim=1)
-    torch.testing.assert_close(norms, counts.double().sqrt(), rtol=1e-5, atol=0)
-    with pytest.raises(RecipeError, match="has been trained already; give a number"):
-        train(recipe_of(small, "auto"), corpus, trained=modules, progress=False)
 
 
 def test_a_power_that_was_chosen_as_zero_goes_on(
@@ -236,3 +196,63 @@ def test_a_power_that_was_chosen_as_zero_goes_on(
         assert recorded == {"exponent": 0.0, "reason": reason}
         ones = torch.ones(len(published(artefact)))
         torch.testing.assert_close(published(artefact).norm(dim=1), ones)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["bc-aligner", "evergram"])
+def test_a_joint_upgrade_on_unit_rows_reads_the_version_before(
+    small: Recipe, tmp_path: Path, method: str
+) -> None:
+    recipe = Recipe.of(
+        {
+            **small.model_dump(include={"name", "data", "split"}),
+            "model": {"dim": [8, 10], "normalize": True},
+            "task": {"kind": "softmax_all", "temperature": 0.2},
+            "training": {
+                **{"optimizer": "adam", "table_rate": 0.03, "decay": 0.95},
+                **{"epochs": 12, "patience": 0},
+            },
+            "upgrade": {"method": method, "alone": False},
+        }
+    )
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus))
+    artefact = upgrade(recipe, lineage, corpus)
+    lineage.publish(artefact)
+    report = lineage.metrics(1)
+    reading = report["compatibility"]["0"]
+    ranking = {k: v["recall@20"] for k, v in reading["ranking"].items()}
+    assert ranking["chain"] > 0.75 * ranking["past"]
+    assert ranking["raw_candidates"] < ranking["chain_candidates"]
+    assert 0 < reading["drift"]["held_out"]["relative"] < 1
+    assert report["certificate"]["0"]
+    for side in ("query", "candidate"):
+        rows = torch.as_tensor(artefact.block(side)[1])
+        norms = rows.norm(dim=1)
+        torch.testing.assert_close(norms[norms > 0], torch.ones_like(norms[norms > 0]))
+
+
+def test_models_that_are_trained_already_have_the_power_of_the_recipe(
+    small: Recipe, grown: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = grown
+    model = load_encoder(lineage, 0)
+    for popularity in (0.5, "auto"):
+        chosen = recipe_of(small, popularity).model
+        assert trained_encoder(model, corpus, chosen) is model
+    for popularity in (0.0, 0.25):
+        with pytest.raises(RecipeError, match=rf"{popularity}, .* 0\.5"):
+            trained_encoder(model, corpus, recipe_of(small, popularity).model)
+    model.popularity = None
+    with pytest.raises(RecipeError, match=r"0\.0; set model\.popularity"):
+        trained_encoder(model, corpus, recipe_of(small, 0.5).model)
+    tables = nn.Embedding(300, 4), nn.Embedding(200, 4)
+    modules = EncoderModules(*tables, torch.tensor, torch.tensor)
+    recipe = recipe_of(small, 0.5)
+    artefact = train(recipe, corpus, trained=modules, progress=False)
+    counts = split_for(recipe, corpus, 0).training.counts("candidate")
+    norms = published(artefact).double().norm(dim=1)
+    torch.testing.assert_close(norms, counts.double().sqrt(), rtol=1e-5, atol=0)
+    with pytest.raises(RecipeError, match="give a number"):
+        train(recipe_of(small, "auto"), corpus, trained=modules, progress=False)

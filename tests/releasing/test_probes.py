@@ -21,7 +21,7 @@ from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import DataError, DegradationError, UnknownVersionError
+from evergram.errors import DataError, DegradationError
 from evergram.evaluation.probes.probe_metrics import measure
 from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.lineage.artefact import Artefact
@@ -30,8 +30,6 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import probes
 from evergram.releasing.probes import (
-    ProbeReading,
-    _refuse_few,
     measured_probe,
     refuse_broken,
     run_probes,
@@ -87,9 +85,7 @@ def lineage(tmp_path: Path) -> Lineage:
 
 
 def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
-    probe = Probe(
-        model=str(model), data=str(data), **{"side": "candidate", "metric": "auc", **facts}
-    )
+    probe = probe_of(model, data, **facts)
     measured = measured_probe(lineage, "v0", probe)
     ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve, probe=measured)
 
@@ -193,18 +189,6 @@ def test_a_version_that_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Li
         refuse_broken(readings)
 
 
-@pytest.mark.long
-def test_a_regressor_has_a_most_rather_than_a_least(tmp_path: Path, lineage: Lineage) -> None:
-    weight = torch.linalg.lstsq(OLD, torch.from_numpy(VALUE)[:, None]).solution.T
-    model = linear(tmp_path / "m.safetensors", weight=weight.contiguous())
-    data = evaluation(tmp_path / "d.parquet", VALUE)
-    add(lineage, model, data, metric="rmse", max=0.2)
-    assert not with_probes(next_version(), lineage)[1][0].broken
-    reading = with_probes(next_version(broken=True), lineage)[1][0]
-    assert reading.broken
-    assert "at most 0.2 is needed" in reading.sentence
-
-
 @pytest.mark.parametrize(
     ("metric", "bound"), [("auc", "min"), ("accuracy", "min"), ("rmse", "max")]
 )
@@ -215,21 +199,15 @@ def test_a_value_exactly_at_its_limit_is_within_it(
     monkeypatch.setattr(probes, "_measure", lambda *_: (value, ROWS, 0))
     model, data = linear(tmp_path / "m.safetensors", w=OLD), evaluation(tmp_path / "d", LABEL)
     better = -np.inf if bound == "min" else np.inf
-    for limit, broken in (
-        (value, False),
-        (float(np.nextafter(value, better)), False),
-        (float(np.nextafter(value, -better)), True),
-    ):
+    for limit, broken in ((value, False), (float(np.nextafter(value, -better)), True)):
         add(lineage, model, data, metric=metric, **{bound: limit})
         assert [reading.broken for reading in run_probes(lineage)] == [broken]
         ConsumerRegistry.open(lineage.path).remove("ads")
 
 
-@pytest.mark.long
 def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
     tmp_path: Path, lineage: Lineage
 ) -> None:
-    """In any order, and in blocks; what has no embedding is counted and left out."""
     model, fitted = classifier(tmp_path / "m.onnx")
     order = [*range(ROWS - 1, -1, -1), 5, 5, 7]
     ids = [f"id{i}" for i in order] + ["gone", "away"]
@@ -245,104 +223,67 @@ def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
         # An object of several rows is one object.
         assert (reading.objects, reading.missing) == (ROWS, 2)
         assert reading.value == pytest.approx(expected, abs=1e-6)
-        assert reading.limit is None
-        assert not reading.broken
+        assert (reading.limit, reading.broken) == (None, False)
 
 
-@pytest.mark.parametrize(("kept", "broken"), [(2, True), (19, True), (20, False)])
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize(
+    ("had", "kept", "needed"),
+    [(ROWS, 2, 20), (ROWS, 19, 20), (ROWS, 20, 20), (4, 4, 4), (4, 3, 4)],
+)
 def test_a_version_without_most_of_a_probes_objects_breaks_it(
-    tmp_path: Path, lineage: Lineage, kept: int, broken: bool
+    tmp_path: Path, lineage: Lineage, had: int, kept: int, needed: int, measured: bool
 ) -> None:
-    """Twenty are enough; on fewer even the best value says too little."""
-    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
-    order = OLD[:, 0].argsort()
-    rows = [*order[: kept // 2].tolist(), *order[len(order) - (kept - kept // 2) :].tolist()]
-    data = evaluation(tmp_path / "d.parquet", (OLD[:, 0] > 0).numpy())
-    add(lineage, model, data, min=0.7)
+    """Twenty are enough, or all; of a probe without a baseline nobody knows how many are all."""
+    if not measured:
+        needed = 20
+    order = OLD[:, 0].argsort().tolist()
+    rows = [
+        order[i] for pair in zip(range(had), range(-1, -had - 1, -1), strict=True) for i in pair
+    ]
+    labels = [bool(OLD[row, 0] > 0) for row in rows]  # each object has two rows where it is all
+    data = evaluation(tmp_path / "d.parquet", labels[:had], IDS.take(pa.array(rows[:had])))
+    model = first_coordinate(tmp_path / "m.safetensors")
+    if measured:
+        add(lineage, model, data, min=0.7)
+    else:
+        registry = ConsumerRegistry.open(lineage.path)
+        registry.add("ads", "v0", lineage.resolve, probe=probe_of(model, data, min=0.7))
+    stored = rows[:kept]
     new = replace(
         artefact(OLD, torch.eye(DIM)),
-        embeddings={"candidate": (IDS.take(pa.array(rows)), OLD[rows])},
+        embeddings={"candidate": (IDS.take(pa.array(stored)), OLD[stored])},
     )
-    _, readings = with_probes(new, lineage)
-    assert (readings[0].objects, readings[0].missing) == (kept, ROWS - kept)
-    assert readings[0].broken is broken
-    if not broken:
-        assert readings[0].value == 1.0
-        refuse_broken(readings)
-        return
-    assert readings[0].value is None
-    message = f"Only {kept} of the {ROWS} objects it was added with .* at least 20 are needed"
-    with pytest.raises(DegradationError, match=message):
-        refuse_broken(readings)
-
-
-def test_rows_of_two_objects_are_two_objects(tmp_path: Path, lineage: Lineage) -> None:
-    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
-    order = OLD[:, 0].argsort()
-    two = [int(order[0]), int(order[-1])]
-    rows = [*range(ROWS), *two * 10]
-    labels = [bool(OLD[row, 0] > 0) for row in rows]
-    data = evaluation(tmp_path / "d.parquet", labels, [f"id{row}" for row in rows])
-    add(lineage, model, data, min=0.7)
-    new = replace(
-        artefact(OLD, torch.eye(DIM)), embeddings={"candidate": (IDS.take(pa.array(two)), OLD[two])}
-    )
-    _, readings = with_probes(new, lineage)
-    assert (readings[0].objects, readings[0].value, readings[0].broken) == (2, None, True)
-
-
-def test_a_probe_without_a_baseline_needs_twenty_objects() -> None:
-    """Nobody knows how many it had, so that fewer than are ever enough do not pass."""
-    probe = Probe(model="m", data="d", side="candidate", metric="auc", min=0.0)
-    with pytest.raises(DataError, match="Only 19 objects were measured, and at least 20 are"):
-        _refuse_few(probe, 19)
-    _refuse_few(probe, 20)
-
-
-def test_a_probe_of_few_objects_needs_all_of_them(tmp_path: Path, lineage: Lineage) -> None:
-    model = linear(tmp_path / "m.safetensors", weight=torch.eye(DIM)[:1].contiguous())
-    order = OLD[:, 0].argsort()
-    rows = [*order[:2].tolist(), *order[-2:].tolist()]
-    ids = IDS.take(pa.array(rows))
-    add(lineage, model, evaluation(tmp_path / "d.parquet", [False, False, True, True], ids))
-    whole = artefact(OLD, torch.eye(DIM))
-    assert not run_probes(lineage, whole)[0].broken
-    fewer = replace(whole, embeddings={"candidate": (ids[1:], OLD[rows[1:]])})
-    reading = run_probes(lineage, fewer)[0]
-    assert reading.broken
-    assert "Only 3 of the 4 objects" in reading.sentence
-    assert "at least 4 are needed" in reading.sentence
-
-
-@pytest.mark.parametrize("text", ["007", "-0", "07"])
-def test_a_text_with_leading_zeros_is_another_id_than_the_number(tmp_path: Path, text: str) -> None:
-    lineage = Lineage.create(tmp_path / "l")
-    numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})
-    lineage.publish(numbers)
-    model, _ = classifier(tmp_path / "m.onnx")
-    ids = [text, *(str(i) for i in range(ROWS) if i != int(text))]
-    labels = [LABEL[int(text)], *(LABEL[i] for i in range(ROWS) if i != int(text))]
-    data = evaluation(tmp_path / "d.parquet", labels, ids)
-    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
-    with pytest.raises(DataError, match=f"not int64, .*: '{text}' is a text; write the ids as"):
-        measured_probe(lineage, "v0", probe)
+    _, (reading,) = with_probes(new, lineage)
+    assert (reading.objects, reading.missing) == (kept, had - kept)
+    assert reading.broken is (kept < needed)
+    if kept >= needed:
+        assert reading.value == 1.0
+        refuse_broken([reading])
+    else:
+        assert reading.value is None
+        with pytest.raises(DegradationError, match=f"Only {kept} .* at least {needed} are"):
+            refuse_broken([reading])
 
 
 def test_ids_may_be_numbers_on_either_side(tmp_path: Path) -> None:
+    """A text with leading zeros is another id than the number."""
     lineage = Lineage.create(tmp_path / "l")
     numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})
     lineage.publish(numbers)
     model, _ = classifier(tmp_path / "m.onnx")
-    baselines = []
-    for ids in (list(range(ROWS)), [str(i) for i in range(ROWS)], [float(i) for i in range(ROWS)]):
+
+    def baseline(ids: Any) -> Any:
         data = evaluation(tmp_path / "d.parquet", LABEL, ids)
-        probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
-        baselines.append(measured_probe(lineage, "v0", probe).baseline)
-    assert baselines[0] is not None
-    assert baselines[0] == baselines[1] == baselines[2]
-    named = evaluation(tmp_path / "d.parquet", LABEL)
-    with pytest.raises(DataError, match="ids of the evaluation file are not int64"):
-        measured_probe(lineage, "v0", probe.model_copy(update={"data": str(named)}))
+        return measured_probe(lineage, "v0", probe_of(model, data)).baseline
+
+    texts = [str(i) for i in range(ROWS)]
+    by_number = baseline(list(range(ROWS)))
+    assert by_number is not None
+    assert by_number == baseline(texts) == baseline([float(i) for i in range(ROWS)])
+    for other in ("id7", "007", "-0"):
+        with pytest.raises(DataError, match=f"int64.*'{other}'"):
+            baseline([other, *texts[1:]])
 
 
 def test_one_probe_that_cannot_be_run_does_not_hide_the_others(
@@ -351,15 +292,14 @@ def test_one_probe_that_cannot_be_run_does_not_hide_the_others(
     model, _ = classifier(tmp_path / "m.onnx")
     data = evaluation(tmp_path / "d.parquet", LABEL)
     add(lineage, model, data)
-    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
-    kept = ConsumerRegistry.open(lineage.path).add("web", "v0", lineage.resolve, probe=probe).probe
+    registry = ConsumerRegistry.open(lineage.path)
+    kept = registry.add("web", "v0", lineage.resolve, probe=probe_of(model, data)).probe
     assert kept is not None
     (lineage.path / kept.model).write_bytes(b"")
     ads, web = run_probes(lineage)
     assert not ads.broken
-    assert web.broken
-    assert web.value is None
-    assert "SHA-256 differs" in web.sentence
+    assert (web.broken, web.value) == (True, None)
+    assert "SHA-256" in web.sentence
     assert [r.consumer for r in run_probes(lineage, names=["ads"])] == ["ads"]
 
 
@@ -368,82 +308,20 @@ def test_a_consumer_of_the_newest_reads_the_new_version_itself(
 ) -> None:
     """What was built on one version and reads whatever is newest breaks; the probe says so."""
     model, _ = classifier(tmp_path / "m.onnx")
-    data = evaluation(tmp_path / "d.parquet", LABEL)
-    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc", min=0.7)
+    probe = probe_of(model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
     ConsumerRegistry.open(lineage.path).add("ads", "newest", lineage.resolve, probe=probe)
     assert not run_probes(lineage)[0].broken
     reading = with_probes(next_version(), lineage)[1][0]
-    assert (reading.version, reading.source) == (1, 1)
-    assert reading.broken
+    assert (reading.version, reading.source, reading.broken) == (1, 1, True)
 
 
-def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
-    weight = torch.ones(1, DIM)
-    good = linear(tmp_path / "good.safetensors", weight=weight)
-    data = evaluation(tmp_path / "good.parquet", LABEL)
-    text = tmp_path / "m.pkl"
-    text.write_text("x")
-    damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(b"x")
-    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "columns.parquet")
-    faults: dict[str, dict[str, Any]] = {
-        "kind": {"model": text},
-        "gone": {"model": tmp_path / "gone.onnx"},
-        "damaged": {"model": damaged},
-        "dim": {"model": linear(tmp_path / "d.safetensors", weight=torch.ones(1, DIM + 1))},
-        "tensor": {"model": linear(tmp_path / "t.safetensors", weight=weight, what=2 * weight)},
-        "no weight": {"model": linear(tmp_path / "w.safetensors", bias=weight)},
-        "nan": {"model": linear(tmp_path / "n.safetensors", weight=weight / 0)},
-        "labels": {"data": evaluation(tmp_path / "l.parquet", np.arange(ROWS))},
-        "one class": {"data": evaluation(tmp_path / "o.parquet", LABEL | True)},
-        "text": {"data": evaluation(tmp_path / "x.parquet", ["a"] * ROWS)},
-        "ids": {"data": evaluation(tmp_path / "i.parquet", [True], ["elsewhere"])},
-        "file": {"data": text},
-        "columns": {"data": tmp_path / "columns.parquet"},
-        "side": {"side": "query"},
-    }
-    return {"model": good, "data": data, **faults[what]}
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("kind", r"export it as ONNX"),
-        ("gone", "is not there"),
-        ("damaged", "cannot be read as ONNX"),
-        ("dim", f"dim {DIM + 1}, and those that it is pinned to have {DIM}"),
-        ("tensor", "tensor 'what'"),
-        ("no weight", "no tensor 'weight'"),
-        ("nan", "a NaN or an infinity"),
-        ("labels", "not 0 and 1"),
-        ("one class", "positive and negative"),
-        ("text", "needs numbers"),
-        ("ids", "none of its ids"),
-        ("file", "cannot be read as Parquet"),
-        ("columns", "with the columns id and label"),
-        ("side", "There is no side 'query'; there is candidate"),
-    ],
-)
-def test_files_that_cannot_be_a_probe_are_refused(
-    tmp_path: Path, lineage: Lineage, what: str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        add(lineage, **bad_probe(tmp_path, what))
+def test_files_that_cannot_be_a_probe_are_refused(tmp_path: Path, lineage: Lineage) -> None:
+    model = linear(tmp_path / "good.safetensors", weight=torch.ones(1, DIM))
+    good = {"model": model, "data": evaluation(tmp_path / "good.parquet", LABEL)}
+    for named, bad in bad_probes(tmp_path).items():
+        with pytest.raises(DataError, match=named):
+            add(lineage, **good | bad)
     assert ConsumerRegistry.open(lineage.path).list() == ()
-
-
-def test_a_probe_of_an_unknown_version_is_refused(tmp_path: Path, lineage: Lineage) -> None:
-    facts = bad_probe(tmp_path, "side")
-    probe = Probe(
-        model=str(facts["model"]), data=str(facts["data"]), side="candidate", metric="auc"
-    )
-    with pytest.raises(UnknownVersionError):
-        measured_probe(lineage, "v3", probe)
-
-
-def test_a_reading_says_what_is_wrong() -> None:
-    reading = ProbeReading("a", "v0", 0, 1, "auc", None, 0.7, None, 0, 0, True, "why")
-    assert reading.sentence == "The probe of a (v0) could not be run: why"
 
 
 def test_without_onnxruntime_the_error_names_the_extra(
@@ -453,3 +331,39 @@ def test_without_onnxruntime_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):
         load_probe_model(path)
+
+
+def probe_of(model: Path, data: Path, **facts: Any) -> Probe:
+    return Probe(model=str(model), data=str(data), **{"side": "candidate", "metric": "auc"} | facts)
+
+
+def first_coordinate(path: Path) -> Path:
+    return linear(path, weight=torch.eye(DIM)[:1].contiguous())
+
+
+def bad_probes(folder: Path) -> dict[str, dict[str, Any]]:
+    """What cannot be a probe, by what the error names."""
+    weight = torch.ones(1, DIM)
+    text = folder / "m.pkl"
+    text.write_text("x")
+    damaged = folder / "damaged.onnx"
+    damaged.write_bytes(b"x")
+    pq.write_table(pa.table({"id": ["a"]}), folder / "columns.parquet")
+    return {
+        "ONNX": {"model": text},
+        "gone.onnx": {"model": folder / "gone.onnx"},
+        "damaged.onnx": {"model": damaged},
+        f"dim {DIM + 1}": {
+            "model": linear(folder / "d.safetensors", weight=torch.ones(1, DIM + 1))
+        },
+        "'what'": {"model": linear(folder / "t.safetensors", weight=weight, what=2 * weight)},
+        "'weight'": {"model": linear(folder / "w.safetensors", bias=weight)},
+        "NaN": {"model": linear(folder / "n.safetensors", weight=weight / 0)},
+        "not 0 and 1": {"data": evaluation(folder / "l.parquet", np.arange(ROWS))},
+        "negative": {"data": evaluation(folder / "o.parquet", LABEL | True)},
+        "numbers": {"data": evaluation(folder / "x.parquet", ["a"] * ROWS)},
+        "none of its ids": {"data": evaluation(folder / "i.parquet", [True], ["elsewhere"])},
+        "Parquet": {"data": text},
+        "label": {"data": folder / "columns.parquet"},
+        "'query'": {"side": "query"},
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.recipe import Recipe
@@ -26,5 +28,10 @@ def tiny_recipe(*overrides: str) -> Recipe:
 def tiny_lineage(folder: Path) -> Lineage:
     """Version 0 of `tiny_recipe()`."""
     lineage = Lineage.create(folder, "tiny")
-    lineage.publish(train(tiny_recipe(), progress=False))
+    lineage.publish(_tiny_artefact())
     return lineage
+
+
+@cache
+def _tiny_artefact() -> Artefact:
+    return train(tiny_recipe(), progress=False)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.prepared import write_prepared
+from tests.support.small_recipe import small_recipe
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.prepared_corpus import load_prepared
@@ -40,12 +41,17 @@ def frozen(small: Recipe, *overrides: str) -> Recipe:
     return Recipe.of({**small.model_dump(exclude={"upgrade"}), "upgrade": upgrading}, overrides)
 
 
+@pytest.fixture(scope="module")
+def trained() -> tuple[Artefact, Corpus]:
+    corpus = load_corpus(small_recipe())
+    return train(small_recipe(), corpus, progress=False), corpus
+
+
 @pytest.fixture
-def first(small: Recipe, tmp_path: Path) -> tuple[Lineage, Corpus]:
-    corpus = load_corpus(small)
+def first(trained: tuple[Artefact, Corpus], tmp_path: Path) -> tuple[Lineage, Corpus]:
     lineage = Lineage.create(tmp_path / "lineage")
-    publish(lineage, train(small, corpus, progress=False))
-    return lineage, corpus
+    publish(lineage, trained[0])
+    return lineage, trained[1]
 
 
 def ids_of(artefact: Artefact, side: str) -> set[int]:
@@ -85,7 +91,7 @@ def test_the_test_of_a_frozen_model_counts_new_ids_as_unknown(
     small: Recipe, first: tuple[Lineage, Corpus]
 ) -> None:
     lineage, corpus = first
-    recipe = frozen(small)
+    recipe = frozen(small, "upgrade.alone=true", "training.epochs=1", "prior.kind=version")
     split = split_for(recipe, corpus, 1, lineage.pair_history)
     known = stored_in({s: lineage.embeddings(s)[0] for s in ("query", "candidate")}, split.training)
     of_known = known["query"][split.test.query]
@@ -98,21 +104,15 @@ def test_the_test_of_a_frozen_model_counts_new_ids_as_unknown(
     new = int((~known["candidate"][ranked.candidate]).sum())
     assert data["unknown_test_candidates"] == misses + new > misses
     assert data["candidates"] == int(known["candidate"].sum())
+    # The model that is trained alone knows new ids, and is tested on the same queries.
+    assert artefact.metrics["metrics"]["alone"]["recall@20"] > 0
+    facts = ReportedVersion(recipe, lineage, corpus, 1).facts(artefact)
+    assert isinstance(facts.spectra, dict)
+    assert facts.spectra["candidate"].entities == len(ids_of(artefact, "candidate"))
     publish(lineage, artefact)
     assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(
         artefact.metrics["metrics"]["model"]
     )
-
-
-def test_a_report_of_a_frozen_version_is_of_what_it_has(
-    small: Recipe, first: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = first
-    recipe = frozen(small)
-    artefact = upgrade(recipe, lineage, corpus, progress=False)
-    facts = ReportedVersion(recipe, lineage, corpus, 1).facts(artefact)
-    assert isinstance(facts.spectra, dict)
-    assert facts.spectra["candidate"].entities == len(ids_of(artefact, "candidate"))
 
 
 def test_a_comparison_of_methods_keeps_all_objects(
@@ -124,15 +124,6 @@ def test_a_comparison_of_methods_keeps_all_objects(
     training = split_for(recipe, corpus, 1, lineage.pair_history).training
     assert ids_of(artefact, "query") == set(training.queries.vocabulary.keys.to_pylist())
     assert "unknown_to_model" not in artefact.metrics["data"]
-
-
-def test_the_model_trained_alone_knows_new_ids_and_is_tested_on_the_same_queries(
-    small: Recipe, first: tuple[Lineage, Corpus]
-) -> None:
-    lineage, corpus = first
-    recipe = frozen(small, "upgrade.alone=true", "training.epochs=1", "prior.kind=version")
-    artefact = upgrade(recipe, lineage, corpus, progress=False)
-    assert artefact.metrics["metrics"]["alone"]["recall@20"] > 0
 
 
 def test_a_feature_that_the_model_knows_is_enough(small: Recipe, tmp_path: Path) -> None:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
+from tests.support.lineages import lineage_of
+from tests.support.tiny_training import tiny_lineage, tiny_recipe
+from torch import nn
 
+from evergram.data.corpus import Corpus
+from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
+from evergram.encoders.features import SIDES
 from evergram.errors import DataError
+from evergram.evaluation.reports.version_facts import KeptPast, NotMeasured
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.html_report import report_file
-from evergram.releasing.html_report.report_file import refuse_unwritable, write_published
+from evergram.releasing.html_report.model_facts import attempt, names_of
+from evergram.releasing.html_report.report_file import (
+    ReportedVersion,
+    refuse_unwritable,
+    write_published,
+)
+from evergram.releasing.past_models import StoredModel
+from evergram.releasing.past_version_report import (
+    PastReading,
+    held_out_rows,
+    known_relevance,
+    reading_report,
+)
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
+from evergram.releasing.training_report import version_report
+from evergram.releasing.upgrade import upgrade
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.training import TrainingRecipe
 
 VOID = {"meta", "line", "path", "circle"}
 
@@ -182,3 +207,121 @@ def test_a_disk_that_fails_after_publishing_says_that_the_version_is_published(
     monkeypatch.setattr(report_file, "write_version_report", full)
     with pytest.raises(DataError, match="Version 3 is published, and its report could not"):
         write_published(tmp_path / "x.html", Facts(), {}, [])  # type: ignore[arg-type]
+
+
+def test_candidates_have_their_title_or_else_their_id() -> None:
+    table = pa.table({"query": [1, 1], "candidate": ["a", "b"]})
+    titles = pa.table({"id": ["a"], "title": ["Alien"]})
+    corpus = Corpus.from_tables(table, None, titles)
+    assert names_of(corpus.candidates, torch.tensor([1, 0])) == ["b", "Alien"]
+    assert names_of(corpus.queries, torch.tensor([0])) == ["1"]
+
+
+def test_an_error_of_ours_is_a_reason() -> None:
+    def refuse() -> int:
+        raise DataError("Too large.")
+
+    assert attempt(refuse) == NotMeasured("Too large.")
+    assert attempt(abs, -2) == 2
+
+
+def test_strata_add_up_to_the_hits_of_the_published_reading(tmp_path: Path) -> None:
+    recipe, lineage = tiny_recipe("upgrade.alone=false"), tiny_lineage(tmp_path / "lineage")
+    artefact = upgrade(recipe, lineage, progress=False)
+    facts = ReportedVersion(recipe, lineage, load_corpus(recipe), 1).facts(artefact)
+    kept = facts.kept["0"]
+    assert isinstance(kept, KeptPast)
+    assert 0 <= kept.new <= 1
+    assert sum(stratum.members for stratum in kept.strata) == len(artefact.block("candidate")[0])
+    assert (
+        sum(stratum.measured for stratum in kept.strata)
+        >= artefact.metrics["compatibility"]["0"]["queries"]
+    )
+
+
+ROWS = 40
+
+
+def split_of(pairs: list[tuple[int, int]], test: list[tuple[int, int]]) -> Split:
+    """Training and test pairs of rows; no selection."""
+    query, candidate = zip(*pairs, strict=True)
+    corpus = Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+    tested = RowPairs(*(torch.tensor(rows) for rows in zip(*test, strict=True)))
+    return Split(corpus, RowPairs.none(), tested, 0)
+
+
+def test_only_queries_and_candidates_that_the_past_version_knew_are_ranked() -> None:
+    training = [(0, 0), (1, 1), (2, 2), (0, 3), (2, 1)]
+    split = split_of(training, [(0, 1), (0, 2), (1, 3), (2, -1), (2, 0)])
+    known = {
+        "query": torch.tensor([True, False, True]),
+        "candidate": torch.tensor([True, False, True, True]),
+    }
+    relevance = known_relevance(split, known)
+    # Query 1 and candidate 1 were not known; -1 is in no catalogue. Rows 0, 2, 3 become 0, 1, 2.
+    assert relevance.queries.tolist() == [0, 2]
+    assert relevance.targets.tolist() == [1, 0]
+    assert relevance.seen.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_chain_that_leads_back_exactly_keeps_everything(tmp_path: Path, drifts: bool) -> None:
+    """The chain shifts by 0.1: the new vectors either allow for that or do not."""
+    chain = lineage_of(tmp_path / "l", 2).chain
+    draw = torch.Generator().manual_seed(0)
+    corpus = split_of([(i, (3 * i + 1) % ROWS) for i in range(ROWS)], [(0, 1)]).training
+    past, new = {}, {}
+    stored = {}
+    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        past[side] = torch.randn(len(entities), chain.dim(0), generator=draw)
+        # The inverse of version 1's transform: half of the first coordinates, and 0.1.
+        exact = 2 * (past[side] - 0.1)
+        more = torch.randn(len(entities), chain.dim(1) - chain.dim(0), generator=draw)
+        new[side] = torch.cat([exact + (0.5 if drifts else 0.0), more], dim=1)
+        stored[side] = (entities.vocabulary.keys, past[side])
+    rows = torch.arange(ROWS)
+    split = Split(corpus, RowPairs.none(), RowPairs(rows, (rows + 7) % ROWS), 0)
+    reading = PastReading(chain, 0, StoredModel(chain.dim(0), stored))
+    report = reading_report(reading, new, split, 0.5, ["recall@5"])
+    held = held_out_rows(corpus, 0.5)
+    assert report["drift"]["held_out"]["objects"] == sum(int(held[s].sum()) for s in SIDES)
+    assert report["drift"]["known"]["objects"] == 2 * ROWS
+    ranking = report["ranking"]
+    if drifts:
+        shift = 0.25 * chain.dim(0) ** 0.5
+        assert report["drift"]["known"]["l2"] == pytest.approx(shift, rel=1e-4)
+        assert ranking["raw"] != ranking["past"]
+    else:
+        assert report["drift"]["known"]["l2"] == pytest.approx(0, abs=1e-5)
+        assert report["overlap@10"] == 1
+        assert ranking["chain"] == ranking["chain_candidates"] == ranking["past"]
+
+
+def trained(**facts: object) -> Trained:
+    history = [{"epoch": 3, "seconds": 1.0, "objective": 0.5, "recall@20": 0.1}]
+    encoder = nn.Identity()
+    values = {"history": history, "best_epoch": 3, "seconds": 1.23456, "penalty": (2.0,), **facts}
+    return Trained(encoder, torch.ones(2, 7), torch.ones(3, 7), {"model": {}}, **values)  # type: ignore[arg-type]
+
+
+def test_measures_that_were_not_asked_for_are_left_out() -> None:
+    split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
+    settings = TrainingRecipe()
+    report = version_report(4, split, trained(), settings)
+    assert (report["version"], report["dim"]) == (4, 7)
+    assert report["training"]["seconds"] == 1.235
+    assert report["training"]["epochs"] == 3
+    assert not {"watched", "seconds_to_reach", "pilots"} & set(report["training"])
+    assert "untested" not in report
+    json.dumps(report)
+
+
+def test_a_metric_that_was_not_reached_is_reported_as_none() -> None:
+    split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
+    asked = TrainingRecipe(watch_minutes=1.0, reach=0.5)
+    report = version_report(0, split.without_test("No test figure: why."), trained(), asked)
+    assert report["training"]["watched"] == []
+    assert report["training"]["seconds_to_reach"] is None
+    assert report["untested"] == "No test figure: why."
+    assert report["data"]["test_pairs"] == report["data"]["test_queries"] == 0
+    assert report["data"]["interactions"] == len(split.training)

@@ -1,28 +1,67 @@
-"""Which consumers weigh errors, by which matrices, and what an upgrade makes of them."""
+"""Consumers whose models weigh errors: what they read, by which matrices, and what it changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tests.support.registered_consumers import register
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import Tensor
 
-from evergram.compatibility import consumer_metric
-from evergram.data.corpus import Corpus
+from evergram.compatibility import consumer_metric, input_fisher
+from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
-from evergram.errors import DataError, EvergramError, LineageError, RecipeError
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import KnownConsumer
+from evergram.releasing.known_consumers import known_consumer
+from evergram.releasing.known_consumers import probe_sensitivity as module
+from evergram.releasing.known_consumers.probe_sensitivity import probe_sensitivity
 from evergram.releasing.past_models import known_vectors
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import upgrade
 from evergram.releasing.upgrade_plan import UpgradeOptions, UpgradePlan, plan_upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
+
+DIM = 3
+torch.manual_seed(0)
+VECTORS = {"query": torch.randn(8, DIM), "candidate": torch.randn(6, DIM)}
+ROWS = {"query": torch.tensor([0, 2, 5]), "candidate": torch.tensor([1, 4])}
+PAIRS = {"query": torch.tensor([0, 0, 5]), "candidate": torch.tensor([1, 4, 4])}
+
+
+def one_logit(inputs: Tensor) -> Tensor:
+    weight = torch.arange(1.0, inputs.shape[1] + 1)
+    return torch.tanh(inputs @ weight)
+
+
+@pytest.mark.parametrize("side", ["query", "candidate"])
+def test_of_a_side_it_reads_the_objects_that_may_be_seen(side: Any) -> None:
+    fishers = KnownConsumer("ads", one_logit, side=side).fishers(VECTORS, ROWS, PAIRS)
+    assert list(fishers) == [side]
+    expected = input_fisher(one_logit, VECTORS[side][ROWS[side]])
+    assert torch.equal(fishers[side], expected)
+
+
+def test_a_value_is_no_logit() -> None:
+    value = KnownConsumer("ads", one_logit, output="value").fishers(VECTORS, ROWS, PAIRS)
+    logit = KnownConsumer("ads", one_logit).fishers(VECTORS, ROWS, PAIRS)
+    assert float(value["candidate"].trace()) >= 4 * float(logit["candidate"].trace())
+
+
+WEIGHT = torch.tensor([3.0, -1.0, 0.0, 0.5])
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return tiny_lineage(tmp_path / "lineage")
+
 
 FIRST = torch.tensor([1.0, 0.0, 0.0, 0.0])
 HALF = "upgrade.consumer_weight=0.5"
@@ -32,11 +71,6 @@ OF_FIRST = torch.diag(torch.tensor([2.5, 0.5, 0.5, 0.5])).double()
 
 def first_dim(inputs: Tensor) -> Tensor:
     return inputs[:, 0]
-
-
-@pytest.fixture
-def lineage(tmp_path: Path) -> Lineage:
-    return tiny_lineage(tmp_path / "lineage")
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +144,66 @@ def test_the_recipe_may_name_the_consumers(
     torch.testing.assert_close(both.metrics["candidate"][0], expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", [2, 512])
+def test_of_pairs_each_end_has_its_block_over_objects_that_are_evenly_spread(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(known_consumer, "ROWS", rows)
+    fishers = KnownConsumer("ads", one_logit, side="pair").fishers(VECTORS, ROWS, PAIRS)
+    chosen = [0, 2] if rows == 2 else [0, 1, 2]
+    both = torch.cat([VECTORS[s][PAIRS[s][chosen]] for s in ("query", "candidate")], dim=1)
+    whole = input_fisher(one_logit, both)
+    assert torch.equal(fishers["query"], whole[:DIM, :DIM])
+    assert torch.equal(fishers["candidate"], whole[DIM:, DIM:])
+
+
+def test_consumers_that_cannot_read_the_embeddings_are_refused() -> None:
+    for model, named in (
+        (torch.nn.Linear(DIM + 1, 1), r"'ads' .* version 0.*\[2, 3\]"),
+        (lambda z: z.sum(), r"version 0.*tensor \[B\]"),
+    ):
+        with pytest.raises(DataError, match=named):
+            KnownConsumer("ads", model).fishers(VECTORS, ROWS, PAIRS)
+    none = {"query": torch.zeros(0).long(), "candidate": torch.zeros(0).long()}
+    with pytest.raises(DataError, match=r"\[0, 6\]"):
+        KnownConsumer("ads", one_logit, side="pair").fishers(VECTORS, ROWS, none)
+    with pytest.raises(RecipeError, match=r"'user'.*query, candidate, pair"):
+        KnownConsumer("ads", one_logit, side="user")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"'class'.*logits, value"):
+        KnownConsumer("ads", one_logit, output="class")  # type: ignore[arg-type]
+
+
+def test_a_probe_is_over_its_objects_that_alignment_may_see(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, vectors = lineage.embeddings("candidate")
+    asked = ids.take(pa.array(range(0, len(ids), 2)))
+    registry = register(lineage, tmp_path, "ads", WEIGHT, metric="auc", ids=asked)
+    probe = registry.get("ads").probe
+    assert probe is not None
+    used = torch.arange(len(ids)) % 3 != 0
+    rows = [row for row in range(0, len(ids), 2) if row % 3]
+    scaled = 20 * vectors  # to bend the logistic function
+    for most, chosen in ((512, rows), (3, [rows[0], rows[(len(rows) - 1) // 2], rows[-1]])):
+        monkeypatch.setattr(module, "ROWS", most)
+        matrix = probe_sensitivity(registry, probe, Vocabulary(ids), scaled, used)
+        expected = input_fisher(lambda z: z @ WEIGHT, scaled[chosen])
+        np.testing.assert_allclose(matrix, expected, rtol=0.02, atol=1e-4)
+    with pytest.raises(DataError, match="None of the objects"):
+        probe_sensitivity(registry, probe, Vocabulary(ids), vectors, torch.zeros_like(used))
+    (lineage.path / probe.model).write_bytes(b"damaged")
+    with pytest.raises(IntegrityError):
+        probe_sensitivity(registry, probe, Vocabulary(ids), vectors, used)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         [],
-        ["upgrade.method=bc-aligner"],
         ["upgrade.transform=residual_mlp", "upgrade.transform_rate=0.02", "training.epochs=20"],
-        ["upgrade.transform=affine"],
         ["upgrade.method=post-closed"],
     ],
-    ids=["evergram", "bc-aligner", "not affine", "affine", "post-closed"],
+    ids=["evergram", "not affine", "post-closed"],
 )
 def test_an_upgrade_moves_what_consumers_read_less(lineage: Lineage, overrides: list[str]) -> None:
     """Consumers of both sides read the first dim. Post hoc one matrix for both sides drops out."""
@@ -190,56 +274,25 @@ def test_a_consumer_counts_at_its_own_version(lineage: Lineage, corpus: Corpus) 
         plan(lineage, corpus, HALF, "upgrade.steps='single'", consumers=[old])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "options", "kind", "message"),
-    [
-        ([HALF], {}, RecipeError, r"is 0\.5, and no consumer with a probe counts; add one by"),
-        (
-            [],
-            {"consumers": [KnownConsumer("ads", first_dim)]},
-            RecipeError,
-            r"consumers= were given, and upgrade\.consumer_weight is 0",
-        ),
-        (
-            [HALF, 'upgrade.consumers=["ads"]'],
-            {},
-            LineageError,
-            "no consumer 'ads'; the consumers are: none",
-        ),
-        (
-            [HALF],
-            {"consumers": [KnownConsumer("ads", lambda z: 0 * z[:, 0])]},
-            DataError,
-            "'ads' cannot weigh errors: A consumer's matrix has the trace 0",
-        ),
-        (
-            [HALF],
-            {"consumers": [KnownConsumer("ads", first_dim, version=3)]},
-            LineageError,
-            "version 3",
-        ),
-    ],
-)
 def test_consumers_that_cannot_count_are_refused_before_training(
-    lineage: Lineage,
-    corpus: Corpus,
-    overrides: list[str],
-    options: dict[str, Any],
-    kind: type[EvergramError],
-    message: str,
-) -> None:
-    with pytest.raises(kind, match=message):
-        plan(lineage, corpus, *overrides, **options)
-
-
-def test_consumers_given_for_a_fit_that_weighs_nothing_are_refused(
     lineage: Lineage, corpus: Corpus
 ) -> None:
+    flat = KnownConsumer("ads", lambda z: 0 * z[:, 0])
+    cases: list[tuple[list[str], list[KnownConsumer], type[EvergramError], str]] = [
+        ([HALF], [], RecipeError, r"is 0\.5, and no consumer with a probe counts"),
+        ([], [KnownConsumer("ads", first_dim)], RecipeError, r"upgrade\.consumer_weight is 0"),
+        ([HALF, 'upgrade.consumers=["ads"]'], [], LineageError, "no consumer 'ads'"),
+        ([HALF], [flat], DataError, "'ads' .*trace 0"),
+        ([HALF], [KnownConsumer("ads", first_dim, version=3)], LineageError, "version 3"),
+    ]
+    for overrides, consumers, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            plan(lineage, corpus, *overrides, consumers=consumers)
     recipe = tiny_recipe("upgrade.method=post-lin-sloss")
     table = recipe.upgrade.model_copy(update={"consumer_weight": 0.5})
     recipe = recipe.model_copy(update={"upgrade": table})
     options = UpgradeOptions(consumers=[KnownConsumer("ads", first_dim)])
-    with pytest.raises(RecipeError, match=r"'posthoc' with .* = 'gradient' weighs no errors"):
+    with pytest.raises(RecipeError, match=r"'posthoc' .*'gradient' weighs no errors"):
         plan_upgrade(recipe, lineage, corpus, options)
     assert plan_upgrade(recipe, lineage, corpus, UpgradeOptions()).weighing.metrics == {}
 
