@@ -10,7 +10,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.encoder_corpora import tagged_corpus
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder_inputs import columns_of, inputs_of
@@ -57,27 +56,6 @@ def test_features_that_would_share_a_table_are_refused() -> None:
     with pytest.raises(DataError, match=r"genre\.main and genre/main would share one table"):
         Schema.of(corpus, features=True)
     assert len(Schema.of(corpus, features=False).vocabularies) == 2
-
-
-def test_inputs_in_the_order_of_their_vocabulary_are_read_without_a_mask() -> None:
-    corpus = tagged_corpus()
-    own = Schema.of(corpus, features=True).read("candidate", corpus.candidates)
-    assert own.in_order
-    assert own.has_all_ids
-    rows = torch.tensor([1, 0, 1])
-    taken = own.take(rows)
-    assert taken.ids.tolist() == own.ids[rows].tolist()
-    assert taken.has_all_ids
-    assert not taken.in_order
-    # An id outside the vocabulary, and ids in another order.
-    pairs = pa.table({"query": ["?"] * 3, "candidate": ["a", "c", "b"]})
-    other = SCHEMA.read("candidate", Corpus.from_tables(pairs).candidates)
-    assert not other.has_all_ids
-    assert other.take(rows).ids.tolist() == [-1, 1, -1]
-    turned = SCHEMA.read("candidate", Corpus.from_tables(pairs.take([0, 2])).candidates)
-    assert turned.has_all_ids
-    assert not turned.in_order
-    assert turned.take(torch.tensor([1, 0])).ids.tolist() == [0, 1]
 
 
 ITEMS = Schema(

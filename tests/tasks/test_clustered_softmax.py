@@ -119,16 +119,6 @@ def test_a_batch_is_learned_from_after_its_loss_and_not_in_evaluation_mode() -> 
 
 
 @pytest.mark.parametrize("push", PUSHES)
-def test_a_first_batch_in_evaluation_mode_leaves_no_trace(push: str) -> None:
-    query, candidate = tables()
-    encoded, batch = Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS)
-    task, other = (ClusteredSoftmax(N, 1.0, 3, push=push) for _ in range(2))
-    evaluated = task.eval()(encoded, batch, {})
-    assert torch.equal(evaluated, task(encoded, batch, {}))
-    assert torch.equal(task.train()(encoded, batch, {}), other(encoded, batch, {}))
-
-
-@pytest.mark.parametrize("push", PUSHES)
 def test_a_first_batch_without_a_candidate_that_weighs_makes_no_cluster(push: str) -> None:
     query, candidate = tables()
     encoded, batch = Encoded(query[ROWS], candidate[COLUMNS]), batch_of(ROWS, COLUMNS)

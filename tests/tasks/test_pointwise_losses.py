@@ -135,11 +135,6 @@ def test_a_function_of_ones_own_is_a_loss() -> None:
     assert torch.autograd.gradcheck(loss, (query, candidate))
 
 
-def test_another_loss_is_refused() -> None:
-    with pytest.raises(ValueError, match="loss is 'cubic'; it must be one of 'squared', "):
-        Pointwise("cubic")
-
-
 @pytest.mark.parametrize(
     ("function", "error", "sentence"),
     [

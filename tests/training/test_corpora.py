@@ -8,11 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from tests.support.encoders import lineage_with_encoder, two_tower
+from tests.support.lineages import lineage_of
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
-from evergram.errors import DataError, RecipeError
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.pair_history import PairHistory
+from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
 from evergram.training.corpora import (
     final_split,
     load_corpus,
@@ -92,13 +97,6 @@ def test_the_salt_is_the_lineages_then_the_recipes_then_its_name() -> None:
         salt_of(salted, "films", PairHistory("theirs"))
 
 
-def test_a_corpus_in_python_is_named_by_no_recipe() -> None:
-    with pytest.raises(DataError, match=r"data.kind = 'python' .* cannot hold; pass it"):
-        load_corpus(recipe(kind="python"))
-    with pytest.raises(RecipeError, match=r"data.minimum_value is used with data that the recipe"):
-        Recipe.of({"data": {"kind": "python", "minimum_value": 4.0}})
-
-
 def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpus() -> None:
     planted = {"kind": "synthetic", "queries": 20, "candidates": 10, "interactions": 90}
     named = Recipe.of({"data": planted})
@@ -109,3 +107,41 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
         recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
         assert recorded.data.kind == "python"
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
+
+
+def entities(names: list[str]) -> Side:
+    return Side(Vocabulary(pa.array(names)))
+
+
+def test_a_published_encoder_is_read_as_it_was(tmp_path: Path) -> None:
+    lineage, encoder = lineage_with_encoder(tmp_path / "l"), two_tower()
+    loaded = load_encoder(lineage, 0)
+    assert not loaded.training
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+
+
+def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Path) -> None:
+    lineage = lineage_with_encoder(tmp_path / "l")
+    with pytest.raises(UnknownVersionError):
+        load_encoder(lineage, 3)
+    modules = EncoderModules(torch.nn.Linear(1, 4), torch.nn.Linear(1, 4), list, list)
+    with pytest.raises(LineageError, match="version 0 is a built-in two_tower, so no module fits"):
+        load_encoder(lineage, 0, modules)
+    with pytest.raises(LineageError, match="came from a file of embeddings and has no model"):
+        load_encoder(lineage_of(tmp_path / "files", 1), 0)
+
+
+def test_held_out_objects_are_the_same_in_every_version() -> None:
+    whole, part = [f"id{i}" for i in range(500)], [f"id{i}" for i in range(250)]
+    of_whole = {n for n, held in zip(whole, held_out(entities(whole), 0.2), strict=True) if held}
+    of_part = {n for n, held in zip(part, held_out(entities(part), 0.2), strict=True) if held}
+    assert of_part == of_whole & set(part)
+    assert 0.15 < len(of_whole) / len(whole) < 0.25
+
+
+def test_trained_pairs_are_hashed_with_the_salt() -> None:
+    corpus = Corpus.from_tables(pa.table({"query": ["a", "a"], "candidate": ["x", "y"]}))
+    salt, pairs = trained_pairs(corpus, "films")
+    assert (salt, len(pairs)) == ("films", 2)
+    assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()

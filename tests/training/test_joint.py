@@ -145,31 +145,6 @@ def test_objects_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> None:
 _ROWS = JointAlignmentSettings(1.0, rows=5)
 
 
-def test_an_object_that_takes_no_part_is_in_no_mean() -> None:
-    torch.manual_seed(0)
-    past = {"query": randn(USERS, 2), "candidate": randn(ITEMS, 2)}
-    known = {"query": torch.zeros(USERS), "candidate": torch.zeros(ITEMS)}
-    known["candidate"][3] = 1
-    tables = [randn(USERS, 2).requires_grad_(), randn(ITEMS, 2).requires_grad_()]
-    transform = LinearTransform.from_matrix(torch.eye(2, dtype=torch.float64))
-    user, item = torch.tensor([0, 1]), torch.tensor([3, 4])
-    expected = (tables[1][3] - past["candidate"][3]).square().sum().detach()
-    for objects in ("all", "batch"):
-        settings = JointAlignmentSettings(1.0, objects=objects)
-        weight = {side: mask.double() for side, mask in known.items()}
-        value = alignment(Chain([], 2), transform, past, settings, weight)(
-            tables[0][user],
-            tables[1][item],
-            batch_of(user, item, item),
-            Tables(tables[0], tables[1]),
-        )
-        torch.testing.assert_close(value.detach(), expected)
-        user_gradient, item_gradient = torch.autograd.grad(value, tables, allow_unused=True)
-        assert user_gradient is None or float(user_gradient.abs().max()) == 0
-        assert item_gradient is not None
-        assert torch.nonzero(item_gradient.abs().sum(1)).flatten().tolist() == [3]
-
-
 @pytest.mark.parametrize("objects", ["all", "paper-code", "batch"])
 def test_each_sides_errors_are_weighed_by_what_its_consumers_make_of_them(objects: str) -> None:
     """The mean over all rows that take part, with δᵀ A δ row by row; A = I changes nothing."""

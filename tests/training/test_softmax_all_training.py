@@ -18,7 +18,7 @@ from evergram.errors import RecipeError
 from evergram.releasing.upgrade import train
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import memory
-from evergram.training.build import build_sampler, prepare
+from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -103,16 +103,6 @@ def test_an_epoch_begins_with_rows_of_norm_one() -> None:
     torch.testing.assert_close(embedded(), before)
     for table in tables:
         torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
-
-
-def test_automatic_settings() -> None:
-    data = corpus()
-    settings = FitSettings.of(recipe("training.batch_size='auto'"), data, 0)
-    assert (settings.strengths.penalty, settings.strengths.l2) == ([0.0], 0.0)
-    assert build_sampler(settings, data).queries == 1  # type: ignore[attr-defined]
-    assert settings.table_rate == 0.1
-    adam = FitSettings.of(recipe("training.optimizer=adam"), data, 0)
-    assert adam.table_rate == 0.01
 
 
 def test_tables_that_are_elsewhere_are_refused() -> None:

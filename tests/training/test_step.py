@@ -14,9 +14,15 @@ from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS
-from evergram.errors import RecipeError
+from evergram.errors import RecipeError, ShapeError
 from evergram.kinds import kinds_where
-from evergram.training.build import build_independent, build_sampler, prepare
+from evergram.training.build import (
+    Companions,
+    build_independent,
+    build_sampler,
+    pick_device,
+    prepare,
+)
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import run_epoch
@@ -119,16 +125,6 @@ def test_the_exact_gramian_is_that_of_the_parameters_before_the_step() -> None:
     torch.testing.assert_close(estimate, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_look_leaves_running_statistics_as_they_were() -> None:
-    step, _ = small_step()
-    step.encoder.register_buffer("runs", torch.zeros(()))
-    step.encoder.register_forward_hook(lambda module, *_: module.get_buffer("runs").add_(1))
-    with step.look():
-        pass
-    assert float(step.encoder.get_buffer("runs")) == 0
-    assert all(p.grad is None for p in step.encoder.parameters())
-
-
 def adaptive_step(penalty: float | list[float], **settings: Any) -> tuple[Step, dict[str, Pool]]:
     """A step on six pairs with SOGram, and a pool of each side of which it keeps 200."""
     corpus = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
@@ -203,21 +199,6 @@ def test_a_pool_is_drawn_from_by_contribution_to_the_penalty(penalty: float | li
         assert torch.equal(pool.resample(torch.zeros(300)).ids, even[side].ids)
 
 
-def test_without_a_penalty_the_gramian_of_a_task_decides() -> None:
-    step, pools = adaptive_step(0.0, kind="second_order")
-    for side in SIDES:
-        (estimator,) = step.estimators[side]
-        estimator.matrix = torch.cat(
-            [torch.diag(torch.tensor([9.0, 0.0, 0.0])), torch.zeros(3, 1)], 1
-        )
-        estimator.missing = torch.zeros((), dtype=torch.float64)
-    with step.look() as embeddings:
-        draws = step.resampled(embeddings, pools)
-    assert any(
-        not torch.equal(draws[s].ids, pools[s].resample(torch.zeros(300)).ids) for s in SIDES
-    )
-
-
 def test_the_estimate_after_a_step_is_that_of_what_was_kept_of_the_pool() -> None:
     step, pools = adaptive_step(1.0)
     step.begin_epoch()
@@ -284,3 +265,94 @@ def test_adaptive_sampling_trains_every_encoder_the_same_for_the_same_seed(
     # The cache of tables of ids is exact: what is drawn apart has nothing to correct.
     exact = encoder == "factorization" and gramian == "kind=sagram"
     assert torch.equal(one.query, other.query) == exact
+
+
+# a-x is there twice.
+MET_PAIRS = {"query": ["a", "a", "a", "b", "c"], "candidate": ["x", "x", "y", "y", "x"]}
+
+
+MET = Corpus.from_tables(pa.table(MET_PAIRS))
+
+
+def recipe(**tables: dict[str, Any]) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"kind": "synthetic"},
+        "model": {"dim": [3, 4]},
+        "training": {"batch_size": 2},
+        **tables,
+    }
+    return Recipe.of(values)
+
+
+def run_settings(version: int = 0, **tables: dict[str, Any]) -> FitSettings:
+    return FitSettings.of(recipe(**tables), MET, version)
+
+
+def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
+    """Σ over all pairs of λ p q s², plus (1/n) Σ w s², is the sum over unobserved pairs alone."""
+    task = {"penalty": 2.0, "sparse": "exclude", "query_measure": 0.5}
+    sampler = build_sampler(run_settings(task=task), MET)
+    scores = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p, q = (sampler.measures[side][:, 0] for side in SIDES)
+    everywhere = 2.0 * torch.outer(p, q) * scores.square()
+    query, candidate = MET.column("query"), MET.column("candidate")
+    assert sampler.pair_weight is not None
+    sparse = (sampler.pair_weight * scores[query, candidate].square()).mean()
+    unobserved = torch.ones(3, 2, dtype=torch.bool)
+    unobserved[query, candidate] = False
+    torch.testing.assert_close(everywhere.sum() + sparse, everywhere[unobserved].sum())
+
+
+def test_an_epoch_has_a_short_batch_if_the_recipe_wants_it() -> None:
+    sizes = {}
+    for short in (False, True):
+        chosen = run_settings(training={"batch_size": 3, "short_batch": short})
+        _, sampler, _ = prepare(chosen, MET, CPU)
+        sizes[short] = [len(batch.query) for batch in sampler.epoch(0)]
+    assert len(MET) % 3
+    assert sizes == {
+        False: [3] * (len(MET) // 3),
+        True: [3] * (len(MET) // 3) + [len(MET) % 3],
+    }
+
+
+def test_a_run_has_only_what_its_objective_uses() -> None:
+    step, _, draws = prepare(run_settings(), MET, CPU)
+    assert [len(step.estimators[side]) for side in SIDES] == [1, 1]
+    assert draws is None
+    _, _, draws = prepare(run_settings(gramian={"batch": "independent"}), MET, CPU)
+    assert draws is not None
+    bare, _, draws = prepare(run_settings(task={"kind": "bpr", "penalty": 0.0}), MET, CPU)
+    assert [len(bare.estimators[side]) for side in SIDES] == [0, 0]
+    assert draws is None
+
+
+def test_versions_start_apart_and_one_may_go_on_from_another() -> None:
+    first, second = (prepare(run_settings(v), MET, CPU)[0].encoder for v in (0, 1))
+    assert (first.dim, second.dim) == (3, 4)
+    again = prepare(run_settings(0), MET, CPU)[0].encoder
+    assert torch.equal(first.get_parameter("query.weight"), again.get_parameter("query.weight"))
+    same_dim = {"model": {"dim": 3}}
+    other = prepare(run_settings(1, **same_dim), MET, CPU)[0].encoder
+    assert not torch.equal(first.get_parameter("query.weight"), other.get_parameter("query.weight"))
+    onward = prepare(run_settings(1, **same_dim), MET, CPU, Companions(start=first))[0].encoder
+    assert torch.equal(first.get_parameter("query.weight"), onward.get_parameter("query.weight"))
+    with pytest.raises(ShapeError, match=r"upgrade\.start = 'fresh'"):
+        prepare(run_settings(1), MET, CPU, Companions(start=first))
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert pick_device("cpu") == CPU
+    with pytest.raises(RecipeError, match="tpu is not known; it must be auto, cpu or cuda"):
+        pick_device("tpu")
+    if not torch.cuda.is_available():
+        assert pick_device("auto") == CPU
+        with pytest.raises(RecipeError, match="this machine has none; use auto or cpu"):
+            pick_device("cuda")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16"])
+def test_layers_have_the_precision_of_the_recipe(precision: str) -> None:
+    chosen = recipe(model={"kind": "two_tower"}, training={"precision": precision})
+    step, _, _ = prepare(FitSettings.of(chosen, MET, 0), MET, CPU)
+    assert step.encoder.layer_dtype == getattr(torch, precision)

@@ -91,20 +91,6 @@ def test_what_queries_push_by_is_an_average_over_batches() -> None:
     torch.testing.assert_close(clusters.gramian, gramian / whole)
 
 
-@pytest.mark.parametrize("rate", [0.1, "auto"])
-def test_the_same_seed_gives_the_same_clusters_and_state_is_of_no_candidate(
-    rate: float | str,
-) -> None:
-    states = []
-    for size in (600, 600, 60_000):
-        moments = ClusterMoments(K, DIM, rate, dtype=torch.float64)
-        stream(moments, blobs(0, size), 80)
-        states.append(moments.state_dict())
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-        assert value.shape == states[2][name].shape, name
-
-
 def test_an_automatic_rate_is_chosen_by_noise_and_drift() -> None:
     still, moving = (ClusterMoments(K, DIM, "auto", dtype=torch.float64) for _ in range(2))
     rows = blobs(0, spread=1.0)

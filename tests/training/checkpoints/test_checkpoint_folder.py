@@ -88,28 +88,6 @@ def test_a_damaged_one_is_skipped_for_the_one_before_it_and_replaced(
     assert number_of(opened(tmp_path)) == 6
 
 
-def test_a_run_of_another_kind_is_said_and_replaced_at_the_first_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened(tmp_path).save(state(90), 90)
-    other = opened(tmp_path, run=RunIdentity('{"seed": 2}', "1", "corpus"))
-    assert other.load() is None
-    assert "another recipe (seed changed)" in caplog.text
-    assert numbers(tmp_path) == ["90"]
-    other.save(state(3), 3)
-    assert numbers(tmp_path) == ["3"]
-
-
-def test_never_drops_what_is_there_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened(tmp_path).save(state(1), 1)
-    anew = CheckpointFolder(tmp_path, "version 1", RUN, CheckpointSettings(resume="never"))
-    assert anew.load() is None
-    assert list(tmp_path.iterdir()) == []
-    assert "drops version-1.000000000001.safetensors" in caplog.text
-
-
 def test_a_checkpoint_is_due_by_steps_since_the_last_and_never_without_a_folder(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
@@ -165,15 +164,6 @@ def test_no_damaged_byte_and_no_cut_goes_unseen(
     path.write_bytes(content)
     with pytest.raises((IntegrityError, FormatError)):
         READER.read(path)
-
-
-def test_a_file_of_another_release_or_none_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    save_file({"a": torch.ones(1)}, path, metadata={"key": "k", "facts": "{}"})
-    with pytest.raises(FormatError, match=r"s\.safetensors was written by another release"):
-        READER.identity(path)
-    with pytest.raises(IntegrityError, match="is damaged"):
-        READER.identity(tmp_path / "absent")
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(

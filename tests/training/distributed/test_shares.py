@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from threading import Barrier, Lock
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,7 @@ from evergram.encoders.features import SIDES
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback
 from evergram.training.distributed import shared_embedding
-from evergram.training.distributed.gradients import gathers, sum_gradients
+from evergram.training.distributed.gradients import sum_gradients
 from evergram.training.distributed.shared_embedding import embed_together
 from evergram.training.distributed.shared_state import whole_look_ahead
 from evergram.training.distributed.shares import part_of, rows_of_all
@@ -34,13 +34,6 @@ def process(rank: int, size: int) -> Collectives:
     collectives = Collectives()
     collectives.rank, collectives.size = rank, size
     return collectives
-
-
-def test_one_process_has_its_rows_untouched() -> None:
-    ids = torch.arange(3)
-    part = part_of(ids, 3, ALONE)
-    assert part.rows is ids
-    assert part.portion == 1
 
 
 def test_portions_weigh_unequal_shares_right() -> None:
@@ -131,13 +124,6 @@ def test_a_small_table_is_summed_whole() -> None:
     check(6, 3, "tables")
 
 
-def test_whichever_moves_fewer_bytes() -> None:
-    table = torch.zeros(1000, 16)  # rows of 64 bytes, ids of 8
-    # Four processes: 4 · 444 · 72 bytes against 2 · 1000 · 64.
-    assert gathers(table, 444, 4)
-    assert not gathers(table, 445, 4)
-
-
 class Saving(Callback):
     def __init__(self, wants: bool) -> None:
         self.wants = wants
@@ -183,15 +169,6 @@ def test_shares_are_put_together_only_where_one_is_saved(wants: bool) -> None:
         else:
             assert inside is None
     assert processes[0].kinds == ["counts"] + ["look ahead"] * (2 * wants)
-
-
-def test_what_is_whole_is_not_exchanged() -> None:
-    callbacks = [Saving(False)]
-    other = Threads(0, 2, [], Barrier(2))
-    for run in (shared_run(ALONE), shared_run(other, wants_before=False)):
-        with whole_look_ahead(run, callbacks) as wanting:
-            assert wanting == callbacks
-            assert run.look_ahead is None
 
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, Split, random_split, window_split
 from evergram.errors import DataError
 from evergram.training.corpora import load_corpus
-from evergram.training.first_recipe import first_recipe
-from evergram.training.first_recipe.recipe_text import Settings, dim_of, recipe_text
+from evergram.training.first_recipe import first_recipe, sources
+from evergram.training.first_recipe.recipe_text import Settings, recipe_text
+from evergram.training.first_recipe.sources import columns_of, source_at
 from evergram.training.first_recipe.survey import Survey
 from evergram.training.recipe import Recipe
 
@@ -107,14 +108,6 @@ SURVEY = Survey(
 )
 
 
-@pytest.mark.parametrize(
-    ("rows", "ids", "dim"),
-    [(1_000, 500, 16), (50_000, 500, 32), (5_000_000, 500, 64), (10**8, 500, 128), (10**8, 9, 4)],
-)
-def test_more_data_gets_more_dims_and_few_ids_do_not(rows: int, ids: int, dim: int) -> None:
-    assert dim_of(replace(SURVEY, rows=rows, candidates=ids)) == dim
-
-
 @pytest.mark.parametrize("path", ["a.csv", 'o"dd\\\n\x7fname.csv', "/ab/ü.csv"])
 def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str) -> None:
     data = {"kind": "table", "path": path, "columns": {"query": 'a "b"'}}
@@ -182,14 +175,104 @@ def trained_pairs(split: Split) -> set[tuple[int, int]]:
     return {(query[q], candidate[c]) for q, c in zip(*columns, strict=True)}
 
 
-def test_sentences_name_dates_and_what_is_not_there() -> None:
-    corpus = Corpus.of(rows_of(100))
-    split = window_split(corpus, last=RollingWindow.parse("25 %"), held_out=HeldOut("s"))
-    text = " ".join(Survey.of(corpus, split).sentences())
-    assert "Times are from 2023-11-14 22:13 to 2023-11-14 23:52." in text
-    assert "Values are" not in text
-    plain = Corpus.of(
-        {"query": [0, 0, 1, 1], "candidate": [5, 6, 5, 6], "value": [1.0, 2.5, 4.0, 3.0]}
+def test_an_unknown_kind_is_refused_and_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(DataError, match=r"no known format; tables end in.*--kind"):
+        source_at(tmp_path / "x.json")
+    with pytest.raises(DataError, match="folder of no known kind"):
+        source_at(tmp_path)
+    with pytest.raises(DataError, match="--kind is 'synthetic'; it is one of: movielens"):
+        source_at(tmp_path / "x.json", "synthetic")
+    with pytest.raises(DataError, match=r"columns of a table, and .* is read as amazon"):
+        source_at(tmp_path / "x.json", "amazon", {"query": "a"})
+    assert source_at(tmp_path / "x.json", "amazon").kind == "amazon"
+    with pytest.raises(DataError, match="There is no file or folder"):
+        source_at(tmp_path / "none.csv")
+
+
+def test_a_folder_of_tables_is_a_table(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("user,item,at\n1,2,2020-01-01\n")
+    assert source_at(tmp_path).columns == {"query": "user", "candidate": "item", "time": "at"}
+    with pytest.raises(DataError, match="several tables become one by 'evergram prepare FILE"):
+        source_at(tmp_path / "*.csv")
+
+
+def test_names_of_their_own_win_over_guesses() -> None:
+    names = ["query", "user", "candidate", "ts", "colour"]
+    assert columns_of("f", names, {}, text=True) == (
+        {"query": "query", "candidate": "candidate", "time": "ts"},
+        ("time",),
     )
-    counted = Survey.of(plain, split)
-    assert "There are no times. Values are from 1 to 4." in " ".join(counted.sentences())
+    named = {"query": "user", "candidate": "colour"}
+    assert columns_of("f", names, named, text=True)[0] == {**named, "time": "ts"}
+
+
+def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
+    two, named = ["user", "film", "item"], {"query": "usr", "candidate": "x"}
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        (two, {}, "film or item"),
+        (two, {}, "--column candidate=NAME"),
+        (["a", "b"], {}, "--column query=NAME --column candidate=NAME"),
+        (["user", "item", "date", "day"], {}, "date or day"),
+        (["user", "item"], named, "'usr' (did you mean 'user'?), 'x'"),
+        (["user", "item"], {"id": "user"}, "names no role"),
+        (["7", "12"], {}, "seems to be a row"),
+    ]
+    for names, columns, problem in cases:
+        with pytest.raises(DataError, match=re.escape(problem)):
+            columns_of("f", names, columns, text=True)
+
+
+def test_a_table_beyond_memory_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("query,candidate\n1,2\n")
+    monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
+    with pytest.raises(DataError, match=r"'evergram prepare .*a\.csv FOLDER'"):
+        source_at(tmp_path / "a.csv")
+
+
+MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
+
+
+ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "taken"),
+    [
+        ("played_at", ISO, True),
+        ("played_at", [f"{t}Z" for t in ISO], True),
+        ("played_at", [f"{t}.5+02:00" for t in ISO], True),
+        ("played_at", [t.replace("T", " ") for t in ISO], True),
+        ("bought", [t[:10] for t in ISO], True),
+        ("when", MOMENTS, True),
+        ("when", [1000 * t for t in MOMENTS], True),
+        ("when", [f"{t}.25" for t in MOMENTS], True),
+        ("order_no", MOMENTS, False),
+        ("when", [*MOMENTS[1:], ""], False),
+        ("when", [*MOMENTS[1:], 1000 * MOMENTS[0]], False),
+        ("price", range(20), False),
+        ("year", range(1990, 2010), False),
+        ("note", ["a"] * 20, False),
+    ],
+)
+def test_a_time_is_told_by_its_cells(
+    tmp_path: Path, name: str, cells: list[object], taken: bool
+) -> None:
+    rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
+    (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
+    source = source_at(tmp_path / "a.csv")
+    assert source.columns.get("time") == (name if taken else None)
+    assert source.by_content == (("time",) if taken else ())
+    assert source.unread == (() if taken else (name,))
+
+
+def test_a_table_that_is_called_lines_of_ids_is_refused(tmp_path: Path) -> None:
+    for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
+        (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
+        with pytest.raises(DataError, match=rf"names columns.*that ends in {suffix}\."):
+            source_at(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("1 2 3\n")
+    assert source_at(tmp_path / "a.txt").kind == "adjacency_list"

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.support.gramian_population import DIM, FACTORS, SHARE
+from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
-from evergram.errors import TrainingError
-from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.errors import DataError, RecipeError, TrainingError
+from evergram.evaluation.reports.diagnosis_report import write_diagnosis
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
+from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.build import prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.state_file import TrainingState
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.diagnose import rivals
+from evergram.training.diagnose import WITHOUT_GRAMIAN, _side, diagnose, rivals
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import Trainer
+from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
-from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.monitors.tensorboard import TensorBoard
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -180,39 +187,6 @@ def test_a_watched_training_is_the_same_and_is_measured_by_the_clock(small: Reci
         assert 0 <= entry["map@10 training"] <= 1
 
 
-@pytest.mark.parametrize(("popularity", "size"), [(0.0, 10_000), (1.0, 20)])
-def test_the_fixed_candidates_and_the_targets_are_ranked_as_they_are_published(
-    small: Recipe, size: int, popularity: float
-) -> None:
-    scaled = ["model.normalize=true", f"model.popularity={popularity}"]
-    small = Recipe.of(small.model_dump(), scaled)
-    split = split_for(small, load_corpus(small), 0)
-    watch = MapWatch(split, minutes=1, size=size, seed=0)
-    step, _, _ = prepare(FitSettings.of(small, split.training, 0), split.training, CPU)
-    watch._measure(Point(1, 1, 60.0, step))
-    watch.on_end(Point(1, 1, 60.0, step))
-    vectors = step.encoder.embed_all(step.scene)
-    query, candidate = vectors["query"], vectors["candidate"]
-    corpus, pairs = split.training, split.selection
-    fixed = watch.candidates
-    assert len(fixed) <= len(corpus.candidates)
-    place = torch.full((len(corpus.candidates),), -1)
-    place[fixed] = torch.arange(len(fixed))
-    seen = place[corpus.column("candidate")]
-    expected = rank_metrics(
-        query,
-        candidate[fixed],
-        Relevance.of(
-            pairs.query,
-            torch.where(pairs.candidate >= 0, place[pairs.candidate], -1),
-            corpus.column("query")[seen >= 0],
-            seen[seen >= 0],
-        ),
-        ["map@10"],
-    )
-    assert watch.records[0]["map@10 validation"] == pytest.approx(expected["map@10"])
-
-
 @pytest.mark.long
 def test_tensorboard_shows_metrics_errors_and_scores(small: Recipe, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
@@ -235,3 +209,158 @@ def test_without_tensorboard_the_error_names_the_extra(
     with pytest.raises(TrainingError, match=r"pip install 'evergram\[tensorboard\]'"):
         TensorBoard(tmp_path, (torch.arange(2), torch.arange(2)))
     assert list(tmp_path.iterdir()) == []
+
+
+class Last(GramianEstimator):
+    """The last batch, after `change` of its moment at the updates from `start` on."""
+
+    change: Callable[[Tensor], Tensor] = staticmethod(lambda moment: moment)
+    start = 0
+    seen = 0
+
+    def update(self, rows: EntityBatch) -> None:
+        moment = batch_moment(rows)
+        self.matrix = type(self).change(moment) if self.seen >= self.start else moment
+        self.seen += 1
+
+
+class Unready(Last):
+    def __init__(self, dim: int, factors: int = 0) -> None:
+        self.register_buffer("matrix", torch.zeros(dim, dim + factors))
+
+
+class Wide(Last):
+    def __init__(self, dim: int, factors: int = 0) -> None:
+        super().__init__(dim, factors)
+        self.matrix = self.matrix.double()
+
+
+class LastSettings(EstimatorSettings):
+    kind = "last"
+
+    def build(self, dim: int, measure: Tensor, factors: Tensor, file: Any = None) -> Any:
+        return Last(dim, factors.shape[1])
+
+
+def settings_of(make: Callable[..., Any]) -> EstimatorSettings:
+    class MineSettings(LastSettings):
+        def build(self, *args: Any) -> Any:
+            return make(*args)
+
+    return MineSettings()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda *_: None, "returns None; it must return a GramianEstimator"),
+        (lambda dim: Last(dim), "TypeError: "),
+        (lambda dim, *_: Unready(dim), r"AttributeError: .*before Module\.__init__"),
+        (lambda dim, _, f, __: Wide(dim, f.shape[1]), r"Wide with a float64 .*must be float32"),
+        (lambda dim, *_: Last(dim + 1), r"must be float32 of \[D, D \+ K\]"),
+    ],
+)
+def test_a_slip_in_build_is_one_sentence_that_names_the_class(
+    make: Callable[..., Any], sentence: str
+) -> None:
+    with pytest.raises(RecipeError, match=rf"MineSettings\.build.*({sentence})"):
+        build_estimator(settings_of(make), DIM, SHARE, FACTORS)
+
+
+def trained(small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, start: int = 0) -> None:
+    monkeypatch.setitem(ESTIMATORS, "last", LastSettings)
+    monkeypatch.setattr(Last, "change", staticmethod(change))
+    monkeypatch.setattr(Last, "start", start)
+    train(Recipe.of(small.model_dump(), ["gramian.kind=last"]), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda m: m + torch.triu(torch.ones_like(m)), "is not symmetric"),
+        (lambda m: -m, "has a negative diagonal"),
+        (lambda m: m[:, :3], r"is float32 \[8, 3\] and must be float32 \[8, 8\]"),
+    ],
+)
+def test_a_moment_that_is_no_gramian_ends_the_run_at_its_start(
+    small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, sentence: str
+) -> None:
+    with pytest.raises(TrainingError, match=f"The query moment of Last {sentence}"):
+        trained(small, monkeypatch, change)
+
+
+def test_a_later_slip_is_seen_at_the_epochs_end_and_nan_names_the_estimator(
+    small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TrainingError, match="The query moment of Last has a negative diagonal"):
+        trained(small, monkeypatch, lambda m: -m, start=8)
+    with pytest.raises(TrainingError, match=r"loss is nan .* moment of Last is not finite"):
+        trained(small, monkeypatch, lambda m: m * torch.nan, start=8)
+
+
+@pytest.mark.long
+def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "l", "small")
+    lineage.publish(train(small))
+    diagnosis = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
+    tracking = diagnosis.tracking
+    assert tracking is not None
+    assert tracking.steps == [4, 8, 12]
+    report = diagnosis.as_json()
+    assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
+    assert 0.5 < report["scores"]["separation"] <= 1
+    for side in SIDES:
+        assert 1 <= report["sides"][side]["effective_rank"] <= report["sides"][side]["dim"]
+    assert set(report["mean_gramian_error"]) == {*rivals([32]), OWN}
+    picture = write_diagnosis(
+        tmp_path / "d.png",
+        diagnosis.histograms,
+        tracking.steps,
+        tracking.gramian_errors,
+        tracking.gradient_errors,
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_not(
+    small: Recipe, tmp_path: Path
+) -> None:
+    recipe = Recipe.of(
+        small.model_dump(), ["task.kind=bpr", "task.penalty=0", "training.refit=true"]
+    )
+    lineage = Lineage.create(tmp_path / "l", "small")
+    lineage.publish(train(recipe))
+    diagnosis = diagnose(recipe, lineage, steps=2)
+    assert diagnosis.tracking is None
+    assert diagnosis.left_out == WITHOUT_GRAMIAN
+    assert diagnosis.gramian_error == diagnosis.gradient_error == {}
+    report = diagnosis.as_json()
+    assert report["left_out"] == WITHOUT_GRAMIAN
+    assert (report["this_run"], report["steps"], report["sampled"]) == (None, [], {})
+    assert report["gramian_errors"] == report["mean_gradient_interval"] == {}
+    assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
+    picture = write_diagnosis(tmp_path / "d.png", diagnosis.histograms, [], {}, {})
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_that_lacks_published_objects_is_refused(small: Recipe, tmp_path: Path) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=1"])
+    lineage = Lineage.create(tmp_path / "l", "small")
+    lineage.publish(train(recipe))
+    fewer = Recipe.of(small.model_dump(), ["data.candidates=150"])
+    with pytest.raises(DataError, match=r"lacks \d+ of the \d+ objects of side"):
+        diagnose(fewer, lineage, steps=2)
+
+
+def test_the_spectrum_of_a_side_counts_its_directions() -> None:
+    """D directions of equal weight have rank D; a line has rank 1, whatever its length."""
+    share = torch.full((8,), 1 / 8, dtype=torch.float64)
+    even = _side(torch.eye(4).repeat(2, 1), share)
+    assert even["effective_rank"] == pytest.approx(4)
+    assert even["largest_share"] == pytest.approx(0.25)
+    assert (even["norm_mean"], even["norm_deviation"]) == (1, 0)
+    line = _side(torch.arange(8.0)[:, None] * torch.tensor([[3.0, 4.0]]), share)
+    assert line["effective_rank"] == pytest.approx(1, abs=1e-6)
+    # An entity without weight does not count.
+    one = _side(torch.eye(2), torch.tensor([1.0, 0.0]))
+    assert one["effective_rank"] == pytest.approx(1)

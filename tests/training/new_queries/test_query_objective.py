@@ -242,15 +242,3 @@ def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
         folded[gamma] = lineage.fold_in([first, first[2:]])
     # Float32 vectors are scaled and scaled back.
     torch.testing.assert_close(folded[0.3], folded[0.0], atol=1e-5, rtol=0)
-
-
-def test_what_pilots_chose_counts_and_not_what_the_recipe_leaves_open() -> None:
-    """The recipe is the user's, with `l2_measure` open; the model was trained by the pilots'."""
-    corpus = corpus_of()
-    chosen = recipe_of({"task": {**SQUARED, "l2_measure": "examples"}}, corpus)
-    left_open = recipe_of({"task": {"penalty": 3.0}}, corpus)
-    _, trained, _ = prepared(chosen, corpus)
-    forms = [query_form(recipe, corpus, trained) for recipe in (chosen, left_open)]
-    (one, other) = (form for form in forms if form is not None)
-    for part in ("strengths", "powers", "matrices", "centres"):
-        assert torch.equal(getattr(one, part), getattr(other, part))

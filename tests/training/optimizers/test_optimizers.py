@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
-from evergram.encoders.mapped_tensors import mapped_zeros, mapping_folder
 from evergram.gramian.estimator import Moment
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.task import Encoded, Spread
@@ -190,18 +188,6 @@ def test_a_sparse_step_makes_nothing_of_the_size_of_the_table() -> None:
     with LargestTensor() as largest:
         optimizer.step()
     assert largest.bytes < 1000
-
-
-def test_the_state_of_a_mapped_table_is_mapped_and_moves_it_as_one_in_memory(
-    tmp_path: Path,
-) -> None:
-    rows = normal(6, 3)
-    in_file = mapped_zeros((6, 3), tmp_path)
-    in_file.copy_(rows)
-    mapped = nn.Embedding(6, 3, sparse=True, _weight=in_file)
-    optimizer = RowAdagrad(mapped.parameters(), 0.1)
-    assert mapping_folder(optimizer.state[mapped.weight]["sum"]) == tmp_path
-    assert torch.equal(run(mapped, BATCHES), run(filled(rows), BATCHES))
 
 
 def test_each_side_is_turned_by_the_other_once() -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.support.publishing import publish_next
 
 from evergram.encoders.features import SIDES
-from evergram.errors import DegradationError, RecipeError, ShapeError
+from evergram.errors import DegradationError, RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_models import known_vectors
@@ -196,27 +196,6 @@ def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage
             assert artefact.error.objects == objects
     assert error_of(artefact) ** 2 == pytest.approx(squared["held out"], rel=1e-4)
     assert squared["seen"] < 0.9 * squared["held out"]
-
-
-def test_fine_tuning_goes_on_from_what_is_known(small: Recipe, lineage: Lineage) -> None:
-    corpus = load_corpus(small)
-    before = load_encoder(lineage, 0)
-    kept = upgrade(by(small, "finetune-m0", "training.epochs=1"), lineage, corpus)
-    fresh = upgrade(by(small, "keep-all", "training.epochs=1", "model.dim=8"), lineage, corpus)
-    ids, vectors = kept.block("candidate")
-    past_ids, past = lineage.embeddings("candidate")
-    rows = before.schema.ids("candidate").rows(ids)
-    assert past_ids.equals(before.schema.ids("candidate").keys)
-
-    def nearness(vectors: torch.Tensor) -> float:
-        both = rows >= 0
-        return float(torch.cosine_similarity(vectors[both], past[rows[both]]).mean())
-
-    assert nearness(vectors) > 0.5
-    assert abs(nearness(fresh.block("candidate")[1])) < 0.2
-    wider = by(small, "finetune-m0", "model.dim=9")
-    with pytest.raises(ShapeError, match=r"set model\.dim = 8, or upgrade\.start = 'fresh'"):
-        upgrade(wider, lineage, corpus)
 
 
 def test_degradation_is_refused(small: Recipe, lineage: Lineage) -> None:

@@ -7,16 +7,19 @@ import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 import torch
 from pydantic import ValidationError
 
+from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
 from evergram.kinds import KindSettings
-from evergram.lineage.lineage import Lineage
-from evergram.releasing.upgrade import train, upgrade
+from evergram.releasing.upgrade import train
 from evergram.training.recipe import ModelRecipe, Recipe
+from evergram.training.recipe.automatic import TABLE_RATE, batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.data import SplitRecipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.presets import PAPER
 from evergram.training.recipe.table import KindTable
@@ -29,14 +32,22 @@ from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
 from evergram.training.recipe.values import flat, overridden
 
 ROOT = Path(__file__).parents[3]
+
+
 GOOD: dict[str, Any] = {"data": {"kind": "synthetic"}}
+
+
 DEFAULTS = flat(Recipe.of(GOOD).model_dump(mode="json"))
+
+
 TINY: dict[str, Any] = {
     "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
     "split": {"kind": "random"},
     "model": {"dim": 4},
     "training": {"epochs": 1, "batch_size": 128},
 }
+
+
 # Overrides, and what the error must name beside the key of the last one.
 WRONG = [
     ("model.dim=0", "0"),
@@ -93,6 +104,8 @@ WRONG = [
     ("task.kind=softmax_all|task.positives=queries|task.positive_temperature=1.0", "positives"),
     ("task.kind=softmax_all|task.temperature=learned", "model.normalize"),
 ]
+
+
 UNUSED = [
     "data.path=x.csv",
     "data.test=x.csv",
@@ -292,37 +305,6 @@ def trained(overrides: list[str]) -> torch.Tensor:
     return train(unchecked(overrides), progress=False).block("candidate")[1]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("base", "keys"),
-    [
-        ("method=non-bc", "steps=multi weight=3.0 unit=norm objects=batch rows=3"),
-        ("method=non-bc", "solver=closed transform_rate=0.1 fit_epochs=2"),
-        ("method=non-bc", "select_after=0 rank=2 orthogonality=2.0"),
-        ("method=bc-aligner", "fit_epochs=2 transform_hidden=4 rank=2"),
-        ("method=joint-notrans", "transform_rate=0.1"),
-        ("objects=paper-code", "rows=3"),
-        ("method=post-closed", "transform_rate=0.1 fit_epochs=2 weight=3.0"),
-    ],
-)
-def test_the_same_of_an_upgrade(tmp_path: Path, base: str, keys: str) -> None:
-    lineage = Lineage.create(tmp_path / "l")
-    lineage.publish(train(unchecked([])))
-
-    def upgraded(*overrides: str) -> list[torch.Tensor]:
-        recipe = unchecked(["upgrade.alone=false", f"upgrade.{base}", *overrides])
-        artefact = upgrade(recipe, lineage, readings=False)
-        assert artefact.transform is not None
-        return [artefact.block("candidate")[1], *artefact.transform.state_dict().values()]
-
-    expected = upgraded()
-    for key in keys.split():
-        with pytest.raises(RecipeError, match=f"upgrade.{key.split('=')[0]}"):
-            Recipe.of(TINY, [f"upgrade.{base}", f"upgrade.{key}"])
-        for one, two in zip(upgraded(f"upgrade.{key}"), expected, strict=True):
-            assert torch.equal(one, two), key
-
-
 def test_each_version_is_tested_on_the_interval_after_it() -> None:
     for values, ends in (
         ({"versions": [0.6, 0.75]}, [0.6, 0.75, 0.9]),  # as far again
@@ -382,12 +364,6 @@ def test_a_method_names_settings_that_a_key_beside_it_overrides(method: str) -> 
     assert UpgradeRecipe(method=method, steps="single").steps == "single"
 
 
-def test_consumers_weigh_errors_where_something_is_fitted_by_them() -> None:
-    for method, weighs in (("bc-aligner", True), ("post-closed", True), ("non-bc", False)):
-        settings = UpgradeRecipe(method=method, consumer_weight=0.5)
-        assert settings.weighs_consumers == weighs
-
-
 def test_a_comparison_that_cannot_be_is_refused() -> None:
     wrong: list[dict[str, Any]] = [
         {"methods": ["best"]},
@@ -402,27 +378,20 @@ def test_a_comparison_that_cannot_be_is_refused() -> None:
     assert CompareRecipe(lambdas=[1.0]).lambda_methods == joint
 
 
-@pytest.mark.parametrize(
-    ("written", "solver"),
-    [
+def test_joint_training_solves_for_its_transform_unless_something_else_is_written() -> None:
+    for written, solver in (
         ({}, "closed"),
-        ({"transform": "low_rank"}, "closed"),
         ({"transform": "residual_mlp"}, "gradient"),
         ({"solver": "gradient"}, "gradient"),
         ({"fit": "posthoc"}, "gradient"),
         ({"method": "bc-aligner"}, "gradient"),
-        ({"method": "evergram"}, "closed"),
         ({"method": "post-closed"}, "closed"),
         ({"method": "evergram", "solver": "gradient"}, "gradient"),
-    ],
-)
-def test_joint_training_solves_for_its_transform_unless_something_else_is_written(
-    written: dict[str, str], solver: str
-) -> None:
-    recipe = Recipe.of({"data": {"kind": "synthetic"}, "upgrade": written})
-    assert recipe.upgrade.solver == solver
-    # Read again as it is stored in a manifest, it stays what it was.
-    assert Recipe.of(recipe.model_dump()).upgrade.solver == solver
+    ):
+        recipe = Recipe.of({"data": {"kind": "synthetic"}, "upgrade": written})
+        assert recipe.upgrade.solver == solver
+        # Read again as it is stored in a manifest, it stays what it was.
+        assert Recipe.of(recipe.model_dump()).upgrade.solver == solver
 
 
 def test_unknown_kinds_are_left_out_for_an_evaluation_and_nothing_else(small: Recipe) -> None:
@@ -465,19 +434,6 @@ class ShapeTable(KindTable):
     colour: str = "red"
 
 
-def test_a_table_has_the_keys_of_every_kind_and_chosen_those_of_one() -> None:
-    table = ShapeTable.of({"kind": "square", "side": 5, "radius": 3})
-    assert table.chosen == SquareSettings(side=5)
-    assert ShapeTable.of({}).chosen == RoundSettings(radius=1)
-    assert type(table).keys_with({"kind": "square"}) == {"kind", "colour", "side"}
-    dumped = json.loads(ShapeTable.of({"kind": "square"}).model_dump_json())
-    assert dumped == {"kind": "square", "colour": "red", "side": 2}
-    assert ShapeTable.of(dumped).chosen == SquareSettings()
-    for values in ({"kind": "oval"}, {"height": 1}, {"radius": "1"}, {"colour": 3}):
-        with pytest.raises(ValidationError):
-            ShapeTable.of(values)
-
-
 def test_a_kind_whose_key_means_another_thing_elsewhere_is_refused() -> None:
     class Clashing(KindSettings):
         """Its radius is of another type than that of `RoundSettings`."""
@@ -500,3 +456,101 @@ def test_a_kind_whose_key_means_another_thing_elsewhere_is_refused() -> None:
         assert Wider.of({"radius": 3}).chosen == RoundSettings(radius=3)
         with pytest.raises(ValidationError, match=rf"'third' cannot be chosen.*'{key}'"):
             Wider.of({"kind": "third"})
+
+
+def corpus(queries: int, candidates: int, each: int, **columns: float) -> Corpus:
+    """Every query has met `each` candidates."""
+    pairs = [(q, (q * 7 + i) % candidates) for q in range(queries) for i in range(each)]
+    extra = {name: [value] * len(pairs) for name, value in columns.items()}
+    query, candidate = zip(*pairs, strict=True)
+    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **extra}))
+
+
+def recipe(*overrides: str) -> Recipe:
+    return Recipe.of({"data": {"kind": "synthetic"}}, overrides)
+
+
+def test_by_hand() -> None:
+    # 800 pairs of 100 queries and 64 candidates: an eighth of all, ten for each entity.
+    strengths = strengths_of(recipe(), corpus(100, 64, 8))
+    assert strengths.penalty == pytest.approx([66 / 8**0.25])
+    assert strengths.l2 == pytest.approx(0.5 / 10)
+    assert strengths.l2_measure == "penalty"
+
+
+def test_repeats_and_strangers_change_nothing() -> None:
+    once = corpus(100, 64, 8)
+    twice = once.restrict(torch.arange(1600) % 800)
+    assert strengths_of(recipe(), twice) == strengths_of(recipe(), once)
+    # Pages are queries and candidates under one vocabulary; not all of them are both.
+    query, candidate = once.column("query"), once.column("candidate")
+    table = pa.table({"query": query.numpy() + 1000, "candidate": candidate.numpy()})
+    shared = Corpus.from_tables(table, shared_ids=True)
+    assert len(shared.queries) == 164
+    assert strengths_of(recipe(), shared) == strengths_of(recipe(), once)
+
+
+def test_numbers_win_and_keep_their_measure() -> None:
+    data = corpus(100, 64, 8)
+    given = strengths_of(recipe("task.penalty=[3, 4]", *TWO, "task.l2=0.5"), data)
+    assert (given.penalty, given.l2, given.l2_measure) == ([3.0, 4.0], 0.5, "examples")
+    measured = recipe("task.l2=0.5", "task.l2_measure=penalty")
+    assert strengths_of(measured, data).l2_measure == "penalty"
+    assert strengths_of(recipe("task.l2_measure=examples"), data).l2_measure == "examples"
+
+
+TWO = ("task.query_measure=[0, 1]", "task.candidate_measure=[0, 1]")
+
+
+@pytest.mark.parametrize("kind", ["bpr", "softmax", "second_order"])
+def test_what_has_negatives_of_its_own_gets_neither(kind: str) -> None:
+    strengths = strengths_of(recipe(f"task.kind={kind}"), corpus(100, 64, 8))
+    assert (strengths.penalty, strengths.l2) == ([0.0], 0.0)
+
+
+def test_l2_grows_with_the_values_to_reach() -> None:
+    """Twice the values have twice the scores, of vectors √2 as long: l2 doubles with them."""
+    one, two = (
+        strengths_of(recipe("task.target=value"), corpus(100, 64, 8, value=value))
+        for value in (2.0, 4.0)
+    )
+    assert two.l2 == pytest.approx(2 * one.l2)
+    assert two.penalty == one.penalty
+
+
+@pytest.mark.parametrize(("pairs", "batch"), [(3, 256), (16_384, 512), (300_000, 4096)])
+def test_small_data_has_small_batches(pairs: int, batch: int) -> None:
+    rows = torch.arange(pairs) % 800
+    data = corpus(100, 64, 8).restrict(rows)
+    assert batch_size_of(recipe(), data) == batch
+    assert batch_size_of(recipe("training.batch_size=77"), data) == 77
+    assert batch_size_of(recipe("model.kind=graphsage"), data) == 4096
+
+
+def test_a_sweep_has_all_pairs_and_no_rate() -> None:
+    sweeping = recipe("training.optimizer=als")
+    assert batch_size_of(sweeping, corpus(100, 64, 8)) == 800
+    assert rate_of(sweeping) == 0
+    assert FitSettings.of(sweeping, corpus(100, 64, 8), 0).rates == {}
+
+
+CORPUS = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
+
+
+VALUES: dict[str, Any] = {"data": {"kind": "synthetic"}, "seed": 7}
+
+
+def test_each_version_has_a_seed_of_its_own_and_the_first_has_the_recipes() -> None:
+    seeds = [FitSettings.of(Recipe.of(VALUES), CORPUS, v).version_seed for v in range(50)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 50
+
+
+def test_an_encoder_has_the_rates_of_its_parameters_and_no_others() -> None:
+    def rates(kind: str) -> dict[str, float]:
+        overrides = [f"model.kind={kind}"]
+        return FitSettings.of(Recipe.of(VALUES, overrides), CORPUS, 0).rates
+
+    assert rates("factorization") == {"table_rate": TABLE_RATE}
+    assert rates("lightgcn") == {"layer_rate": 2e-4}
+    assert rates("module") == {"table_rate": TABLE_RATE, "layer_rate": 2e-4}

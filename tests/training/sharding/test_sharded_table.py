@@ -30,7 +30,7 @@ from evergram.training.sharding.gathered_factorization import (
     GatheredFactorization,
     mapped_rows,
 )
-from evergram.training.sharding.sharded_factorization import KEPT, ShardedFactorization
+from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.sharding.sharded_table import ShardedTable, draw_shard, shard_of
 from evergram.training.step import Step
 
@@ -153,17 +153,6 @@ def test_its_states_and_its_optimisers_have_no_rows() -> None:
     assert all(after[name].equal(value) for name, value in before.items())
 
 
-def test_the_best_rows_are_gathered(tmp_path: Path) -> None:
-    encoder = divided()
-    best = encoder.query.weight.detach().clone()
-    assert set(encoder.keep()) == {KEPT}
-    with torch.no_grad():
-        encoder.query.weight += 1.0
-    now = encoder.query.weight.detach().clone()
-    assert encoder.gathered(best=False).query.weight.equal(now)
-    assert encoder.gathered(best=True).query.weight.equal(best)
-
-
 def test_saved_rows_are_read_with_their_best_epoch(tmp_path: Path) -> None:
     encoder = divided()
     encoder.keep()
@@ -247,12 +236,3 @@ def test_its_embeddings_are_those_of_a_factorization(tmp_path: Path, normalize: 
         assert vectors.equal(whole.eval().embed_all(CORPUS)[side])
     state = gathered.state_dict()
     assert all(value.equal(state[name]) for name, value in whole.state_dict().items())
-
-
-def test_in_other_processes_it_has_shapes_alone() -> None:
-    vectors = GatheredFactorization(SCHEMA, 4).embed_all(CORPUS)
-    assert {side: v.shape for side, v in vectors.items()} == {
-        "query": (len(CORPUS.queries), 4),
-        "candidate": (len(CORPUS.candidates), 4),
-    }
-    assert all(v.is_meta for v in vectors.values())

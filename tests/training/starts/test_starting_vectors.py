@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support.tiny_training import tiny_recipe
@@ -14,12 +18,19 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
-from evergram.errors import RecipeError
+from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions, prepare
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.priors.factors import prior_constant
+from evergram.training.priors.kinds import (
+    FilesSettings,
+    SVDSettings,
+)
+from evergram.training.priors.measures import build_measures
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.solvers.sweep_step import SweepStep, squares_of
@@ -113,14 +124,6 @@ def test_rows_of_which_nothing_is_left_stay_as_drawn() -> None:
     drawn = tables(encoder_of(corpus, "model.normalize=true"))
     started = tables(encoder_of(corpus, "model.normalize=true", "model.start=smooth"))
     assert all(torch.equal(started[side], drawn[side]) for side in SIDES)
-
-
-def test_a_version_before_wins() -> None:
-    corpus = corpus_of()
-    before = encoder_of(corpus, "seed=7")
-    after = encoder_of(corpus, "model.start=smooth", companions=Companions(start=before))
-    for side in SIDES:
-        assert torch.equal(tables(after)[side], tables(before)[side])
 
 
 def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None:
@@ -232,38 +235,124 @@ def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
     assert float(begun(batch)) > 1.01 * start
 
 
-def test_the_seed_decides_and_repeats_count_once() -> None:
-    corpus = distinct_pairs()
-    first = als_start(corpus, STRENGTHS, 4, seed=3)
-    twice = corpus.restrict(torch.arange(200) % 100)
-    for again in (als_start(corpus, STRENGTHS, 4, seed=3), als_start(twice, STRENGTHS, 4, seed=3)):
-        for side in SIDES:
-            assert torch.equal(first[side], again[side])
-    assert not torch.equal(first["query"], als_start(corpus, STRENGTHS, 4, seed=4)["query"])
-
-
-def test_without_an_epoch_it_is_the_model_and_entities_without_a_pair_stay_as_drawn() -> None:
-    recipe = tiny_recipe("model.start=als", "training.epochs=0", "model.dim=4", "upgrade.fit=none")
-    artefact = train(recipe, progress=False)
-    assert artefact.metrics["training"]["best_epoch"] == 0
-    recall = {name: m["recall@20"] for name, m in artefact.metrics["metrics"].items()}
-    assert recall["model"] > 0
-    corpus = Corpus.of([(f"a{i % 9}", f"b{i * i % 7}") for i in range(60)], shared_ids=True)
-    settings = FitSettings.of(recipe, corpus, 0)
-    tables = {}
-    for start in ("random", "als"):
-        chosen = FitSettings.of(tiny_recipe(f"model.start={start}", "model.dim=4"), corpus, 0)
-        encoder = prepare(chosen, corpus, CPU)[0].encoder
-        tables[start] = {side: getattr(encoder, side).weight.detach() for side in SIDES}
-    rows = als_start(corpus, settings.strengths, 4, 0)
-    for side in SIDES:
-        met = corpus.counts(side) > 0
-        assert torch.equal(tables["als"][side][met], rows[side][met])
-        assert torch.equal(tables["als"][side][~met], tables["random"][side][~met])
-        assert not bool(met.all())
-
-
 def test_without_the_library_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "implicit.cpu.als", None)
     with pytest.raises(RecipeError, match=r"pip install 'evergram\[als\]'; or set training\."):
         als_start(distinct_pairs(), STRENGTHS, 4, seed=0)
+
+
+def corpus() -> Corpus:
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.randint(8, (40, 2), generator=draw)
+    return Corpus.from_tables(
+        pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()})
+    )
+
+
+def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:
+    pq.write_table(pa.table({"id": ids, "vector": pa.array(rows, pa.list_(pa.float32()))}), path)
+    return str(path)
+
+
+def test_files_are_joined_by_id(tmp_path: Path) -> None:
+    data = corpus()
+    keys = data.queries.vocabulary.keys.to_pylist()
+    query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
+    known = data.candidates.vocabulary.keys.to_pylist()
+    candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
+    prior = FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+    assert prior["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert prior["candidate"][:, 0].tolist() == list(range(len(known)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "message"),
+    [
+        ([[1.0, 2.0, 3.0]], None, "must agree"),
+        ([[1.0, 2.0]], [-5], "knows none"),
+        ([[1.0, float("nan")]], None, "finite"),
+    ],
+)
+def test_files_that_cannot_be_a_prior(
+    tmp_path: Path, rows: list[list[float]], ids: list[int] | None, message: str
+) -> None:
+    data = corpus()
+    key = data.queries.vocabulary.keys[0].as_py()
+    query = vectors(tmp_path / "q.parquet", ids or [key], rows)
+    other = data.candidates.vocabulary.keys[0].as_py()
+    candidate = vectors(tmp_path / "c.parquet", [other], [[1.0, 2.0]])
+    with pytest.raises(DataError, match=message):
+        FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+
+
+def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
+    data = corpus()
+    observed = np.zeros((len(data.queries), len(data.candidates)))
+    observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
+    values = np.linalg.svd(observed, compute_uv=False)
+    prior = SVDSettings(rank=3).build(data, None, 0)
+    error = ((prior["query"] @ prior["candidate"].T).numpy() - observed) ** 2
+    assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
+    again = SVDSettings(rank=3).build(data, None, 0)
+    assert torch.equal(prior["query"], again["query"])
+    with pytest.raises(RecipeError, match=r"prior\.rank is 8"):
+        SVDSettings(rank=8).build(data, None, 0)
+
+
+def test_the_constant_is_the_double_sum() -> None:
+    draw = torch.Generator().manual_seed(0)
+    prior = {"query": torch.randn(4, 2, generator=draw)}
+    prior["candidate"] = torch.randn(5, 2, generator=draw)
+    measures = {s: torch.rand(len(p), 2, generator=draw).double() for s, p in prior.items()}
+    expected = 0.0
+    for r, strength in enumerate([0.5, 2.0]):
+        for a in range(4):
+            for b in range(5):
+                score = float(prior["query"][a].double() @ prior["candidate"][b].double())
+                weight = measures["query"][a, r] * measures["candidate"][b, r]
+                expected += strength * float(weight) * score**2
+    assert prior_constant(prior, measures, [0.5, 2.0]) == pytest.approx(expected)
+
+
+# a-x is there twice.
+MEASURED = {"query": ["a", "a", "a", "b", "c"], "candidate": ["x", "x", "y", "y", "x"]}
+
+
+MEASURED_CORPUS = Corpus.from_tables(pa.table(MEASURED))
+
+
+def recipe(**tables: dict[str, Any]) -> Recipe:
+    return Recipe.of({"data": {"kind": "synthetic"}, **tables})
+
+
+def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"sku": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
+    task = recipe(
+        task={
+            "penalty": [1.0, 1.0, 1.0],
+            "query_measure": [0.0, 1.0, str(path)],
+            "candidate_measure": [0.0, 0.0, 0.0],
+        }
+    ).task
+    expected = [[1 / 3, 3 / 5, 1 / 4], [1 / 3, 1 / 5, 3 / 4], [1 / 3, 1 / 5, 0.0]]
+    measures = build_measures(task.measures_of("query"), MEASURED_CORPUS, "query")
+    torch.testing.assert_close(measures, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["x", "2"], "row 1: weight is 'x'; it must be a number"),
+        ([1.0, -2.0], "row 2: weight is -2.0; it must be a finite number of at least 0"),
+        ([float("nan"), 1.0], "row 1: weight is nan"),
+        ([0.0, 0.0], "gives no weight to any entity of the corpus"),
+    ],
+)
+def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
+    tmp_path: Path, weights: list[Any], message: str
+) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
+    with pytest.raises(DataError, match=message):
+        build_measures([str(path)], MEASURED_CORPUS, "query")

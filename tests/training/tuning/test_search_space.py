@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,19 +76,6 @@ def test_a_trial_is_the_same_whichever_were_drawn_before() -> None:
     assert space.draw(3, 4) == trials[4]
     assert len({tuple(trial) for trial in trials}) > 1
     assert [space.draw(4, trial) for trial in range(5)] != trials
-
-
-def test_draws_are_even_and_by_logarithm_where_it_says_so() -> None:
-    space = SearchSpace.parse(["a.whole=1..4", "a.log=log:1e-2..1e2", "a.one=x,y"])
-    trials = [[one.partition("=")[2] for one in space.draw(0, trial)] for trial in range(2000)]
-    whole, log, one = zip(*trials, strict=True)
-    assert set(whole) == {"1", "2", "3", "4"}
-    assert all(abs(whole.count(value) - 500) < 100 for value in set(whole))
-    logarithms = [math.log10(float(value)) for value in log]
-    assert min(logarithms) >= -2
-    assert max(logarithms) <= 2
-    assert abs(statistics.fmean(logarithms)) < 0.15
-    assert abs(one.count("x") - 1000) < 150
 
 
 def test_a_range_between_integers_is_of_numbers_where_the_key_takes_them() -> None:
@@ -220,11 +205,3 @@ def test_the_file_is_the_recipe_with_its_paths_and_the_values(
     assert recipe == Recipe.load(source, ["model.dim=12", "task.penalty=0.25", "seed=3"])
     assert recipe.data.path == str(source.parent / "pairs.csv")
     assert "comments of mine.toml are not kept" in best.read_text().splitlines()[0]
-
-
-def test_a_key_that_a_choice_puts_out_of_use_is_left_out(tmp_path: Path) -> None:
-    source, best = tmp_path / "a.toml", tmp_path / "best.toml"
-    source.write_text('[data]\nkind = "synthetic"\n[model]\nkind = "two_tower"\nhidden = [8]\n')
-    write_best(best, source, ["model.kind=factorization"])
-    assert Recipe.load(best) == Recipe.load(source, ["model.kind=factorization"])
-    assert "hidden" not in best.read_text()
