@@ -120,13 +120,14 @@ def test_files_say_what_they_are_and_others_are_refused(
     # Vectors of version 0 are not what the chain from version 1 takes, though the dim may be; nor
     # can they follow as version 2, or stand for version 1.
     new = put(tmp_path, 2)
-    for arguments, named in (
+    wrong: list[tuple[tuple[object, ...], str]] = [
         (("transform", files[0], *back, "--from", 1), "but of its version 0"),
         (("transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy"), "version 0"),
         (("align", 1, files[0], "--lineage", lineage), "version 0"),
         (("align", files[0], new, "--lineage", lineage), "version 0"),
         (("transform", foreign, *back), "of no version"),
-    ):
+    ]
+    for arguments, named in wrong:
         assert named in evergram.refused("vectors", *arguments)
     # The newest version's own export goes on from it.
     assert evergram("vectors", "align", files[1], new, "--lineage", lineage).code == 0

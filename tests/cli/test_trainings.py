@@ -122,28 +122,6 @@ def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     assert f"{versions[3]['consumer']['auc_chain']:.4f}" in report
 
 
-@pytest.mark.long
-def test_the_demo_prints_at_most_twenty_lines_and_explains_its_columns(
-    evergram: Command, tmp_path: Path
-) -> None:
-    ran = evergram(
-        "demo", "--out", str(tmp_path / "d"),
-        "--set", "data.interactions=20000", "--set", "training.epochs=2",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    # So few epochs are warned of; the demo's own are not.
-    lines = ran.err.splitlines()
-    progress = [line for line in lines if not line.startswith("warning: ")]
-    out = ran.out.splitlines()
-    assert len(out) + len(progress) <= 20
-    assert [line.split(",")[0] for line in progress] == [
-        "Training version 0 of 0 to 3",
-        *(f"Training version {version}" for version in (1, 2, 3)),
-    ]
-    explained = {line.partition(":")[0] for line in out[-6:]}
-    assert explained >= {"recall@20", "AUC chain", "AUC raw", "drift", "Report"}
-
-
 def test_a_corpus_that_was_passed_in_python_is_not_made_up(
     evergram: Command, growing_shop: Path
 ) -> None:

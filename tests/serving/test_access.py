@@ -417,5 +417,5 @@ def test_a_host_is_a_name_an_address_or_all_below_a_name() -> None:
 def test_texts_need_an_encoder_and_their_vectors_need_texts() -> None:
     for wrong in ({"texts": "texts.csv"}, {"encoders": ("recorded",), "kept": "kept"}):
         with pytest.raises(ServiceError):
-            ServiceSettings(**wrong).check(tokens=False)  # type: ignore[arg-type]
+            ServiceSettings(**wrong).check(tokens=False)
     ServiceSettings(encoders=("recorded",), texts="texts.csv", kept="kept").check(tokens=False)

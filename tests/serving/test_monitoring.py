@@ -58,7 +58,7 @@ def test_drift_is_the_distance_of_second_moments(served: Running) -> None:
     state.leave()
 
 
-class _Reader:
+class Rows:
     """Rows of version 1 in a lineage that may be restored from a copy.
 
     Args:
@@ -83,6 +83,9 @@ class _Reader:
         return SimpleNamespace(vectors=vectors, sources=np.full(len(ids), version))
 
 
+rows_of: Any = Rows
+
+
 def noted(rows: int) -> Drift:
     drift = Drift()
     drift.note("object", pa.array(range(rows)), np.ones(rows, dtype=np.int64))
@@ -91,7 +94,7 @@ def noted(rows: int) -> Drift:
 
 def test_nobody_waits_for_a_store_that_is_measured() -> None:
     go = threading.Event()
-    drift, reader = noted(3), _Reader("a", [1.0, 2.0], go)
+    drift, reader = noted(3), rows_of("a", [1.0, 2.0], go)
     with ThreadPoolExecutor(2) as pool:
         looking = pool.submit(drift.look, reader)
         assert reader.asked.wait(60)
@@ -105,21 +108,21 @@ def test_nobody_waits_for_a_store_that_is_measured() -> None:
 
 def test_another_version_under_the_same_number_is_measured_anew() -> None:
     drift = noted(3)
-    drift.look(_Reader("a", [1.0, 2.0]))
+    drift.look(rows_of("a", [1.0, 2.0]))
     # What was encoded by the version before is in no space of the one after.
     drift.note_vectors("object", 1, "a", np.ones((5, 2), dtype=np.float32))
     drift.note("object", pa.array([1]), np.ones(1, dtype=np.int64))
-    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    drift.look(rows_of("b", [1.0, 2.0, 3.0]))
     assert drift.measured() == {("object", 1): (None, 1)}
     drift.note_vectors("object", 1, "b", np.ones((2, 3), dtype=np.float32))
-    drift.look(_Reader("b", [1.0, 2.0, 3.0]))
+    drift.look(rows_of("b", [1.0, 2.0, 3.0]))
     assert drift.measured() == {("object", 1): (None, 3)}
 
 
 def test_each_version_is_measured_until_nothing_of_it_was_served_for_an_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drift, reader = Drift(), _Reader("a", [1.0, 2.0])
+    drift, reader = Drift(), rows_of("a", [1.0, 2.0])
     now = 100.0
     monkeypatch.setattr("evergram.serving.monitoring.drift.time.monotonic", lambda: now)
     for version, rows in ((2, 1), (1, 5)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections import OrderedDict
@@ -33,7 +32,6 @@ from evergram.errors import DataError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.import_file import import_embeddings
-from evergram.serving.texts import served_texts as module
 from evergram.serving.texts.batcher import Batcher, CrowdedError
 from evergram.serving.texts.checked_encoder import (
     CheckedEncoder,
@@ -224,31 +222,6 @@ def test_one_that_fails_is_not_asked_again_until_a_check_passes(
     inner._function = kept
     assert encoder.check()
     assert encoder.problem is None
-
-
-def test_texts_that_wait_when_the_encoder_fails_are_refused_without_a_call() -> None:
-    encoder, inner, _ = checked()
-    entered, go = threading.Event(), threading.Event()
-
-    def down(texts: list[str]) -> Any:
-        CALLS.append(list(texts))
-        entered.set()
-        assert go.wait(60)
-        raise ServiceError("down")
-
-    inner._function = down
-    CALLS.clear()
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(encoder.encode, ["word1"], "document")]
-        assert entered.wait(30)
-        waiting += [pool.submit(encoder.encode, [f"word{i}"], "document") for i in (2, 3, 4)]
-        while len(encoder._batcher._waiting) < 3:  # type: ignore[union-attr]
-            threading.Event().wait(0.001)
-        go.set()
-        for future in waiting:
-            with pytest.raises(TextEncoderError, match="version 3 fails"):
-                future.result(30)
-    assert len(CALLS) == 1
 
 
 @pytest.mark.parametrize(
@@ -470,27 +443,6 @@ def test_a_number_that_goes_to_another_version_is_encoded_by_its_encoder() -> No
         texts.encode(1, TEXTS, "document")
 
 
-def test_kept_vectors_of_a_replaced_encoder_are_dropped_unless_it_was_checked(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "texts.csv").write_text("id,text\n1,word1 word2\n2,word3\n")
-    documents = Documents(tmp_path / "texts.csv")
-    texts = ServedTexts(ADDRESSES, documents=documents)
-    texts.load(lineage_with(0, FIRST))
-
-    def encode(some: list[str]) -> np.ndarray:
-        return texts.encode(0, some, "document", FIRST)
-
-    kept = documents.kept(0, "space", 10, encode, FIRST)
-    kept.of(pa.array([1]))
-    texts.check()
-    kept.of(pa.array([2]))
-    texts.load(lineage_with(0, SECOND))
-    assert kept.ids().to_pylist() == [1]
-    with pytest.raises(TextEncoderError, match="was replaced"):
-        kept.of(pa.array([2]))
-
-
 REPEATED = ["word1 word2", "word3", "word1 word2"]
 
 
@@ -556,30 +508,6 @@ def test_checks_are_due_every_so_often_and_sooner_after_a_failure(
     assert due == [(False, False), (False, True), (True, True)]
     good.check()
     assert not good.is_due()
-
-
-def test_it_is_checked_while_it_is_watched(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK", 0.001)
-    texts = ServedTexts(ADDRESSES, every=0.001)
-    texts.load(lineage)
-    calls: list[int] = []
-
-    def check() -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("once")
-
-    monkeypatch.setattr(texts, "check", check)
-
-    async def watch() -> None:
-        watching = asyncio.create_task(texts.watch())
-        while len(calls) < 3:
-            await asyncio.sleep(0.001)
-        watching.cancel()
-
-    asyncio.run(asyncio.wait_for(watch(), 30))
 
 
 def test_kept_vectors_follow_the_checks_of_their_encoder(lineage: Lineage, tmp_path: Path) -> None:

@@ -203,22 +203,6 @@ def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
         dashboard_data(lineage, [], Live())
 
 
-def test_metrics_of_a_sample_have_their_errors_and_its_size(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = lineage.metrics
-    sampled = {"queries": 50, "of": 900, "errors": {"model": {"recall@20": 0.01}, "other": {}}}
-
-    def metrics(version: int) -> dict[str, Any]:
-        return {**whole(version), **({"sampled": sampled} if version == 1 else {})}
-
-    monkeypatch.setattr(lineage, "metrics", metrics)
-    data = dashboard_data(lineage, [], Live())
-    assert data.versions[1].errors == {"model": {"recall@20": 0.01}}
-    assert "50 of 900 test queries" in (data.versions[1].sample or "")
-    assert (data.versions[0].errors, data.versions[0].sample) == ({}, None)
-
-
 PAST = PastFacts(
     unseen=20,
     error=0.1,
@@ -459,10 +443,10 @@ def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.M
         assert shown(http) == []
 
 
-def test_requests_are_counted_before_anybody_looks(served: Running) -> None:
+def test_requests_are_counted_before_anybody_looks(fresh: Running) -> None:
     for _ in range(4):
-        served.post("/v1/embeddings", {"input": 1})
-    live = served.get("/v1/dashboard").json()["live"]
+        fresh.post("/v1/embeddings", {"input": 1})
+    live = fresh.get("/v1/dashboard").json()["live"]
     assert sum(t["per_minute"] for t in live["traffic"]) == 4
     assert max(rate["per_minute"] for rate in live["rates"]) > 0
 
@@ -494,10 +478,10 @@ def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rows_are_not_counted_at_every_look(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = 0
-    kind = type(served.service.shared.reader.store())
+    kind = type(fresh.service.shared.reader.store())
     count = kind.count
 
     def counted(self: Any) -> Any:
@@ -508,5 +492,5 @@ def test_rows_are_not_counted_at_every_look(
     monkeypatch.setattr(kind, "count", counted)
     monkeypatch.setattr(traffic, "COUNTED_FOR", 3600.0)
     for _ in range(5):
-        assert served.get("/v1/dashboard").json()["live"]["rows"] == {"object": {"2": 300}}
+        assert fresh.get("/v1/dashboard").json()["live"]["rows"] == {"object": {"2": 300}}
     assert counts == 1

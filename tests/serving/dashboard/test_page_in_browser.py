@@ -415,25 +415,6 @@ def test_the_line_and_its_reasons(browser: Browser, service: Service, data: Dash
     assert text(browser, "h1") == "books"
 
 
-def test_the_chosen_colours_are_kept(browser: Browser, service: Service) -> None:
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    colours = {}
-    for scheme in ("light", "dark"):
-        browser.scheme(scheme)
-        show(browser, service)
-        browser.run("localStorage.clear()")
-        browser.open(service.url)
-        colours[scheme] = browser.run(ground)
-    browser.run(
-        "const s = document.getElementById('scheme'); s.value = 'light';"
-        "s.dispatchEvent(new Event('change'))"
-    )
-    assert browser.run(ground) == colours["light"]
-    show(browser, service)
-    assert browser.run(ground) == colours["light"]
-    browser.run("localStorage.clear()")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_lineage(tmp_path_factory.mktemp("search") / "lineage").path
