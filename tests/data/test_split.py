@@ -126,8 +126,7 @@ Grown = st.lists(
 )
 
 
-@pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(Grown)
 def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
     versions: list[tuple[list[tuple[str, str]], str, float]],

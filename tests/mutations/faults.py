@@ -157,37 +157,37 @@ FAULTS = (
         "data/sampling.py",
         'chance = 1 / (seen * counts["query"].double()[self.query])',
         'chance = 1 / (len(counts["query"]) * counts["query"].double()[self.query])',
-        "data gramian",
+        "data/test_sampling.py",
     ),
     Fault(
         "data/sampling.py",
         "if not len(met):\n                break",
         "if len(met) or True:\n                break",
-        "data",
+        "data/test_sampling.py",
     ),
     Fault(
         "data/split.py",
         "before = tested.trained.has(",
         "before = ~tested.trained.has(",
-        "data",
+        "data/test_split.py",
     ),
     Fault(
         "evaluation/ranking.py",
         ">= score[part.to(device)]",
         "> score[part.to(device)]",
-        "evaluation",
+        "evaluation/test_ranking.py",
     ),
     Fault(
         "evaluation/ranking.py",
         "scores[row, column] = -torch.inf",
         "scores[row, column] = scores[row, column]",
-        "evaluation",
+        "evaluation/test_ranking.py",
     ),
     Fault(
         "evaluation/ranking.py",
         "size.clamp(max=k) - 1]",
         "size.clamp(max=k + 1) - 2]",
-        "evaluation",
+        "evaluation/test_ranking.py",
     ),
     # A lineage on disk.
     Fault(
