@@ -216,6 +216,7 @@ def test_conditions_become_literals_of_lancedb() -> None:
     assert lance(asked) == (
         "(`text` in ('a''b', 'c') and `small` >= 2 and `small` is not null and `on` in (true))"
     )
+    assert "timestamp '2026-01-31 11:00:00'" in lance({"time": "2026-01-31T12:00:00+01:00"})
     assert limits(pa.uint8()) == (0, 255)
     assert quoted("a'b\"c") == "`a'b\"c`"
 

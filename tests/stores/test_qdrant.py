@@ -451,3 +451,14 @@ def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
     monkeypatch.setattr(adopted_collection, "LOOKS", 1)
     with pytest.raises(StoreError, match="got their first rows"):
         two_versions.read_consistently(moving(two_versions, 1))
+
+
+def test_points_and_names_that_cannot_be_read(store: QdrantStore, tmp_path: Path) -> None:
+    for points, error in (({}, "no point yet"), ({2**63: {}}, "63 bits")):
+        vectors = np.ones((max(len(points), 1), 6), np.float32)
+        with pytest.raises((StoreError, IntegrityError), match=error):
+            open_store(collection(tmp_path / error[:2], points, vectors=vectors))
+    with pytest.raises(StoreError, match="something else"):
+        open_store(store.address.replace("#emb", "#emb-v0"))
+    with pytest.raises(DataError, match="no store"):
+        open_store(store.address.replace("#emb", "#other"))

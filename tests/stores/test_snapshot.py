@@ -334,6 +334,8 @@ def test_the_blocks_of_a_load_cannot_write_to_the_store(
 def test_files_that_are_not_listed_are_removed_by_the_next_writer(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "s", 1.0)
     folder.create("int64")
+    with pytest.raises(StoreError, match="cannot be read"):
+        SnapshotFolder(tmp_path / "none", 1.0).current()
     (folder.segments / "left.arrow").write_text("of a killed writer")
     folder.current()
     assert (folder.segments / "left.arrow").exists(), "a reader removes nothing"

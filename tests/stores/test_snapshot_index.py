@@ -99,6 +99,10 @@ def test_rows_that_are_gone_or_new_are_as_in_the_oracle(indexed: Indexed, tmp_pa
         assert not set(gone[:3]) & set(hits.ids.to_pylist())
         same_hits(store, oracle, {0: queries[:2]}, ROWS)
         same_hits(store, oracle, {0: queries[:2]}, 10, ids=list(range(0, ROWS, 7)))
+        if indexed.codes.kind == "int8":
+            store.build_index()
+            assert len(files(store)) == 3
+            same_hits(store, oracle, {0: queries[:2]}, ROWS)
 
 
 def test_without_faiss_search_is_exact_and_building_says_what_is_missing(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.optional import need
 from tests.support.sqlite_files import asked, edited, rows
 
-from evergram.errors import FormatError, IntegrityError, StoreError
+from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.sqlite.sqlite_store import SqliteStore
 from evergram.stores.store import Floats, Rows, Space
@@ -179,6 +179,28 @@ def test_a_table_of_somebody_else_is_refused_and_stays(store: SqliteStore, table
     with pytest.raises(StoreError, match=f"a table {table} that .* did not write; give another"):
         open_store(store.address.replace("#emb", "#mine"), create="int64")
     assert asked(store._path, f"select * from {table}") == [("a",)]
+
+
+def test_a_table_of_somebody_else_is_no_space(store: SqliteStore) -> None:
+    edited(store._path, "create table EMB_V7 (name text)")
+    with pytest.raises(StoreError, match="a table emb_v7"):
+        store.add_space(Space(7, 4, "sha256:seven"))
+    assert list(store.spaces()) == [0]
+
+
+def test_an_sqlite_that_loads_no_extensions_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import apsw
+
+    monkeypatch.setattr(apsw, "Connection", object)
+    with pytest.raises(DataError, match="built without loadable extensions"):
+        open_store(f"sqlite:{tmp_path}/s.db#emb", create="int64")
+
+
+def test_a_store_of_another_name_is_not_there(store: SqliteStore) -> None:
+    with pytest.raises(DataError, match="no store"):
+        open_store(store.address.replace("#emb", "#other"))
 
 
 def test_a_name_in_other_letters_is_the_same_store(store: SqliteStore) -> None:
