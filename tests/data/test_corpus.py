@@ -192,7 +192,7 @@ NOON = datetime.datetime(2025, 1, 1, 12)
 
 
 def test_numbers_and_times_are_what_they_are_however_they_are_written() -> None:
-    for cells, values in [
+    cases: list[Any] = [
         (["658,36", "1.234,5", None, "n/a", "12"], [658.36, 1234.5, None, None, 12]),
         (["1,234", "999", "12.5"], [1234, 999, 12.5]),
         (["0,500", "1,250"], [0.5, 1.25]),
@@ -208,7 +208,8 @@ def test_numbers_and_times_are_what_they_are_however_they_are_written() -> None:
             [datetime.datetime(2025, m, d) for m, d in ((1, 1), (12, 31))],
         ),
         ([datetime.date(2025, 1, 1)], [datetime.datetime(2025, 1, 1)]),
-    ]:
+    ]
+    for cells, values in cases:
         column = typed(pa.chunked_array([pa.array(cells)]), "x", "features")
         assert column.type == (TIME if isinstance(values[0], datetime.datetime) else NUMBER)
         assert column.to_pylist() == values

@@ -351,13 +351,14 @@ def test_a_value_may_be_a_large_count_but_not_larger_than_float32() -> None:
 
 
 def test_a_bad_number_is_named_by_its_row() -> None:
-    for columns, message in [
+    cases: list[Any] = [
         ({"value": [1.0, float("nan"), 2.0]}, "row 2: value is nan"),
         ({"value": [1.0, 2.0, float("inf")]}, "row 3: value is inf"),
         ({"time": [1, None, 2]}, "row 2: time is empty"),
         ({"value": ["a", "b", "c"]}, "must be a number"),
         ({"weight": [1, 1, -1]}, "row 3: weight is -1"),
-    ]:
+    ]
+    for columns, message in cases:
         with pytest.raises(DataError, match=message):
             corpus([1, 2, 3], [1, 2, 3], **columns)
 

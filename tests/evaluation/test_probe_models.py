@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,13 +76,14 @@ def test_three_rows_of_weights_give_classes_and_no_score() -> None:
 
 
 def test_tensors_that_are_no_linear_model_are_refused() -> None:
-    for tensors, message in [
+    cases: list[Any] = [
         ({"bias": np.ones(1)}, r"has no tensor 'weight' of .*; its tensors are: bias \[1\]"),
         ({"weight": np.ones((1, 1, 2))}, r"its tensors are: weight \[1, 1, 2\]"),
         ({"weight": np.ones(DIM), "what": np.ones(1)}, "the tensor 'what'; weight, bias, mean and"),
         ({"weight": np.ones(DIM), "mean": np.ones(3)}, f"'mean' has 3 numbers; {DIM} are needed"),
         ({"weight": np.ones(DIM, dtype=bool)}, "'weight' holds BOOL; it must be of F64, F32"),
-    ]:
+    ]
+    for tensors, message in cases:
         with pytest.raises(DataError, match=message):
             LinearModel(LINEAR, save(tensors))
 

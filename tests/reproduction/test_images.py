@@ -568,7 +568,7 @@ def test_metrics_are_changes_from_keep_all_in_percent() -> None:
 
 
 def test_each_claim_is_of_the_right_pair() -> None:
-    for path, values, expected in [
+    cases: list[Any] = [
         (f"{ENCODERS}/{NON_BC}", method_series(auc=0.7), {0: 100 * 0.1 / 0.78}),
         (f"{ENCODERS}/{FIX}", method_series(own=0.55), {1: 5}),
         (f"{ENCODERS}/{POST_CLOSED}", method_series(index=0.52), {2: 2, 3: 2}),
@@ -583,7 +583,8 @@ def test_each_claim_is_of_the_right_pair() -> None:
         ),
         (f"{ENCODERS}/{POST_CLOSED}", method_series(cascade=0.57), {11: 1 - 5, 12: 1 - 6}),
         (f"{HEADS}/{KEEP_ALL}", method_series() | {"own": {SEEN: 0.6, UNSEEN: 0.45}}, {10: -5}),
-    ]:
+    ]
+    for path, values, expected in cases:
         margins = dict.fromkeys(range(len(CLAIMS)), 0.0) | {9: 1.0, 11: 1.0, 12: 1.0} | expected
         runs = runs_of([images_result(0, {path: values})])
         made = [margin for claim in CLAIMS for margin in judge(claim, runs).margins]

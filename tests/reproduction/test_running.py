@@ -137,7 +137,7 @@ def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
         (half, [1.0, 1.1, 0.9], "not measured"),
         (None, [1.0, 1.1, 0.9], "not measured"),
     ]:
-        claim = Claim("A is better.", "[G2] §1", "A less B", lambda runs, found=margins: found)
+        claim = Claim("A is better.", "[G2] §1", "A less B", lambda _, found=margins: found)  # type: ignore[misc]
         judgement = judge(claim, runs)
         assert judgement.verdict == verdict
         assert judgement.as_json()["verdict"] == verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +94,8 @@ def test_a_file_without_rows_or_dims_holds_no_vectors() -> None:
 
 
 def test_arrays(tmp_path: Path) -> None:
-    for dtype, order in [("f2", "C"), ("f8", "F"), (">f4", "C")]:
+    kinds: list[Any] = [("f2", "C"), ("f8", "F"), (">f4", "C")]
+    for dtype, order in kinds:
         np.save(tmp_path / "x.npy", np.array(VECTORS, dtype=dtype, order=order))
         ids, vectors = whole(open_embeddings(tmp_path / "x.npy"))
         assert ids == [0, 1, 2, 3, 4]

@@ -99,7 +99,8 @@ def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_safetensors_file_has_space_for_any_provenance(tmp_path: Path) -> None:
-    for ids in [TEXT, NUMBERS]:
+    both: list[list[Any]] = [TEXT, NUMBERS]
+    for ids in both:
         for length in [*range(600, 1200, 106), 100_000]:
             path = tmp_path / "x.safetensors"
             vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

@@ -461,12 +461,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(DataError, match=why):
             prepare(pa.table(LATER.to_pydict() | columns), out, append=True)
-    for name, value in {
-        "unique": True,
-        "k_core": 2,
-        "minimum_value": 2,
-        "shared_ids": True,
-    }.items():
+    first: dict[str, Any] = {"unique": True, "k_core": 2, "minimum_value": 2, "shared_ids": True}
+    for name, value in first.items():
         with pytest.raises(DataError, match=f"with {name} = .*--overwrite"):
             prepare(LATER, out, PrepareSettings(**{name: value}), append=True)
     assert content(out) == before
@@ -590,7 +586,7 @@ def test_columns_are_written_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_impossible_settings_are_refused() -> None:
-    for changed, why in [
+    cases: list[Any] = [
         ({"columns": {"user": "u"}}, "no column 'user' to name"),
         ({"k_core": -1}, "at least 0"),
         ({"minimum_value": float("nan")}, "NaN"),
@@ -598,7 +594,8 @@ def test_impossible_settings_are_refused() -> None:
         ({"threads": 0}, "at least 1"),
         ({"memory": "much"}, "no size of memory"),
         ({"memory": "1MiB"}, "at least 128MiB"),
-    ]:
+    ]
+    for changed, why in cases:
         with pytest.raises(DataError, match=why):
             PrepareSettings(**changed)
 
