@@ -184,8 +184,8 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if pa.types.is_null(values.type):
         return values.cast(kind)
     if kind == NUMBER and _is_number(values.type):
-        numbers = values.cast(NUMBER, safe=False)
-        return pc.if_else(pc.is_nan(numbers), None, numbers)
+        measures = values.cast(NUMBER, safe=False)
+        return pc.if_else(pc.is_nan(measures), None, measures)
     if kind == TIME and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return _in_utc(values)
     raise DataError(f"The feature {name!r} is given as {values.type}; give a {type_name(kind)}.")
