@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections import OrderedDict
@@ -32,6 +33,7 @@ from evergram.errors import DataError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.import_file import import_embeddings
+from evergram.serving.texts import served_texts as module
 from evergram.serving.texts.batcher import Batcher, CrowdedError
 from evergram.serving.texts.checked_encoder import (
     CheckedEncoder,
@@ -566,3 +568,27 @@ def test_a_row_does_not_keep_its_batch_and_nothing_is_left_after_clear() -> None
     assert held.base is None
     cache.clear()
     assert (len(cache), cache.held, cache.get("text")) == (0, 0, None)
+
+
+def test_it_is_checked_while_it_is_watched(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK", 0.001)
+    texts = ServedTexts(ADDRESSES, every=0.001)
+    texts.load(lineage)
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+
+    monkeypatch.setattr(texts, "check", check)
+
+    async def watch() -> None:
+        watching = asyncio.create_task(texts.watch())
+        while len(calls) < 3:
+            await asyncio.sleep(0.001)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(watch(), 30))
