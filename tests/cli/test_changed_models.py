@@ -98,6 +98,9 @@ def test_pairs_that_pass_a_threshold_are_counted(tmp_path: Path, evergram: Comma
     # The aligner holds a tenth of the texts out.
     assert pinned["pairs_now"] == pytest.approx(int((queries @ texts.T >= 0.7).sum()), rel=0.15)
     assert pinned["pairs_now"] > 1.5 * pinned["pairs_then"]
+    printed = " ".join(evergram("vectors", "plan-migration", *files[:-1], 1.5).out.split())
+    assert "none pass the threshold of 1.5" in printed
+    assert "calibrated" not in printed
 
 
 NEW = ("--encoder", ADDRESSES[1])

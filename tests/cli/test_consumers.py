@@ -247,5 +247,12 @@ def test_a_threshold_is_of_the_version_that_it_was_set_at(
     evergram("vectors", "align", 0, new, "--lineage", line)
     moved = evergram("consumer", "pin", line, "shop", "v1", "--json").json
     assert moved["threshold"] is None
-    wrong = evergram("consumer", "pin", line, "shop", "v0", "--threshold", "nan").refusal()
-    assert "threshold" in wrong
+    pin = "consumer", "pin", line, "shop", "v0", "--threshold"
+    for value, metric in (("nan", "cosine"), (1.5, "cosine"), (0.5, "l2")):
+        assert "threshold" in evergram(*pin, value, "--threshold-metric", metric).refusal()
+    evergram(*pin, 1e6, "--threshold-metric", "ip")
+    [count] = evergram("lineage", "check", line, "--json").json["thresholds"]
+    assert (count["then"], count["now"]) == (0, 0)
+    printed = " ".join(evergram("lineage", "check", line).out.split())
+    assert f"none of {count['pairs']:,} pairs of canaries reached it" in printed
+    assert "calibrated" not in printed

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import combinations, permutations
+from itertools import combinations, combinations_with_replacement, permutations
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
+from tests.support.embedding_files import file_of, id_names
+from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 
 from evergram.compatibility.scores.score_map import ScoreMap
+from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
+from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.retrieval.fill import fill, space_of, stored_rows
@@ -39,6 +43,53 @@ def lineage(tmp_path: Path) -> Lineage:
         align(old, encoded(tmp_path, address), lineage, LOSSY)
         old = number + 1
     return lineage
+
+
+@pytest.fixture(scope="module", params=[0.1, 0.4])
+def clusters(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Lineage, np.ndarray, list[np.ndarray]]:
+    """Three versions of the same 800 objects in clusters, each a different function of their
+    meaning plus noise; the mask [N] of the objects that no fit saw, and each version's vectors."""
+    draw, folder = np.random.default_rng(5), tmp_path_factory.mktemp("clusters")
+    names = id_names(800)
+    scale = np.arange(1, 21) ** -0.5
+    centres = draw.normal(size=(80, 20))[draw.integers(0, 80, len(names))]
+    meaning = scale * (centres + 0.6 * draw.normal(size=(len(names), 20)))
+    lineage = Lineage.create(folder / "line", "line")
+    made: list[np.ndarray] = []
+    old: EmbeddingFile | int | None = None
+    for number, dim in enumerate((24, 32, 40)):
+        clean = np.tanh(0.5 * meaning @ draw.normal(size=(20, dim)))
+        rows = clean + 0.3 * draw.normal(size=clean.shape)
+        made.append(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        file = file_of(folder / f"{number}.parquet", torch.from_numpy(made[-1]).float())
+        if old is not None:
+            align(old, file, lineage, AlignSettings(held_out=request.param))
+        old = number or file
+    unseen = id_hash(Vocabulary(names)) < request.param * 2**32
+    return lineage, unseen.numpy(), made
+
+
+@pytest.mark.parametrize(("target", "query_version"), [(0, 2), (0, 0), (1, 2)])
+def test_as_many_pairs_of_fitted_and_of_unseen_objects_pass_a_threshold_as_then(
+    clusters: tuple[Lineage, np.ndarray, list[np.ndarray]], target: int, query_version: int
+) -> None:
+    lineage, unseen, vectors = clusters
+    read = lineage.chain.apply(torch.from_numpy(vectors[2]), 2, target).numpy()
+    now, own = read / np.linalg.norm(read, axis=1, keepdims=True), vectors[target]
+    raw, then = (own if query_version == target else now) @ now.T, own @ own.T
+    scored = ScoredSearch(target, SIDES, "cosine", query_version)
+    mapped = ScoreMaps(lineage).of(2, scored).apply(raw)
+    threshold = float(np.quantile(then, 0.98))
+    different = ~np.eye(len(unseen), dtype=bool)
+    for one, other in combinations_with_replacement((~unseen, unseen), 2):
+        pairs = different & one[:, None] & other
+        passed, uncalibrated, passes = (
+            int((scores[pairs] >= threshold).sum()) for scores in (then, raw, mapped)
+        )
+        assert passes == pytest.approx(passed, rel=0.25)
+        assert uncalibrated > 1.5 * passed
 
 
 def calibrated(made: QueryVectors) -> dict[str, Any]:
@@ -219,7 +270,9 @@ def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
 
 
 def test_too_few_canaries_are_refused(tmp_path: Path) -> None:
-    lineage = text_lineage(tmp_path)
+    lineage, texts = Lineage.create(tmp_path / "line", "line"), sentences(44)
+    files = [encoded(tmp_path, address, texts=texts) for address in ADDRESSES[:2]]
+    align(*files, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
     with closing(Reader.open(lineage.path)) as reader:
         query = word_vectors(["word1"], 0, 10)
         with pytest.raises(LineageError, match="pairs have both scores, and 1000 are needed"):

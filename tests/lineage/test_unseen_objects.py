@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from tests.support.command import Command, evergram
@@ -14,9 +15,10 @@ from tests.support.halving_versions import IDS, VECTORS, add_halving_version
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.data.corpus import Vocabulary
+from evergram.lineage import unseen_objects
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen_objects import id_hash, unseen_share
+from evergram.lineage.unseen_objects import canary_rows, id_hash, unseen_share
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import Live
 
@@ -105,6 +107,23 @@ def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
     assert sentences[0].startswith(
         "Version 0: nothing is known of its bound, and the limit is 1: the"
     )
+
+
+def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unseen_objects, "CANARIES", 40)
+    hashes = id_hash(Vocabulary(IDS))
+    rows = canary_rows(IDS, hashes)
+    share = hashes[rows] / 2**32
+    assert len(set(rows.tolist())) == 40
+    assert 10 < int((share < 0.2).sum()) < 30
+    assert bool(((share < 0.2) | (share > 0.8)).all())
+    middle = IDS[int((hashes - 2**31).abs().argmin())]
+    past = pa.array(["gone", middle.as_py(), IDS[int(rows[3])].as_py()])
+    again = canary_rows(IDS, hashes, past)
+    assert IDS.take(pa.array(again[:2].numpy())).to_pylist() == past.to_pylist()[1:]
+    assert set(again.tolist()) == {*again[:1].tolist(), *rows[:39].tolist()}
 
 
 def test_a_limit_needs_something_to_hold_to_it(lineage: Lineage) -> None:

@@ -42,7 +42,12 @@ class ThresholdCount:
         what = f"{self.consumer}: {self.metric} of {self.threshold:g} at version {self.version}"
         if self.unknown is not None:
             return f"{what}: it is not known how many pairs pass now: {self.unknown}"
-        times = f", {self.now / self.then:.3g} times as many" if self.then else ""
+        if not self.then:
+            return (
+                f"{what}: none of {self.pairs:,} pairs of canaries reached it, and {self.now:,} do "
+                "as read back; see whether the threshold and its metric are right."
+            )
+        times = f", {self.now / self.then:.3g} times as many"
         precision = f" {self.both / self.now:.0%} of these passed then." if self.now else ""
         calibrated = ""
         if self.calibrated is not None:

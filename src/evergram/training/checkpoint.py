@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
@@ -31,15 +30,13 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.lineage.unseen_objects import id_hash
+from evergram.lineage.unseen_objects import canary_rows, id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 from evergram.training.recipe import ModelRecipe
 
 # Rows that are published at once of vectors that are mapped from a file.
 BLOCK = 65_536
-# Canaries kept of each side; enough for a mean, small enough to keep for ever.
-CANARIES = 1000
 # Canaries of each side that a user's modules are tried on when they are given again.
 TRIED = 64
 
@@ -152,11 +149,10 @@ def make_artefact(
     vectors = {"query": trained.query, "candidate": trained.candidate}
     canaries: dict[str, tuple[pa.Array, Tensor]] = {}
     for side, entities in sides.items():
-        rows = _canaries(entities.vocabulary, backward.canaries.get(side))
-        canaries[side] = (
-            entities.vocabulary.keys.take(pa.array(rows.numpy())),
-            vectors[side][rows],
-        )
+        ids = entities.vocabulary.keys
+        past = backward.canaries.get(side, (None,))[0]
+        rows = canary_rows(ids, id_hash(entities.vocabulary), past)
+        canaries[side] = ids.take(pa.array(rows.numpy())), vectors[side][rows]
     encoder = trained.encoder
     return Artefact(
         dim=encoder.dim,
@@ -208,19 +204,10 @@ def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:
         yield ids.slice(start, BLOCK), vectors[start : start + BLOCK]
 
 
-def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:
-    """Return the rows of the objects whose vectors are kept: past canaries first, then by hash."""
-    order = torch.argsort(id_hash(vocabulary), stable=True)
-    if past is None:
-        return order[:CANARIES]
-    still = Vocabulary(vocabulary.keys.cast(pa.string())).rows(past[0])
-    still = still[still >= 0]
-    return torch.cat([still, order[~torch.isin(order, still)]])[:CANARIES]
-
-
 def held_out(entities: Side, share: float) -> Tensor:
     """Return bool [N], the objects that alignment never sees, on which its error is measured.
 
-    Chosen by a hash of the id: the same objects in every version, with the canaries among them.
+    Chosen by a hash of the id: the same objects in every version, with half of the canaries among
+    them.
     """
     return id_hash(entities.vocabulary) < share * 2**32

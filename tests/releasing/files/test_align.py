@@ -36,7 +36,6 @@ from evergram.releasing.files.first_version import text_encoder_of
 from evergram.releasing.files.import_file import import_embeddings
 from evergram.releasing.files.moments_pass import read_pairs
 from evergram.releasing.files.pair_split import (
-    canary_rows,
     id_hashes,
     pair_groups,
     refuse_few,
@@ -146,7 +145,7 @@ def test_groups_are_apart_and_the_held_out_one_is_that_of_training() -> None:
     assert 0.03 < sizes[1] / ROWS < 0.15
 
 
-def test_queries_and_canaries_are_held_out_and_no_query_is_its_own_neighbour() -> None:
+def test_queries_are_held_out_and_none_is_its_own_neighbour() -> None:
     hashes = id_hashes(IDS)
     held = pair_groups(hashes, 0.2).held
     queries, catalogue = sampled_rows(hashes, held, seed=3)
@@ -156,13 +155,6 @@ def test_queries_and_canaries_are_held_out_and_no_query_is_its_own_neighbour() -
     assert len(catalogue) == ROWS - len(queries)
     assert torch.equal(catalogue, sampled_rows(hashes, held, seed=3)[1])
     assert not torch.equal(catalogue, sampled_rows(hashes, held, seed=4)[1])
-    canaries = canary_rows(IDS, hashes, held)
-    assert sorted(canaries.tolist()) == held.nonzero().squeeze(1).tolist()
-    # Past canaries come first; what is gone, or no longer held out, is not among them.
-    last, seen = int(canaries[-1]), int((~held).nonzero()[0])
-    past = pa.array([IDS[seen].as_py(), "gone", IDS[last].as_py()])
-    assert canary_rows(IDS, hashes, held, past)[0] == last
-    assert set(canary_rows(IDS, hashes, held, past).tolist()) == set(canaries.tolist())
 
 
 def groups_of(seen: int, chosen: int, held: int) -> Groups:

@@ -167,10 +167,12 @@ def _print_plan(report: dict[str, Any]) -> None:
         )
     pinned = report["ways"]["pinned"]
     if "pairs_then" in pinned:
+        then = pinned["pairs_then"]
+        advice = "give these calibrated scores" if then else "see whether the threshold is right"
         paragraph(
-            f"Of scores of a query and a text {pinned['pairs_then']:,} pass the threshold of "
+            f"Of scores of a query and a text {then or 'none'} pass the threshold of "
             f"{report['settings']['threshold']:g} by the old vectors, and {pinned['pairs_now']:,} "
-            "where both are read back, as pinned readers get them: give these calibrated scores."
+            f"where both are read back, as pinned readers get them: {advice}."
         )
     paragraph(f"Verdict: {report['verdict'] or 'none'}.")
     for reason in report["reasons"]:

@@ -77,6 +77,14 @@ class Threshold(_StrictRecord):
     value: float
     metric: Literal["cosine", "ip", "l2"] = "cosine"
 
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        largest = {"cosine": 1.0, "l2": 0.0}.get(self.metric)
+        if largest is not None and self.value > largest:
+            what = "a cosine" if self.metric == "cosine" else "an l2 score (-distance²)"
+            raise ValueError(f"{what} is at most {largest:g}, and the threshold is {self.value:g}")
+        return self
+
 
 class Consumer(_StrictRecord):
     """A reader of the lineage.

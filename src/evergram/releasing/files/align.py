@@ -22,13 +22,13 @@ from evergram.errors import DataError
 from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.unseen_objects import canary_rows
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.alignment_gate import far_means, refuse_degenerate, refuse_error
 from evergram.releasing.files.first_version import facts_of, first_version, text_encoder_of
 from evergram.releasing.files.moments_pass import PairReading, read_pairs
 from evergram.releasing.files.pair_split import (
     Groups,
-    canary_rows,
     id_hashes,
     pair_groups,
     refuse_few,
@@ -239,7 +239,7 @@ def _aligned(
 
     def read_once(groups: Groups) -> tuple[PairReading, tuple[Tensor, Tensor, Tensor]]:
         queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
-        kept = canary_rows(pairing.ids, hashes, groups.held, past)
+        kept = canary_rows(pairing.ids, hashes, past)
         rows = torch.cat([queries, catalogue, kept])
         together = join_processes(CPU)
         read = read_pairs(pairing, dims, groups, rows, progress, together)

@@ -9,9 +9,9 @@ import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.lineage.unseen_objects import canary_rows
 from evergram.releasing.files.first_version import facts_of, first_version
-from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups
+from evergram.releasing.files.pair_split import id_hashes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import refuse_repeats
@@ -24,8 +24,6 @@ def import_embeddings(
 ) -> dict[str, Any]:
     """Publish `file` as version 0 of a lineage without versions. `align` adds the next.
 
-    Its canaries are those that `align` holds out by default, so that it never fits to them.
-
     Returns: JSON of what was published.
     Raises: LineageError: the lineage has versions already. DataError: an id is there twice, or a
         vector cannot be used.
@@ -37,9 +35,7 @@ def import_embeddings(
         )
     ids = file.ids()
     refuse_repeats(file, ids)
-    hashes = id_hashes(ids)
-    held = pair_groups(hashes, AlignSettings().held_out).held
-    kept = canary_rows(ids, hashes, held).sort().values
+    kept = canary_rows(ids, id_hashes(ids)).sort().values
     vectors = torch.empty(len(kept), file.dim)
     start = done = 0
     with progress.task("canaries", file.rows) as bar:

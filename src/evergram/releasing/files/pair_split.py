@@ -1,4 +1,4 @@
-"""Choose which objects of two files are fitted to, measured on, looked up and kept."""
+"""Choose which objects of two files are fitted to, measured on and looked up."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from evergram.compatibility.row_groups import Groups, pair_groups
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.unseen_objects import id_hash
-from evergram.training.checkpoint import CANARIES
 
 __all__ = [
     "Groups",
-    "canary_rows",
     "id_hashes",
     "pair_groups",
     "refuse_few",
@@ -90,18 +88,3 @@ def sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tenso
     queries = order[held[order]][:QUERIES]
     drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(seed))
     return queries, drawn[~torch.isin(drawn, queries)][:CATALOGUE]
-
-
-def canary_rows(
-    ids: pa.Array, hashes: Tensor, held: Tensor, past: pa.Array | None = None
-) -> Tensor:
-    """Return the held-out rows whose vectors are kept for ever: past canaries first, then by
-    hash."""
-    order = torch.argsort(hashes, stable=True)
-    order = order[held[order]]
-    if past is not None:
-        rows = Vocabulary(ids.cast(pa.string())).rows(past)
-        rows = rows[rows >= 0]
-        rows = rows[held[rows]]
-        order = torch.cat([rows, order[~torch.isin(order, rows)]])
-    return order[:CANARIES]
