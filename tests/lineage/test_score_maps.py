@@ -271,8 +271,8 @@ def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
 
 def test_too_few_canaries_are_refused(tmp_path: Path) -> None:
     lineage, texts = Lineage.create(tmp_path / "line", "line"), sentences(44)
-    files = [encoded(tmp_path, address, texts=texts) for address in ADDRESSES[:2]]
-    align(*files, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
+    old, new = (encoded(tmp_path, address, texts=texts) for address in ADDRESSES[:2])
+    align(old, new, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
     with closing(Reader.open(lineage.path)) as reader:
         query = word_vectors(["word1"], 0, 10)
         with pytest.raises(LineageError, match="pairs have both scores, and 1000 are needed"):
