@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from tests.support.running_service import ADDRESS
-from tests.support.text_encoders import ADDRESSES, encoded, sentences, text_lineage, word_vectors
+from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 
 from evergram import Client
 from evergram.errors import LineageError
@@ -79,7 +79,9 @@ def test_json_and_the_client_give_what_the_reader_gives(tmp_path: Path, metric: 
 
 
 def test_versions_without_enough_canaries_are_refused(tmp_path: Path) -> None:
-    lineage = text_lineage(tmp_path)
+    lineage, texts = Lineage.create(tmp_path / "line", "line"), sentences(44)
+    old, new = (encoded(tmp_path, address, texts=texts) for address in ADDRESSES[:2])
+    align(old, new, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
     with TestClient(create_app(Service.open(lineage.path)), base_url=ADDRESS) as http:
         asked = {"vector": QUERY[0].tolist(), "version": 0, **CALIBRATED}
         refusal = http.post("/v1/search", json=asked)
