@@ -133,6 +133,7 @@ def test_a_large_body_is_read_in_pieces(films: Running) -> None:
         ({"candidates": [["c1"]], "weights": [[0]]}, 400, "must be above 0"),
         ({"candidates": [["c1"]], "weights": [[1, 2]]}, 400, "not as long as the candidates"),
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
+        ({"candidates": [["c1"]], "k": 2000}, 400, "at most 1000"),
         ({"candidates": [["c1"]] * 2000, "k": 100}, 413, "send fewer"),
         ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates are more than the 65536"),
     ],
