@@ -358,7 +358,8 @@ def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
 
     class Moving(_Matrix):
         def fetch(self, ids: pa.Array) -> list[Rows]:
-            return super().fetch(ids.filter(pc.not_equal(ids, 7)))
+            refreshed = Rows(2, pa.array([7]), np.full((1, 4), -1, np.float32))
+            return [*super().fetch(ids.filter(pc.not_equal(ids, 7))), refreshed]
 
     field = Field(cast(Any, Moving(vectors)), VersionMaps(cast(Lineage, line)), 1, 1, 4, 4)
     queries = np.full((1, 4), -1, np.float32)
