@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -124,6 +125,13 @@ def test_a_comparison_of_methods_keeps_all_objects(
     training = split_for(recipe, corpus, 1, lineage.pair_history).training
     assert ids_of(artefact, "query") == set(training.queries.vocabulary.keys.to_pylist())
     assert "unknown_to_model" not in artefact.metrics["data"]
+    # Objects that it does not know have vectors of zeros, and no limit refuses these alone.
+    unknown = sum(artefact.unknown.values())
+    assert unknown > 0.05 * sum(len(ids_of(artefact, s)) for s in ("query", "candidate"))
+    few = Lineage.create(lineage.path.parent / "few")
+    few.publish(replace(artefact, transform=None, error=None, follows=None, canaries={}))
+    sides = ("query", "candidate")
+    assert unknown == sum(int((few.embeddings(s)[1] == 0).all(1).sum()) for s in sides)
 
 
 def test_a_feature_that_the_model_knows_is_enough(small: Recipe, tmp_path: Path) -> None:

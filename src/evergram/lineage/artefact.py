@@ -61,6 +61,8 @@ class Artefact:
         follows: fingerprint of the version that `transform` leads to; None for version 0 alone.
         query_form: how new queries get a vector from their candidates'; None if they cannot.
         text_encoder: the encoder that made the embeddings from texts; None if it is not known.
+        unknown: for each side, how many of the embeddings are zeros because the model does not know
+            the object; as many zeros more than usual are published.
     """
 
     dim: int
@@ -75,6 +77,7 @@ class Artefact:
     follows: str | None = None
     query_form: QueryForm | None = None
     text_encoder: TextEncoderRecord | None = None
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         model = "no encoder" if self.encoder is None else self.encoder.kind

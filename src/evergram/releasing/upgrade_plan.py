@@ -81,7 +81,7 @@ class UpgradePlan:
         final: its model is trained and judged on it; the same as `split` without a refit.
         published: of the objects that the version has vectors of; the same as `final`, but for a
             frozen model, which has none of the others.
-        unknown: how many objects of each side that leaves out; empty where none can be.
+        unknown: how many objects of each side a frozen model does not know; empty of another.
         salt: of the split.
         before: the model of `past_version`.
         trained: a model of this version that is not trained again.
@@ -268,9 +268,10 @@ def plan_upgrade(
     if settings.start == "frozen":
         new_dim = before.dim
         assert isinstance(before, Encoder)
+        known = known_to(before, final.training)
+        unknown = unknown_counts(known)
         if not options.keep_unknown:
-            known = known_to(before, final.training)
-            published, unknown = split_of_known(final, known), unknown_counts(known)
+            published = split_of_known(final, known)
             tested = with_known_queries(final, known)  # by the model that is trained alone, too
             split, final = tested if final is split else split, tested
     elif trained is not None:

@@ -161,7 +161,7 @@ def measure_upgrade(
             report["training"]["alone"] = training_report(fitted.unaligned)
     if plan.weighing.consumers:
         report["consumers"] = plan.weighing.as_json()
-    if any(plan.unknown.values()):
+    if any(plan.unknown.values()) and not plan.options.keep_unknown:
         report["data"]["unknown_to_model"] = dict(plan.unknown)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
@@ -233,7 +233,7 @@ def package_upgrade(
         form = plan.options.query_form
         if form is None:
             form = query_form(plan.recipe, plan.final.training, trained)
-    return make_artefact(
+    artefact = make_artefact(
         trained,
         plan.published,
         report,
@@ -245,3 +245,4 @@ def package_upgrade(
             plan.lineage.manifest(plan.past_version).fingerprint,
         ),
     )
+    return replace(artefact, unknown=plan.unknown) if plan.options.keep_unknown else artefact

@@ -109,7 +109,7 @@ def _write(
                 side,
                 catalog.address,
             )
-            blocks = samples[side].through(blocks)
+            blocks = samples[side].through(blocks, artefact.unknown.get(side, 0))
             blocks = canaries[side].through(blocks) if side in canaries else blocks
             write_embeddings(folder / f"{side}.parquet", blocks)
             hashes[side] = sha256(folder / f"{side}.parquet")

@@ -69,9 +69,11 @@ class RowSample:
         self._lengths = LengthCount()
         self._moments: Moments | None = None
 
-    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
+    def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
         """Yield the same blocks, and sample rows of them.
 
+        Args:
+            unknown: how many of the rows are zeros that may be published, see `Artefact`.
         Raises: DataError: a vector is not finite or too long; or, at the end, the vectors cannot be
             published, see `vectors_problem`.
         """
@@ -88,7 +90,8 @@ class RowSample:
             yield ids, vectors
         _, mean, second = self.moments()
         spread = second - torch.outer(mean, mean)
-        problem = vectors_problem(self._lengths.rows, self._lengths.zeros, second, spread)
+        rows, zeros = self._lengths.rows - unknown, self._lengths.zeros - unknown
+        problem = vectors_problem(rows, zeros, second, spread)
         if problem is not None:
             raise DataError(
                 f"The {self.side} embeddings cannot be published: {problem}; look at how they were "
