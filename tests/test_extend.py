@@ -22,7 +22,7 @@ from evergram.cli.printing import print_diagnosis
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
 from evergram.encoders.features import SIDES
-from evergram.encoders.kinds import ENCODERS, EncoderSettings
+from evergram.encoders.kinds import ENCODERS
 from evergram.errors import DataError, LineageError, RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
@@ -255,28 +255,6 @@ def test_a_loader_from_outside_is_named_by_recipes(
         with pytest.raises(DataError, match=r"data\.path, which is not set"):
             load_corpus(Recipe.of({**PLAIN, "data": {"kind": "baskets"}}))
     del sys.modules["baskets"]
-
-
-class WideSettings(EncoderSettings):
-    """An encoder whose `hidden` is not the list that two towers have."""
-
-    kind = "wide"
-    hidden: int = 3
-
-
-def test_a_kind_whose_key_clashes_is_refused_where_it_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(ENCODERS, "wide", WideSettings)
-    towers = Recipe.of({**PLAIN, "model": {"kind": "two_tower", "hidden": [8]}})
-    assert towers.model.chosen.model_dump()["hidden"] == [8]
-    with pytest.raises(
-        RecipeError, match="kind 'wide' cannot be chosen: it has a key 'hidden' of "
-    ):
-        Recipe.of({**PLAIN, "model": {"kind": "wide"}})
-    message = "than the kind 'two_tower' has; give the key of WideSettings another name"
-    with pytest.raises(RecipeError, match=message):
-        Recipe.of({**PLAIN, "model": {"kind": "wide", "hidden": 4}})
 
 
 @pytest.mark.usefixtures("kinds")

@@ -48,33 +48,35 @@ def test_each_table_of_kinds_is_a_table_of_a_recipe() -> None:
     assert {name: table.kinds for name, table in KIND_TABLES.items()} == TABLES
 
 
-@pytest.mark.parametrize(("table", "kind"), EVERY)
-def test_a_kind_is_chosen_by_its_name_with_every_key_of_its_own(table: str, kind: str) -> None:
-    settings: type[KindSettings] = TABLES[table][kind]
-    assert settings.kind == kind
-    assert re.fullmatch(r"[a-z][a-z0-9_]{0,63}", kind)
-    own = NEEDED.get((table, kind), {})
-    values = {**settings(**own).model_dump(), KIND_TABLES[table].chooser: kind}
-    recipe = Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: values | extra(table)})
-    assert getattr(recipe, table).chosen == settings(**own)
-    stored = json.loads(json.dumps(recipe.model_dump(mode="json")))
-    assert Recipe.stored(stored) == recipe
-
-
 def extra(table: str) -> dict[str, Any]:
     return {"penalty": 1.0} if table == "task" else {}
 
 
-@pytest.mark.parametrize(("table", "kind"), EVERY)
-def test_a_key_of_another_kind_is_refused_and_its_users_are_named(table: str, kind: str) -> None:
-    own = TABLES[table][kind].model_fields
-    chooser = KIND_TABLES[table].chooser
-    for other, settings in TABLES[table].items():
-        for key in settings.model_fields.keys() - own.keys():
-            value = {"query": "q", "candidate": "c"}.get(key, settings.model_fields[key].default)
-            chosen = {chooser: kind, key: value, **NEEDED.get((table, kind), {}), **extra(table)}
-            with pytest.raises(RecipeError, match=rf"{table}\.{key} is used with .*{other}"):
-                Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: chosen})
+def test_a_kind_is_chosen_by_its_name_with_every_key_of_its_own() -> None:
+    for table, kind in EVERY:
+        settings: type[KindSettings] = TABLES[table][kind]
+        assert settings.kind == kind
+        assert re.fullmatch(r"[a-z][a-z0-9_]{0,63}", kind)
+        own = NEEDED.get((table, kind), {})
+        values = {**settings(**own).model_dump(), KIND_TABLES[table].chooser: kind}
+        recipe = Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: values | extra(table)})
+        assert getattr(recipe, table).chosen == settings(**own)
+        stored = json.loads(json.dumps(recipe.model_dump(mode="json")))
+        assert Recipe.stored(stored) == recipe
+
+
+def test_a_key_of_another_kind_is_refused_and_its_users_are_named() -> None:
+    for table, kind in EVERY:
+        own = TABLES[table][kind].model_fields
+        for other, settings in TABLES[table].items():
+            for key in settings.model_fields.keys() - own.keys():
+                value = {"query": "q", "candidate": "c"}.get(
+                    key, settings.model_fields[key].default
+                )
+                chosen = {KIND_TABLES[table].chooser: kind, key: value, **extra(table)}
+                chosen |= NEEDED.get((table, kind), {})
+                with pytest.raises(RecipeError, match=rf"{table}\.{key} is used with .*{other}"):
+                    Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: chosen})
 
 
 def test_a_recipe_is_checked_without_torch() -> None:

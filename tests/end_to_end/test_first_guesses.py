@@ -11,35 +11,26 @@ from evergram import Aligner, Corpus, GramianPenalty
 from evergram.compatibility import BackwardAlignment
 from evergram.training.recipe import Recipe
 
+GUESSES: list[tuple[object, str, str]] = [
+    (evergram, "Chain", "evergram.compatibility.Chain"),
+    (evergram, "fit", "evergram.train"),
+    (evergram, "load", "evergram.load_corpus"),
+    (evergram, "Lineag", "'Lineage'"),
+    (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
+    (Corpus, "from_pandas", "Corpus.of"),
+    (Corpus, "read_csv", "evergram.load_corpus"),
+    (Corpus.of([(1, 2)]), "from_dict", "Corpus.of"),
+    (Aligner, "score", "report()"),
+    (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
+    (Aligner(), "reprot", "'report'"),
+]
 
-@pytest.mark.parametrize(
-    ("owner", "guess", "right"),
-    [
-        (evergram, "Chain", "evergram.compatibility.Chain"),
-        (evergram, "SOGram", "evergram.gramian.SOGram"),
-        (evergram, "open_store", "evergram.stores.open_store"),
-        (evergram, "fit", "evergram.train"),
-        (evergram, "load", "evergram.load_corpus"),
-        (evergram, "Lineag", "'Lineage'"),
-        (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
-        (Corpus, "from_pandas", "Corpus.of"),
-        (Corpus, "from_polars", "Corpus.of"),
-        (Corpus, "from_scipy", "Corpus.of"),
-        (Corpus, "from_parquet", "evergram.load_corpus"),
-        (Corpus, "read_csv", "evergram.load_corpus"),
-        (Corpus.of([(1, 2)]), "from_dict", "Corpus.of"),
-        (Aligner, "score", "report()"),
-        (Aligner(), "score", "report()"),
-        (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
-        (Aligner(), "reprot", "'report'"),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_right_one(
-    owner: object, guess: str, right: str
-) -> None:
-    with pytest.raises(AttributeError) as error:
-        getattr(owner, guess)
-    assert right in str(error.value)
+
+def test_an_unknown_name_is_answered_with_the_right_one() -> None:
+    for owner, guess, right in GUESSES:
+        with pytest.raises(AttributeError) as error:
+            getattr(owner, guess)
+        assert right in str(error.value)
 
 
 def test_a_property_that_fails_says_why() -> None:
@@ -77,7 +68,7 @@ def test_the_penaltys_weight_multiplies_value_and_gradient(estimator: str) -> No
     torch.testing.assert_close(outcomes[1][1], 2.5 * outcomes[0][1])
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight"):
-        GramianPenalty(4, weight=weight)
+def test_a_weight_that_is_no_weight_is_refused() -> None:
+    for weight in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="weight"):
+            GramianPenalty(4, weight=weight)

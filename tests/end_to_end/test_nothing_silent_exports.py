@@ -52,8 +52,9 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("suffix", READ)
-@pytest.mark.parametrize("command", ["export", "transform"])
+@pytest.mark.parametrize(
+    ("suffix", "command"), [*((suffix, "export") for suffix in READ), (".parquet", "transform")]
+)
 def test_6_what_is_exported_is_what_the_suffix_says(
     trained_lineage: Path, tmp_path: Path, evergram: Command, suffix: str, command: str
 ) -> None:

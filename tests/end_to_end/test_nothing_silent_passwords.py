@@ -67,10 +67,6 @@ def test_20_a_password_is_given_without_the_command_line_and_shown_nowhere(
     "store",
     [
         f"postgresql://ann:{SECRET}@db/films#t",
-        f"postgresql://ann:{SECRET}@db/films?sslmode=require#t",
-        f"candidate=postgresql://ann:{SECRET}@db/films",
-        f"candidate=postgresql//ann:{SECRET}@db/films#t",
-        f"candidate=postgres://ann:{SECRET}@db/films#t",
         f"candidate=qdrant:http://ann:{SECRET}@db#t",
         f"candidate=postgresql://ann:{SECRET}@127.0.0.1:9/films#t",
     ],
