@@ -536,7 +536,7 @@ def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case).replace(str(PORT), "PORT"))
 def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
     case: Case,
     good_files: Path,
