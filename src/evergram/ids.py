@@ -79,10 +79,15 @@ def refuse_other_form(ids: pa.Array, others: pa.Array, one: str, other: str) -> 
     normal, theirs = (pc.utf8_normalize(x, form="NFC") for x in (ids, others))
     same = ids.filter(pc.is_in(normal, value_set=theirs))
     if len(same):
-        raise DataError(
-            f"{len(same)} ids of {one}, such as {same[0].as_py()!r}, are in {other} in another "
-            "Unicode normal form and would be other objects; write both in one form, such as NFC."
-        )
+        raise in_other_form(len(same), same[0].as_py(), one, other)
+
+
+def in_other_form(count: int, example: str, one: str, other: str) -> DataError:
+    """Return the error of `refuse_other_form`, for `count` ids."""
+    return DataError(
+        f"{count} ids of {one}, such as {example!r}, are in {other} in another Unicode normal form "
+        "and would be other objects; write both in one form, such as NFC."
+    )
 
 
 def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:

@@ -15,6 +15,8 @@ from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
+from evergram.data.prepared.writing.prepare import prepare
+from evergram.data.prepared.writing.settings import PrepareSettings
 from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import JudgedQueries
 from evergram.lineage.artefact import Artefact
@@ -71,10 +73,15 @@ def test_a_probe_and_an_artefact_made_by_hand_are_refused(files: Path, evergram:
     assert Lineage.open("l").newest == 0
 
 
-def test_features_and_judgements_are_refused() -> None:
+def test_features_and_judgements_are_refused(tmp_path: Path) -> None:
     pairs = pa.table({"query": range(ROWS), "candidate": COMPOSED})
     features = pa.table({"id": HALF, "colour": ["red"] * ROWS})
     with pytest.raises(DataError, match="normal form"):
         Corpus.of(pairs, candidate_features=features)
+    for name, table in {"pairs": pairs, "features": features}.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    settings = PrepareSettings(candidate_features=tmp_path / "features.parquet")
+    with pytest.raises(DataError, match=f"{ROWS // 2} ids of candidate features.*normal form"):
+        prepare(tmp_path / "pairs.parquet", tmp_path / "prepared", settings)
     with pytest.raises(DataError, match="normal form"):
         JudgedQueries.of({"q": {APART[0]: 1, COMPOSED[1]: 1}}, ["q"], COMPOSED)

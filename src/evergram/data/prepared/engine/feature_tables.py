@@ -17,6 +17,7 @@ from evergram.data.reading.rules import BadRows, BadRowsChoice
 from evergram.data.reading.source_files import Paths
 from evergram.data.reading.table_stream import MemoryTable
 from evergram.errors import DataError
+from evergram.ids import in_other_form
 
 if TYPE_CHECKING:
     from evergram.data.columnar.features import Side
@@ -114,6 +115,8 @@ def load_features(
     batches = _checked(source, stored)
     database.create(features.table, stored, batches)
     _refuse_repeats(database, features.table, source.name)
+    if not integers:
+        _refuse_other_form(database, features.table, ids, source.name)
     if must_match and not database.number(
         f"SELECT count(*) FROM {features.table} f SEMI JOIN {ids} n ON f.id = n.id"
     ):
@@ -183,6 +186,20 @@ def _refuse_repeats(database: Database, table: str, source: str) -> None:
     repeated = database.rows(f"SELECT id FROM {table} GROUP BY id HAVING count(*) > 1 LIMIT 1")
     if repeated:
         raise DataError(f"{source} name the id {repeated[0][0]} twice; each id may have one row.")
+
+
+def _refuse_other_form(database: Database, table: str, ids: str, source: str) -> None:
+    """As `evergram.ids.refuse_other_form`, of ids that need not fit into memory."""
+    ((count, example),) = database.rows(
+        f"SELECT count(*), min(f.id) FROM (FROM {table} WHERE {_NOT_ASCII}) f "
+        f"ANTI JOIN {ids} n ON f.id = n.id WHERE nfc_normalize(f.id) IN "
+        f"(SELECT nfc_normalize(id) FROM {ids} WHERE {_NOT_ASCII})"
+    )
+    if count:
+        raise in_other_form(count, example, source, "the interactions")
+
+
+_NOT_ASCII = "strlen(id) > length(id)"  # more bytes than characters
 
 
 def _table_of_side(side: Side) -> pa.Table:
