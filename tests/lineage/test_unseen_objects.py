@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
     wrong = torch.where(unseen, 0.5 * VECTORS, 0.9 * VECTORS)
     same = LinearTransform.from_matrix(torch.eye(3))
     add_halving_version(lineage, {"align": {"held_out": 0.2}}, transform=same, vectors=wrong)
-    assert evergram("lineage", "check", lineage.path, "--max-error", 0.51).code == 0
+    shown = evergram("lineage", "check", lineage.path, "--max-error", 0.51)
+    assert shown.code == 0
+    lines = [re.split("[│┃]", line) for line in shown.out.splitlines()]
+    header, row = ([cell.strip() for cell in line[1:4]] for line in lines if len(line) == 11)
+    assert header == ["as", "error", "unseen"]
+    assert row[:2] == ["0", "0.5000"]
     checked = evergram("lineage", "check", lineage.path, "--max-error", 0.49, "--json")
     assert checked.code == 1
     (reading,) = json.loads(checked.out)["readings"]

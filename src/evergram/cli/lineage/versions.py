@@ -187,13 +187,13 @@ def check(
 
 
 # Nine columns are as many as eighty characters hold.
-_READING = ["as", "unseen", "error", "cosine", "all", "error", "estimate", "bound", "stretch"]
+_READING = ["as", "error", "unseen", "cosine", "all", "on all", "estimate", "bound", "stretch"]
 _EXPLANATION = """\
-unseen: canaries that alignment never saw, their error over the length of their vectors, and their
-cosine: what a consumer meets on objects that came after its version. all: all canaries, and their
-error: where these are more, what a consumer meets on objects that its version knew. estimate and
-bound: the certificate, of unseen objects; stretch: the amplification, which is the largest singular
-value.
+error: what --max-error compares: the error over the length of the vectors, on objects that
+alignment never saw, such as those that came after a consumer's version. unseen: how many canaries
+these are, and their cosine; where they are too few, error is the larger of on all and estimate.
+all: how many canaries there are in all, and on all: their error. estimate and bound: the
+certificate, of unseen objects; stretch: the amplification, which is the largest singular value.
 """
 
 
@@ -206,6 +206,7 @@ def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
     sys.stdout.write(_EXPLANATION)
     for reading in readings:
         for what, why in reading.unknown.items():
+            what = "error on unseen objects" if what == "error" else what
             sys.stdout.write(f"Version {reading.version}: its {what} is not known: {why}.\n")
     print_warnings(version_warnings(lineage))
 
@@ -227,8 +228,8 @@ def _reading_line(reading: Reading) -> list[str]:
     unseen, measured, certificate = reading.unseen, reading.measured, reading.certificate
     return [
         str(reading.version),
+        number(reading.error),
         str(unseen.objects) if unseen else "–",
-        number(unseen.relative if unseen else None),
         number(unseen.cosine if unseen else None),
         str(measured.objects if measured else 0),
         number(measured.relative if measured else None),
