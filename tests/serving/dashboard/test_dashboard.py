@@ -203,6 +203,18 @@ def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
         dashboard_data(lineage, [], Live())
 
 
+def test_a_lineage_that_contradicts_itself_is_not_well(lineage: Lineage) -> None:
+    older = (lineage.path / "lineage.json").read_bytes()
+    publish(lineage, 12, quality(4), promote=False)
+    (lineage.path / "lineage.json").write_bytes(older)
+    data = dashboard_data(Lineage.open(lineage.path), [], Live())
+    assert data.health.state == "not well"
+    reason = data.health.reasons[0]
+    assert (reason.kind, reason.part) == ("broken", "versions")
+    assert "version 4" in reason.sentence
+    assert data.checked <= data.at
+
+
 PAST = PastFacts(
     unseen=20,
     error=0.1,

@@ -19,6 +19,7 @@ from evergram.lineage.canary_check import (
     read_versions,
 )
 from evergram.lineage.consumers.record import Consumer, Probe
+from evergram.lineage.contradictions import contradictions
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.sampled_metrics import sample_sentence, standard_errors
 from evergram.serving.dashboard.health import health
@@ -44,11 +45,15 @@ class PublishedFacts:
         metrics: the published metrics, by version.
         steps: the backward transform of each version from the second on, by version.
         past: how well each past version is read, by version.
+        contradictions: what the lineage's files say of each other that cannot be.
+        checked: when all of this was read, ISO 8601.
     """
 
     metrics: Mapping[int, Mapping[str, Any]]
     steps: Mapping[int, StepFacts]
     past: Mapping[int, PastFacts]
+    contradictions: Sequence[str]
+    checked: str
 
 
 def published_facts(lineage: Lineage) -> PublishedFacts:
@@ -61,7 +66,8 @@ def published_facts(lineage: Lineage) -> PublishedFacts:
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
     for before, n in pairwise(numbers):
         steps[n] = _step(lineage, n, before)
-    return PublishedFacts({n: lineage.metrics(n) for n in numbers}, steps, past)
+    metrics = {n: lineage.metrics(n) for n in numbers}
+    return PublishedFacts(metrics, steps, past, contradictions(lineage), _now())
 
 
 def dashboard_data(
@@ -84,14 +90,19 @@ def dashboard_data(
     shown = sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name)
     return DashboardData(
         lineage=lineage.name,
-        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        health=health(versions, shown, lineage.newest, live),
+        at=_now(),
+        checked=facts.checked,
+        health=health(versions, shown, lineage.newest, live, facts.contradictions),
         newest=lineage.newest,
         production=lineage.production,
         versions=versions,
         consumers=shown,
         live=live,
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:

@@ -20,20 +20,26 @@ from evergram.serving.dashboard.schemas import (
 
 
 def health(
-    versions: Sequence[VersionFacts], consumers: Sequence[ConsumerFacts], newest: int, live: Live
+    versions: Sequence[VersionFacts],
+    consumers: Sequence[ConsumerFacts],
+    newest: int,
+    live: Live,
+    contradictions: Sequence[str] = (),
 ) -> Health:
     """Return whether all is well, and the reasons where it is not.
 
     Broken are: a consumer's probe beyond its limit or one that could not be run, a pin to a label
-    that is gone, a certificate that the canaries belie, rows of unknown or withdrawn versions, an
-    empty store, drift above its limit, a backfill that stalled, requests that failed in the last
-    ten minutes, and whatever the service could not load or reach.
+    that is gone, a lineage that contradicts itself, a certificate that the canaries belie, rows of
+    unknown or withdrawn versions, an empty store, drift above its limit, a backfill that stalled,
+    requests that failed in the last ten minutes, and whatever the service could not load or reach.
 
     Args:
         newest: the version that past ones are read from.
+        contradictions: of the lineage, a sentence each.
     """
     reasons = [
         *_consumers(consumers, newest),
+        *(_broken("versions", sentence) for sentence in contradictions),
         *_certificates(versions),
         *_rows(versions, live),
         *_drift(live),

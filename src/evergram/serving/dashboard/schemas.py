@@ -212,8 +212,8 @@ class Reason(_Facts):
 
     Args:
         kind: "broken", or "not known": nobody measured it, or the measurement failed.
-        part: the part of the page that has more: "consumers", "certificate", "requests", "drift" or
-            "store".
+        part: the part of the page that has more: "versions", "consumers", "certificate",
+            "requests", "drift" or "store".
     """
 
     kind: Literal["broken", "not known"]
@@ -238,11 +238,14 @@ class DashboardData(_Facts):
 
     Args:
         at: when the data was put together, ISO 8601.
+        checked: when the published files were compared with their hashes and with each other: at
+            the first request after `lineage.json` last changed.
         production: the version that is read where a request names none.
     """
 
     lineage: str
     at: str
+    checked: str
     health: Health
     newest: int
     production: int

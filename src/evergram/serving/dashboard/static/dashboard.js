@@ -2,7 +2,7 @@
 
 import { drawChain } from "./chain.js";
 import { drawErrors, drawQuality, drawRates } from "./charts.js";
-import { at, count, html, number, table, time } from "./elements.js";
+import { at, count, date, html, number, table, time } from "./elements.js";
 import { drawHealth, drawStale } from "./health.js";
 import {
   drawAlignment, drawConsumers, drawFacts, drawQualities, drawStore, drawTraffic, drawVersions,
@@ -94,7 +94,7 @@ function draw() {
   at("name").textContent = data.lineage;
   document.title = `${data.lineage} · Evergram`;
   at("summary").textContent = summary(data);
-  at("updated").textContent = `Updated ${time(when)}`;
+  at("updated").textContent = `Updated ${time(when)}, files checked ${date(data.checked).textContent} ${time(data.checked)}`;
   const fingerprint = JSON.stringify(lasting);
   if (fingerprint !== drawn) {
     offerMetrics();
