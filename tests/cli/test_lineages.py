@@ -104,8 +104,8 @@ def test_files_say_what_they_are_and_others_are_refused(
     first, second = (opened.manifest(n).fingerprint for n in (0, 1))
     files = [tmp_path / f"export{version}.parquet" for version in (0, 1)]
     for version, file in enumerate(files):
-        arguments = (lineage, file, "--side", "object", "--as", version)
-        assert evergram("vectors", "export", *arguments).code == 0
+        ran = evergram("vectors", "export", lineage, file, "--side", "object", "--as", version)
+        assert ran.code == 0
     metadata = pq.read_schema(files[0]).metadata
     assert metadata[FINGERPRINT.encode()].decode() == first
     assert metadata[COMPUTED_FROM.encode()].decode() == second

@@ -91,7 +91,8 @@ def test_bad_requests_are_refused_in_a_sentence_and_the_service_lives(tmp_path: 
     with serving(folder, EVERGRAM_ADMIN_TOKEN="boss") as served:
         for path, requests in REQUESTS.items():
             for body, status, code, *more in requests:
-                names, headers = (*more, *("", {})[len(more) :])
+                names = more[0] if more else ""
+                headers = more[1] if len(more) > 1 else {}
                 content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
                 given = {"Content-Type": "application/json", **own, **headers}
                 method = "GET" if body is None else "POST"

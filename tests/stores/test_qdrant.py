@@ -454,7 +454,11 @@ def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
 
 
 def test_points_and_names_that_cannot_be_read(store: QdrantStore, tmp_path: Path) -> None:
-    for points, error in (({}, "no point yet"), ({2**63: {}}, "63 bits")):
+    bad: list[tuple[dict[int, Any], str]] = [
+        ({}, "no point yet"),
+        ({2**63: {}}, "63 bits"),
+    ]
+    for points, error in bad:
         vectors = np.ones((max(len(points), 1), 6), np.float32)
         with pytest.raises((StoreError, IntegrityError), match=error):
             open_store(collection(tmp_path / error[:2], points, vectors=vectors))
