@@ -20,7 +20,7 @@ from tests.support.pinned_lineages import (
 )
 from tests.support.text_encoders import ADDRESSES, word_vectors
 
-from evergram.errors import DataError, EvergramError, LineageError, UnknownVersionError
+from evergram.errors import DataError, EvergramError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.client import Client
@@ -71,9 +71,10 @@ def test_options_of_a_search_by_texts_are_those_of_a_search(reader: Reader) -> N
     (same,) = reader.search(reader.encode(TEXTS[:1], 0, "query"), 5, 0, ids=few)
     assert sorted(hits.ids.to_pylist()) == few
     assert_array_equal(hits.scores, same.scores)
-    # These few canaries do not suffice to calibrate, and a snapshot has no metadata.
-    with pytest.raises(LineageError, match="Ask for raw scores"):
-        reader.search_texts(TEXTS, 5, 0, scores="calibrated")
+    queries = reader.encode(TEXTS[:1], 0, "query")
+    (hits,) = reader.search_texts(TEXTS[:1], 5, 0, scores="calibrated")
+    (same,) = reader.search(queries, 5, 0, scores="calibrated", query_vectors="read_back")
+    assert_array_equal(hits.scores, same.scores)
     with pytest.raises(EvergramError, match="metadata"):
         reader.search_texts(TEXTS, 5, 0, filter={"topic": "rivers"})
 

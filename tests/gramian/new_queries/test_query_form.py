@@ -36,16 +36,14 @@ def form_of(length: Length = "free", squares: float = 1.0) -> QueryForm:
 
 
 def cost(u: Tensor, met: Interactions, squares: float = 1.0) -> Tensor:
-    """Return what `form_of` says in words, of one query u [D], over all candidates one by one."""
+    """Return what `form_of` says in words, of one query u [D], over all candidates."""
     v, q = drawn(0, CANDIDATES, DIM), drawn(9, CANDIDATES).abs()
     total = 0.1 * (u * u).sum()
     for vector, weight, target in zip(met.vectors, met.weight, met.target, strict=True):
         score = u @ vector
         total = total + weight * (0.5 * squares * score**2 - target * score)
     times = met.weight.sum()
-    for b in range(CANDIDATES):
-        total = total + 0.4 * times**0.5 * q[b] * ((u @ v[b]) - 0.3) ** 2
-    return total
+    return total + 0.4 * times**0.5 * (q * (v @ u - 0.3) ** 2).sum()
 
 
 def descended(met: Interactions, *, unit: bool) -> Tensor:
