@@ -1,0 +1,104 @@
+"""The recipes: together they have every encoder, task, estimator, optimiser, placement, prior,
+transform and way to fit one that a recipe can name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Tables = dict[str, dict[str, Any]]
+
+_COMMON: Tables = {
+    "data": {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 2400},
+    "split": {"kind": "time", "versions": [0.6, 0.8]},
+    "model": {"dim": [8, 10]},
+    "training": {"epochs": 3, "batch_size": 64},
+}
+
+_CHANGES: dict[str, Tables] = {
+    "sogram-joint": {
+        "task": {"penalty": 5.0, "l2": 0.1},
+        "gramian": {"kind": "sogram", "rate": 0.1},
+        "upgrade": {"consumer_weight": 0.0, "solver": "gradient"},
+    },
+    "sagram-affine": {
+        "task": {"penalty": 5.0, "query_measure": 0.5, "candidate_measure": 1.0},
+        "gramian": {"kind": "sagram"},
+        "prior": {"kind": "constant", "value": -0.1},
+        "training": {"optimizer": "sgd"},
+        "upgrade": {"transform": "affine", "steps": "single"},
+    },
+    "storm-low-rank": {
+        "task": {"penalty": 5.0, "loss": "logistic", "sparse": "exclude"},
+        "gramian": {"kind": "storm", "batch": "independent", "sampler": "sqrt"},
+        "upgrade": {"transform": "low_rank", "rank": 4, "fit": "posthoc"},
+    },
+    "sampled-gradient-mlp": {
+        "task": {"penalty": 5.0, "loss": "hinge"},
+        "gramian": {"kind": "sogram", "batch": "independent", "gradient": "sampled"},
+        "training": {"optimizer": "adam"},
+        "upgrade": {"transform": "residual_mlp"},
+    },
+    "als-refit": {
+        "model": {"start": "svd"},
+        "task": {"penalty": 0.1, "l2": 0.1},
+        "training": {"optimizer": "als", "refit": True, "batch_size": None},
+        "upgrade": {"fit": "posthoc", "transform": "orthogonal", "start": "fresh"},
+    },
+    "bpr-two-tower": {
+        "model": {"kind": "two_tower", "hidden": [16]},
+        "task": {"kind": "bpr"},
+        "upgrade": {"transform": "lambda_orthogonal", "objects": "batch", "alone": False},
+    },
+    "softmax-lightgcn": {
+        "model": {"kind": "lightgcn", "layers": [2]},
+        "task": {"kind": "softmax", "temperature": 0.5, "penalty": 1.0},
+        "gramian": {"kind": "sampled"},
+        "upgrade": {"start": "previous", "objects": "paper-code"},
+    },
+    "second-order-graphsage": {
+        "model": {"kind": "graphsage", "layers": [1, 2]},
+        "task": {"kind": "second_order", "temperature": 0.5, "penalty": 1.0},
+        "gramian": {"kind": "exact"},
+        "upgrade": {"method": "post-lin-mloss"},
+    },
+    "spherical-unit-rows": {
+        "model": {"normalize": True, "popularity": 0.25},
+        "task": {"kind": "spherical", "temperature": 0.2},
+        "training": {"optimizer": "adam", "rescale_rows": True},
+        "upgrade": {"method": "joint-notrans"},
+    },
+    "softmax-all-learned": {
+        "model": {"kind": "mean_of_candidates", "normalize": True},
+        "task": {"kind": "softmax_all", "temperature": "learned"},
+        "training": {"batch_size": 256},
+    },
+    "softmax-clustered-mapped": {
+        "model": {"hash_rows": 64},
+        "task": {"kind": "softmax_clustered", "clusters": 16},
+        "training": {"tables": "mapped"},
+        "upgrade": {"fit": "none", "start": "frozen"},
+    },
+    "pilots": {
+        "training": {"epochs": 4, "batch_size": "auto"},
+    },
+}
+
+
+def toml_of(name: str) -> str:
+    """Return a recipe as TOML. A key that is None is left out."""
+    tables = {
+        table: {**_COMMON.get(table, {}), **_CHANGES[name].get(table, {})}
+        for table in {**_COMMON, **_CHANGES[name]}
+    }
+    lines = [f'name = "{name}"']
+    for table, values in tables.items():
+        lines += [
+            f"[{table}]",
+            *(f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+NAMES = tuple(_CHANGES)
