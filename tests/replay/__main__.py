@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-
 from tests.replay.recipes import NAMES, toml_of
 
 
@@ -99,10 +98,12 @@ def main(words: list[str]) -> int:
         if what == "record":
             folder.mkdir(parents=True, exist_ok=True)
             publish(name, folder)
-            print(name, "recorded", flush=True)
+            sys.stdout.write(f"{name}: recorded\n")
         else:
             lines = compare(name, folder)
-            print(name, "differs:" if lines else "is the same", *lines, sep="\n  ", flush=True)
+            sys.stdout.write(
+                "\n  ".join([f"{name}: {'differs' if lines else 'the same'}", *lines]) + "\n"
+            )
             differing += bool(lines)
     return 1 if differing else 0
 
