@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.vector_blocks import blocks_of
-from tests.support.vector_file_makers import whole
+from tests.support.vector_file_makers import blocks_of, whole
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import open_embeddings

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import pickle
 import re
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,13 @@ import pytest
 import torch
 from tests.support.lineages import DIMS, lineage_of, publish, read_as, vectors_of
 from tests.support.publishing import publish_next
+from tests.support.real_text_encoders import need
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import DataError, LineageError, ShapeError
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import ArrowFunction
+from evergram.lineage.view import View
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import write_vectors
 
@@ -39,24 +41,19 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 NEWEST = vectors_of(2).numpy()
-
 AS_0 = read_as(2, 0).numpy()
-
 KINDS = {
-    "fixed": pa.list_(pa.float32(), DIMS[2]),
-    "list": pa.list_(pa.float32()),
-    "large": pa.large_list(pa.float64()),
+    "fixed": (pa.list_(pa.float32(), DIMS[2]), pa.table),
+    "list": (pa.list_(pa.float32()), pa.record_batch),
+    "large": (pa.large_list(pa.float64()), pa.table),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"), [("fixed", pa.table), ("list", pa.record_batch), ("large", pa.table)]
-)
-def test_vectors_of_any_list_are_read_as_the_past_version(
-    lineage: Lineage, kind: str, form: type
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_of_any_list_are_read_as_the_past_version(lineage: Lineage, kind: str) -> None:
     function = lineage.view(0).arrow_function()
-    batch = form({"vector": lists(NEWEST).cast(KINDS[kind]), "day": ["Mon"] * ROWS})
+    lists_of, form = KINDS[kind]
+    batch = form({"vector": lists(NEWEST).cast(lists_of), "day": ["Mon"] * ROWS})
     read = function(batch)
     assert type(read) is type(batch)
     assert read.schema == function.schema(batch.schema)
@@ -96,19 +93,11 @@ def test_it_is_pickled_by_reference_and_opened_elsewhere(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    function = Lineage.open("line").view(0).arrow_function("object")
-    pickled = pickle.dumps(function)
+    pickled = pickle.dumps(Lineage.open("line").view(0).arrow_function("object"))
     assert len(pickled) < 600
-    (tmp_path / "function").write_bytes(pickled)
-    program = (
-        "import pickle, sys, pyarrow as pa\n"
-        f"f = pickle.loads(open({str(tmp_path / 'function')!r}, 'rb').read())\n"
-        "print(f(pa.table({'id': [5]}))['vector'].to_pylist()[0])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd="/", capture_output=True, text=True, check=True
-    )
-    np.testing.assert_allclose(eval(run.stdout), AS_0[5], rtol=1e-5, atol=1e-5)
+    monkeypatch.chdir("/")
+    read = pickle.loads(pickled)(pa.table({"id": [5]}))
+    np.testing.assert_allclose(matrix(read["vector"]), AS_0[[5]], rtol=1e-5, atol=1e-5)
 
 
 NO_VECTORS = {
@@ -118,23 +107,19 @@ NO_VECTORS = {
     "another dim": (pa.table({"vector": lists(NEWEST[:, :6].copy())}), ShapeError, "has 6 numbers"),
     "a null": (
         pa.table({"vector": pa.array([[None] * 10], pa.list_(pa.float32()))}),
-        DataError,
-        "a null in it",
+        *(DataError, "a null in it"),
     ),
     "a NaN": (
         pa.table({"vector": lists(NEWEST * np.float32("nan"))}),
-        DataError,
-        "column 'vector'.*a NaN",
+        *(DataError, "column 'vector'.*a NaN"),
     ),
     "too large": (
         pa.table({"id": ["a", "b"], "vector": lists(np.full((2, 10), [[0.0], [1e300]]))}),
-        DataError,
-        r"Row 2 of a batch \(id 'b'\): its vector \(column 'vector'\) has .*\(1e\+300\)",
+        *(DataError, r"Row 2 of a batch \(id 'b'\): its vector \(column 'vector'\) .*\(1e\+300\)"),
     ),
     "two columns": (
         pa.table([lists(NEWEST), lists(NEWEST)], names=["vector", "vector"]),
-        DataError,
-        "2 columns 'vector'",
+        *(DataError, "2 columns 'vector'"),
     ),
 }
 
@@ -146,17 +131,13 @@ def test_what_is_no_vector_of_the_version_is_refused(lineage: Lineage, case: str
         lineage.view(0).arrow_function()(table)
 
 
-def growing(folder: Path) -> Lineage:
-    """Version 1 is read as version 0 by numbers too large for float32."""
-    lineage = publish(Lineage.create(folder), 0, 20)
+def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> None:
+    # Version 1 is read as version 0 by numbers too large for float32.
+    lineage = publish(Lineage.create(tmp_path / "line"), 0, 20)
     back = LinearTransform.from_matrix(1e26 * torch.eye(DIMS[0]))
     sides = {"object": (pa.array(range(20)), 1e14 * (1 + vectors_of(0, 20).abs()))}
     publish_next(lineage, Artefact(DIMS[0], sides, back, {"metrics": {"model": {}}}, {}))
-    return lineage
-
-
-def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> None:
-    view = growing(tmp_path / "line").view(0)
+    view = lineage.view(0)
     large = np.full((1, DIMS[0]), 3e38, dtype=np.float32)
     column = pa.array([None, large[0].tolist()], pa.list_(pa.float32()))
     too_large = r"\(column 'vector'\) has numbers as large as \S+, and read as version 0"
@@ -175,8 +156,13 @@ def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> N
     assert not (tmp_path / "z.parquet").exists()
 
 
-def test_another_lineage_at_its_place_is_refused(tmp_path: Path) -> None:
-    function = lineage_of(tmp_path / "line").view(0).arrow_function()
+def test_another_lineage_at_its_place_and_other_sides_are_refused(tmp_path: Path) -> None:
+    view = lineage_of(tmp_path / "line").view(0)
+    with pytest.raises(LineageError, match="no side 'candidate'"):
+        view.arrow_function("candidate")
+    with pytest.raises(DataError, match="'long'"):
+        view.arrow_function(lists="long")  # type: ignore[arg-type]
+    function = view.arrow_function()
     shutil.rmtree(tmp_path / "line")
     publish(publish(Lineage.create(tmp_path / "line", "other"), 0, 20), 1, 20)
     publish(Lineage.open(tmp_path / "line"), 2, 20)
@@ -184,48 +170,15 @@ def test_another_lineage_at_its_place_is_refused(tmp_path: Path) -> None:
         function(pa.table({"vector": lists(NEWEST)}))
 
 
-def test_a_side_that_is_not_there_is_refused_when_it_is_made(lineage: Lineage) -> None:
-    with pytest.raises(LineageError, match="no side 'candidate'"):
-        lineage.view(0).arrow_function("candidate")
-    with pytest.raises(DataError, match="no kind of lists"):
-        lineage.view(0).arrow_function(lists="long")  # type: ignore[arg-type]
-    assert isinstance(lineage.view(0).arrow_function(), ArrowFunction)
-
-
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-
-# By section: the packages that it needs.
+# By section: the packages that it needs, and whether they take a process of their own.
 ENGINES = {
-    "DuckDB": ["duckdb"],
-    "Polars": ["polars"],
-    "Ray Data": ["ray"],
-    "Daft": ["daft"],
-    "Spark": ["pysail", "pyspark"],
+    "DuckDB": (["duckdb"], False),
+    "Polars": (["polars"], False),
+    "Ray Data": (["ray"], True),
+    "Daft": (["daft"], True),
+    "Spark": (["pysail", "pyspark"], True),
 }
-
-SLOW = {"Ray Data", "Spark"}
-
-# These take the vectors themselves; and what must hold after their example.
-TAKERS = {
-    "MLflow": (
-        ["mlflow", "pandas"],
-        "assert answer['id'].tolist() == [12, 7] and len(answer['vector'][0]) == 6\n",
-    ),
-    "Feast": (
-        ["feast"],
-        "tags = FeatureStore('features').get_feature_view('shop_v0').tags\n"
-        "assert tags['evergram_version'] == '0'\n",
-    ),
-}
-
-FEAST_REPOSITORY = """\
-project: shop
-registry: registry.db
-provider: local
-online_store: {type: sqlite, path: online.db}
-entity_key_serialization_version: 3
-"""
-
 # None of them may report that it was used.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true"}
 
@@ -241,48 +194,145 @@ def sections() -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A lineage `shop`, and vectors of its newest version."""
     lineage_of(tmp_path / "shop")
     write_vectors(tmp_path / "vectors.parquet", [(pa.array(range(ROWS)), vectors_of(2))])
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run(code: str, folder: Path) -> None:
-    # A file, as pyspark takes a program of `-c` for a shell of its own and looks for a JVM.
-    (folder / "example.py").write_text(code)
-    subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=folder,
-        env={**os.environ, **QUIET},
-        check=True,
-        timeout=500,
-        stdout=subprocess.PIPE,
-    )
-
-
 @pytest.mark.parametrize(
-    "engine", [pytest.param(e, marks=pytest.mark.long if e in SLOW else ()) for e in ENGINES]
+    "engine",
+    [pytest.param(e, marks=pytest.mark.long if slow else ()) for e, (_, slow) in ENGINES.items()],
 )
 def test_an_engine_writes_the_vectors_of_the_past_version(engine: str, folder: Path) -> None:
-    for package in ENGINES[engine]:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; pip install 'evergram[engines]' has it")
-    run(sections()[engine], folder)
+    packages, own_process = ENGINES[engine]
+    need(*packages)
+    code = sections()[engine]
+    if own_process:
+        # A file, as pyspark takes a program of `-c` for a shell of its own and looks for a JVM.
+        (folder / "example.py").write_text(code)
+        command = [sys.executable, "example.py"]
+        subprocess.run(command, env={**os.environ, **QUIET}, check=True, timeout=500)
+    else:
+        exec(code, {})
     table = pq.read_table(folder / "as_v0.parquet").sort_by("id")
     assert table["id"].to_pylist() == list(range(ROWS))
-    vectors = np.array(table["vector"].to_pylist())
-    assert vectors.shape == (ROWS, DIMS[0])
-    np.testing.assert_allclose(vectors, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(matrix(table["vector"]), AS_0, rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_example_makes_functions_of_vectors_and_of_ids(folder: Path) -> None:
-    check = (
-        "import pyarrow as pa\n"
-        "by_id = named(pa.table({'id': [3, -1]}))['vector'].to_pylist()\n"
-        "stored = pa.array([view.embeddings('object')[1][3].tolist()])\n"
-        "assert by_id[1] is None\n"
-        "assert [round(x, 4) for x in by_id[0]] == [round(x, 4) for x in stored[0].as_py()]\n"
-        "import pickle; assert len(pickle.dumps(as_v0)) < 600\n"
+    made: dict[str, object] = {}
+    exec(sections()[""], made)
+    named, as_v0 = made["named"], made["as_v0"]
+    assert callable(named)
+    assert callable(as_v0)
+    by_id = named(pa.table({"id": [3, -1]}))["vector"]
+    assert by_id.to_pylist()[1] is None
+    np.testing.assert_allclose(matrix(by_id[:1]), AS_0[[3]], rtol=1e-5, atol=1e-5)
+    read = as_v0(pa.table({"vector": lists(NEWEST)}))
+    np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
+
+
+SINCE = datetime(2026, 3, 1, tzinfo=UTC)
+# Warnings of theirs are not ours to fail on.
+theirs = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    return lineage_of(tmp_path / "line").view(version=0)
+
+
+@theirs
+@pytest.mark.long
+def test_feast_joins_vectors_as_of_a_time_and_serves_them(
+    view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("feast")
+    import feast
+    import pandas as pd
+
+    from evergram.retrieval.engines.feast_source import feature_view
+
+    repository = feast.RepoConfig(
+        project="films",
+        registry=str(tmp_path / "registry.db"),
+        provider="local",
+        online_store={"type": "sqlite", "path": str(tmp_path / "online.db")},
+        offline_store={"type": "dask"},
+        entity_key_serialization_version=3,
     )
-    run(sections()[""] + check, folder)
+    store = feast.FeatureStore(config=repository)
+    path = tmp_path / "films.parquet"
+    written = pq.write_table
+
+    def cut_off(table: object, where: Path) -> None:
+        written(table, where)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", cut_off)
+        with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
+            feature_view(view, "object", path, name="films_v0", since=SINCE)
+        assert sorted(tmp_path.glob("*films*")) == []
+    entity, features = feature_view(view, "object", path, name="films_v0", since=SINCE)
+    store.apply([entity, features])
+    ids, vectors = view.embeddings("object")
+    assert pq.read_table(path)["id"].combine_chunks().equals(ids)
+
+    day = timedelta(days=1)
+    asked = pd.DataFrame(
+        {"id": [12, 7, 7], "event_timestamp": [SINCE + day, SINCE + day, SINCE - day]}
+    )
+    joined = store.get_historical_features(asked, features=["films_v0:vector"]).to_df()
+    after = joined[joined["event_timestamp"] > SINCE].set_index("id")["vector"]
+    np.testing.assert_array_equal(np.stack(after[[12, 7]]), vectors[[12, 7]].numpy())
+    # For an earlier time, Feast gives no row, or one without a vector.
+    assert joined[joined["event_timestamp"] < SINCE]["vector"].isna().all()
+
+    store.materialize(SINCE - day, SINCE + day)
+    online = store.get_online_features(["films_v0:vector"], [{"id": 12}, {"id": 10_000}]).to_dict()
+    np.testing.assert_array_equal(np.float32(online["vector"][0]), vectors[12].numpy())
+    assert online["vector"][1] is None
+    tags = store.get_feature_view("films_v0").tags
+    assert (tags["evergram_version"], tags["evergram_fingerprint"]) == ("0", view.fingerprint)
+
+
+@theirs
+@pytest.mark.long
+def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
+    view: View, tmp_path: Path
+) -> None:
+    need("mlflow")
+    import mlflow.pyfunc
+    import pandas as pd
+
+    from evergram.retrieval.engines.mlflow_model import save_model
+
+    _, vectors = view.embeddings("object")
+    save_model(view, tmp_path / "model", "object")
+    with pytest.raises(DataError, match="is there already"):
+        save_model(view, tmp_path / "model", "object")
+    shutil.rmtree(tmp_path / "line")
+    folder = Path(shutil.move(tmp_path / "model", tmp_path / "elsewhere"))
+    loaded = mlflow.pyfunc.load_model(str(folder))
+    answer = loaded.predict(pd.DataFrame({"id": [12, 7, 12]}))
+    assert answer["id"].tolist() == [12, 7, 12]
+    np.testing.assert_array_equal(np.stack(answer["vector"]), vectors[[12, 7, 12]].numpy())
+    assert loaded.metadata.metadata["evergram"]["fingerprint"] == view.fingerprint
+    absent = loaded.predict([3, 10_000])["vector"]
+    assert absent[0] == vectors[3].tolist()
+    assert absent[1] is None
+    assert not list(folder.rglob("*.pkl"))
+    for given, named in (("5", "int64"), (pd.DataFrame({"key": [5]}), "no column 'id'")):
+        with pytest.raises(DataError, match=named):
+            loaded.predict(given if named != "int64" else [given])
+    [record] = folder.rglob("version.json")
+    facts = json.loads(record.read_text())
+    assert (facts["version"], facts["rows"]) == (0, 300)
+    with record.with_name("vectors.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(IntegrityError, match=r"vectors\.parquet"):
+        mlflow.pyfunc.load_model(str(folder))

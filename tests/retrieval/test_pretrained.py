@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.encoders import CANDIDATES, DIM, GENRES, QUERIES, lineage_with_encoder, two_tower
+from tests.support.encoders import CANDIDATES, DIM, QUERIES, lineage_with_encoder, two_tower
 from tests.support.hub_folder import HubFolder, refusal
 from tests.support.lineages import lineage_of
 from tests.support.optional import need
@@ -41,10 +41,6 @@ def encoder(films: Lineage) -> PretrainedEncoder:
     return films.encoder()
 
 
-def optional(module: str) -> Any:
-    return importlib.import_module(module) if importlib.util.find_spec(module) else None
-
-
 def expected(rows: list[int], genres: list[list[int]]) -> np.ndarray:
     """Vectors of candidates by rows of the vocabularies, straight from the module."""
     flat = torch.tensor([g for bag in genres for g in bag], dtype=torch.int64)
@@ -58,10 +54,7 @@ def test_ids_are_embedded_in_any_container(encoder: PretrainedEncoder) -> None:
     truth = expected([3, 0, 3], [[], [], []])
     ids = [103, 100, 103]
     containers: list[Any] = [ids, tuple(ids), np.array(ids), pa.array(ids), torch.tensor(ids)]
-    containers += [
-        pa.chunked_array([ids[:1], ids[1:]]),
-        np.array(ids, np.int32),
-    ]
+    containers += [pa.chunked_array([ids[:1], ids[1:]]), np.array(ids, np.int32)]
     for container in containers:
         vectors = encoder.encode(container)
         assert vectors.dtype == np.float32
@@ -87,46 +80,31 @@ def test_features_are_embedded_with_and_without_an_id(encoder: PretrainedEncoder
     np.testing.assert_allclose(encoder.encode(table), truth, atol=1e-6)
     batch = table.combine_chunks().to_batches()[0]
     np.testing.assert_allclose(encoder.encode(batch), truth, atol=1e-6)
-    for module in ("pandas", "polars"):
-        if (frames := optional(module)) is not None:
-            frame = frames.DataFrame({"id": [103, 105], "genre": ["war", "noir"]})
-            truth = expected([3, 5], [[2], [1]])
-            np.testing.assert_allclose(encoder.encode(frame), truth, atol=1e-6)
-            np.testing.assert_array_equal(encoder.encode(frame["id"]), expected([3, 5], [[], []]))
+    for module in filter(importlib.util.find_spec, ("pandas", "polars")):
+        frames = importlib.import_module(module)
+        frame = frames.DataFrame({"id": [103, 105], "genre": ["war", "noir"]})
+        truth = expected([3, 5], [[2], [1]])
+        np.testing.assert_allclose(encoder.encode(frame), truth, atol=1e-6)
+        np.testing.assert_array_equal(encoder.encode(frame["id"]), expected([3, 5], [[], []]))
 
 
 def test_known_ids_without_their_features_are_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    films: Lineage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    genres = {100 + i: GENRES[i % 3] for i in range(12)}
-    people = [*QUERIES, *(f"person {n}" for n in range(20))]
-    pairs = [(q, 100 + (3 * i + j) % 12) for i, q in enumerate(people) for j in range(5)]
-    features = pa.table({"id": list(genres), "genre": list(genres.values())})
-    corpus = Corpus.of(pairs, candidate_features=features)
-    values = {
-        "data": {"kind": "python"},
-        "split": {"kind": "random", "share": 0.2},
-        "model": {"kind": "two_tower", "dim": [4], "hidden": [4]},
-        "training": {"epochs": 2, "batch_size": 16, "feature_rate": 0.5},
-    }
-    artefact = evergram.train(evergram.Recipe.of(values), corpus, progress=False)
-    lineage = Lineage.create(tmp_path / "l")
-    lineage.publish(artefact)
-    ids, published = lineage.embeddings("candidate")
-    encoder = lineage.encoder()
-    caplog.clear()
-    objects = [{"id": key, "genre": genres[key]} for key in ids.to_pylist()]
-    np.testing.assert_allclose(encoder.encode(objects), published.numpy(), atol=1e-5)
+    encoder = films.encoder()
+    encoder.encode([{"id": key, "genre": "war"} for key in CANDIDATES])
     encoder.encode(QUERIES, "query")
     encoder.encode([{"id": 999, "genre": "war"}, {"genre": "noir"}])
-    encoder.encode(corpus)
+    genres = pa.table({"id": CANDIDATES, "genre": ["war"] * len(CANDIDATES)})
+    pairs = [("ann", key) for key in CANDIDATES]
+    encoder.encode(Corpus.of(pairs, candidate_features=genres))
     assert caplog.text == ""
-    assert np.abs(encoder.encode(ids) - published.numpy()).max() > 0.01
-    assert f"{len(ids)} of {len(ids)} objects of side 'candidate' are known by id" in caplog.text
-    assert 'pass the features too, as encode([{"id": …, "genre": …}, …])' in caplog.text
-    encoder.encode(ids)
+    encoder.encode(CANDIDATES)
+    assert "40 of 40 objects of side 'candidate' are known by id" in caplog.text
+    assert 'encode([{"id": …, "genre": …}, …])' in caplog.text
+    encoder.encode(CANDIDATES)
     assert len(caplog.records) == 1
-    lineage.encoder().encode(Corpus.of(pairs))
+    films.encoder().encode(Corpus.of(pairs))
     assert len(caplog.records) == 2
 
 
@@ -143,30 +121,27 @@ def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> No
     assert len(encoder.encode(unknown, "query")) == 2
 
 
-@pytest.mark.parametrize(
-    ("objects", "side", "message"),
-    [
-        ([1], "user", "no side 'user'; there is query and candidate"),
-        ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
-        ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
-        (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
-        ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
-        ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
-        (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
-        ([1.5], "candidate", "'id' holds double; keys are integers or texts"),
-        ([103, 2**63], "candidate", "'id' cannot be read"),
-        (np.array([2**63], np.uint64), "candidate", "'id' holds 9223372036854775808; .* below 2⁶³"),
-        ([103, "a"], "candidate", "'id' cannot be read"),
-        ("ann", "query", "One str was given; give a list"),
-        ({"id": 103}, "candidate", "One dict was given; give a list"),
-        ([{}], "candidate", "No ids and no features"),
-    ],
-)
-def test_an_object_that_cannot_be_embedded_is_named(
-    encoder: PretrainedEncoder, objects: Any, side: str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        encoder.encode(objects, side)
+REFUSED: list[tuple[Any, str, str]] = [
+    ([1], "user", "no side 'user'; there is query and candidate"),
+    ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
+    ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
+    (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
+    ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
+    ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
+    (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
+    ([1.5], "candidate", "'id' holds double"),
+    ([103, 2**63], "candidate", "'id' cannot be read"),
+    (np.array([2**63], np.uint64), "candidate", "9223372036854775808"),
+    ("ann", "query", "One str was given; give a list"),
+    ({"id": 103}, "candidate", "One dict was given; give a list"),
+    ([{}], "candidate", "No ids and no features"),
+]
+
+
+def test_an_object_that_cannot_be_embedded_is_named(encoder: PretrainedEncoder) -> None:
+    for objects, side, message in REFUSED:
+        with pytest.raises(DataError, match=message):
+            encoder.encode(objects, side)
     with pytest.raises(DataError, match="batch_size is 0"):
         encoder.encode([103], batch_size=0)
 
@@ -233,22 +208,19 @@ def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path)
             PretrainedEncoder.from_pretrained(folder)
         (folder / name).write_bytes(content)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "format_version": 2}))
-    with pytest.raises(FormatError, match="upgrade Evergram"):
-        PretrainedEncoder.from_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({**config, "files": {}}))
-    with pytest.raises(IntegrityError, match="does not list"):
-        PretrainedEncoder.from_pretrained(folder)
-    vocabularies = (folder / "vocabularies.json").read_bytes()
-    (folder / "vocabularies.json").write_text('{"query.id": [{}]}')
-    hashes = {**config["files"], "vocabularies.json": sha256(folder / "vocabularies.json")}
-    (folder / "config.json").write_text(json.dumps({**config, "files": hashes}))
-    with pytest.raises(IntegrityError, match=r"vocabularies\.json does not hold"):
-        PretrainedEncoder.from_pretrained(folder)
-    (folder / "vocabularies.json").write_bytes(vocabularies)
-    for text in ("{", "[]", json.dumps({**config, "encoder": {"kind": "unheard of"}})):
+    vocabularies = folder / "vocabularies.json"
+    vocabularies.write_text('{"query.id": [{}]}')
+    hashes = {**config["files"], vocabularies.name: sha256(vocabularies)}
+    for text, error, named in (
+        (json.dumps({**config, "format_version": 2}), FormatError, "upgrade Evergram"),
+        (json.dumps({**config, "files": {}}), IntegrityError, "does not list"),
+        (json.dumps({**config, "files": hashes}), IntegrityError, r"vocabularies\.json"),
+        ("{", IntegrityError, r"config\.json"),
+        ("[]", IntegrityError, r"config\.json"),
+        (json.dumps({**config, "encoder": {"kind": "odd"}}), IntegrityError, r"config\.json"),
+    ):
         (folder / "config.json").write_text(text)
-        with pytest.raises(IntegrityError, match=r"config\.json is damaged"):
+        with pytest.raises(error, match=named):
             PretrainedEncoder.from_pretrained(folder)
 
 
@@ -259,10 +231,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubFolder:
     return HubFolder(tmp_path / "hub").install(monkeypatch)
 
 
-def test_an_encoder_comes_back_as_it_was_pushed(hub: HubFolder, encoder: PretrainedEncoder) -> None:
+def test_an_encoder_comes_back_as_it_was_pushed(
+    hub: HubFolder, encoder: PretrainedEncoder, tmp_path: Path
+) -> None:
     commit = encoder.push_to_hub("me/films", license="mit", private=True, token="t")
-    pushed = {path.name for path in (hub.root / commit).iterdir()}
-    assert {Path(name).suffix for name in pushed} == {".json", ".safetensors", ".md"}
+    assert {p.suffix for p in (hub.root / commit).iterdir()} == {".json", ".safetensors", ".md"}
     assert ("create_repo", {"repo_id": "me/films", "private": True, "exist_ok": True}) in hub.calls
     assert hub.calls[0][1]["token"] == "t"
     message = f"{encoder.facts.name}, {encoder.facts.fingerprint}"
@@ -270,36 +243,23 @@ def test_an_encoder_comes_back_as_it_was_pushed(hub: HubFolder, encoder: Pretrai
     card = (hub.root / commit / "README.md").read_text()
     assert "\nlicense: mit\n" in card
     assert 'PretrainedEncoder.from_pretrained("me/films")' in card
+    # Other files of a repository are not fetched.
+    (hub.root / commit / "weights.pkl").write_bytes(b"x")
+    (hub.root / commit / "modeling.py").write_text("raise SystemExit")
     again = PretrainedEncoder.from_pretrained("me/films")
     assert (again.facts, again.metrics) == (encoder.facts, encoder.metrics)
-    objects = [{"id": 103, "genre": ["war"]}]
-    np.testing.assert_array_equal(again.encode(objects), encoder.encode(objects))
-
-
-def test_a_revision_is_a_branch_or_a_commit(hub: HubFolder, encoder: PretrainedEncoder) -> None:
-    first = encoder.push_to_hub("me/films")
-    second = encoder.push_to_hub("me/films", revision="next", license="mit")
-    assert first != second
-    assert hub.branches["me/films", "main"] == first
-    for revision in (first, "main", "next", None):
+    fetched = {path.name for path in (tmp_path / "cache" / commit).iterdir()}
+    assert fetched == {"config.json", "metrics.json", "model.safetensors", "vocabularies.json"}
+    # A revision is a branch or a commit.
+    second = encoder.push_to_hub("me/films", revision="next")
+    assert hub.branches["me/films", "main"] == commit != second
+    for revision in (commit, "main", "next"):
         again = PretrainedEncoder.from_pretrained("me/films", revision=revision)
         assert again.facts == encoder.facts
     encoder.save_pretrained("folder")
-    with pytest.raises(DataError, match="no revisions"):
-        PretrainedEncoder.from_pretrained("folder", revision="main")
-    with pytest.raises(DataError, match="no such revision of me/films"):
-        PretrainedEncoder.from_pretrained("me/films", revision="v9")
-
-
-def test_other_files_of_a_repository_are_not_fetched(
-    hub: HubFolder, encoder: PretrainedEncoder, tmp_path: Path
-) -> None:
-    commit = encoder.push_to_hub("me/films")
-    (hub.root / commit / "weights.pkl").write_bytes(b"x")
-    (hub.root / commit / "modeling.py").write_text("raise SystemExit")
-    PretrainedEncoder.from_pretrained("me/films")
-    fetched = {path.name for path in (tmp_path / "cache" / commit).iterdir()}
-    assert fetched == {"config.json", "metrics.json", "model.safetensors", "vocabularies.json"}
+    for place, named in (("folder", "no revisions"), ("me/films", "no such revision of me/films")):
+        with pytest.raises(DataError, match=named):
+            PretrainedEncoder.from_pretrained(place, revision="v9")
 
 
 def test_what_is_no_name_of_a_repository_asks_no_hub(
@@ -312,7 +272,7 @@ def test_what_is_no_name_of_a_repository_asks_no_hub(
     assert hub.calls == []
 
 
-def test_refusals_of_the_hub_are_sentences(
+def test_refusals_of_the_hub_and_its_absence_are_sentences(
     hub: HubFolder, encoder: PretrainedEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="no such repository of me/nothing"):
@@ -322,32 +282,18 @@ def test_refusals_of_the_hub_are_sentences(
         raise refusal("HfHubHTTPError", 403)
 
     monkeypatch.setattr(hub, "create_repo", refuse)
-    with pytest.raises(ServiceError, match="cannot be used for me/films: 403 from the Hub"):
+    with pytest.raises(ServiceError, match="me/films: 403 from the Hub"):
         encoder.push_to_hub("me/films")
-
-
-def test_without_the_library_the_sentence_names_the_extra(
-    encoder: PretrainedEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[hub\]'"):
         encoder.push_to_hub("me/films")
 
 
-HERE = CardPlace("models/shop")
-
-
-def card(metrics: dict[str, Any], kind: str = "two_tower", place: CardPlace = HERE) -> str:
-    record = EncoderRecord(
-        kind=kind,
-        options={},
-        inputs={"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}},
-        vocabularies={},
-    )
-    facts = EncoderFacts(
-        name="shop@v3", version=3, fingerprint="sha256:abc", dim=64, created="2024-05-01"
-    )
-    return model_card(record, facts, metrics, place)
+def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
+    inputs = {"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}}
+    record = EncoderRecord(kind=kind, options={}, inputs=inputs, vocabularies={})
+    facts = EncoderFacts(name="shop@v3", version=3, fingerprint="x", dim=64, created="2024-05-01")
+    return model_card(record, facts, metrics, CardPlace("models/shop"))
 
 
 def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
@@ -363,13 +309,10 @@ def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
 def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
     ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
     errors = {"chain": {"recall@20": 0.01}}
-    text = card(
-        {
-            "metrics": {"model": {"recall@20": 0.25}},
-            "sampled": {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}},
-            "compatibility": {"0": {"ranking": ranking, "sampled": {"errors": errors}}},
-        }
-    )
+    sampled = {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}}
+    past = {"0": {"ranking": ranking, "sampled": {"errors": errors}}}
+    model = {"model": {"recall@20": 0.25}}
+    text = card({"metrics": model, "sampled": sampled, "compatibility": past})
     assert "| recall@20 | 0.25 ±0.0123 |" in text
     assert "Measured on 5,000 of 60,000 test queries" in text
     assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,9 +39,12 @@ from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.sidecars.version_sidecar import KEY, VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import Rows
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
-ROWS, DIMS = 1500, (8, 10, 12)
+ROWS, DIMS, SIDE = 1500, (8, 10, 12), "object"
+METRICS: list[Metric] = ["ip", "l2", "cosine"]
+CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
+AFFINE = AlignSettings("affine")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,13 @@ class Made:
     folder: Path
     sidecars: dict[int, Path]
 
-    def file(self, version: int) -> Path:
-        return self.folder / f"v{version}.parquet"
+    def file(self, version: int) -> EmbeddingFile:
+        return open_embeddings(self.folder / f"v{version}.parquet")
+
+    def others(self) -> list[int]:
+        """The rows whose vectors of version 1 the lineage does not keep to compare."""
+        kept = set(self.lineage.canaries(1)[SIDE][0].to_pylist())
+        return [n for n, i in enumerate(self.ids.cast(pa.string()).to_pylist()) if i not in kept]
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +71,29 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("made")
     of_texts = getattr(request, "param", "string") == "string"
     meaning = randn(0, ROWS, 6)
-    vectors = []
-    for version, dim in enumerate(DIMS):
-        seen = torch.tanh(meaning @ randn(10 + version, 6, dim))
-        vectors.append(seen + 0.5 * randn(20 + version, ROWS, dim))
+    vectors = [
+        torch.tanh(meaning @ randn(10 + version, 6, dim)) + 0.5 * randn(20 + version, ROWS, dim)
+        for version, dim in enumerate(DIMS)
+    ]
     numbers = torch.randperm(ROWS, generator=torch.Generator().manual_seed(9)).tolist()
     ids = pa.array([f"id{n}" for n in numbers] if of_texts else numbers)
     lineage = Lineage.create(folder / "line", "line")
     files = [file_of(folder / f"v{n}.parquet", v, ids) for n, v in enumerate(vectors)]
-    settings = AlignSettings("affine")
-    sidecars = {}
-    for version in (1, 2):
-        align(files[version - 1], files[version], lineage, settings)
-        sidecars[version] = folder / f"{version}.sidecar"
-        make_sidecar(lineage, files[version - 1], size=6).save(sidecars[version])
+    sidecars = {version: folder / f"{version}.sidecar" for version in (1, 2)}
+    for version, path in sidecars.items():
+        align(files[version - 1], files[version], lineage, AFFINE)
+        make_sidecar(lineage, files[version - 1], size=6).save(path)
     return Made(lineage, ids, vectors, folder, sidecars)
 
 
-SIDE = "object"
-
-METRICS: list[Metric] = ["ip", "l2", "cosine"]
-
-CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
+BOTH_IDS = pytest.mark.parametrize("made", ["string", "int64"], indirect=True)
 
 
 def error(read: np.ndarray, true: np.ndarray) -> float:
     return float(np.linalg.norm(read - true) / np.linalg.norm(true))
 
 
-@pytest.mark.parametrize("made", ["string", "int64"], indirect=True)
+@BOTH_IDS
 def test_rows_are_read_as_the_old_vectors_and_nearer_than_by_the_way_back(made: Made) -> None:
     with (
         closing(Reader.open(made.lineage)) as plain,
@@ -108,13 +108,10 @@ def test_rows_are_read_as_the_old_vectors_and_nearer_than_by_the_way_back(made: 
                 np.testing.assert_array_equal(embedded.vectors, by_chain)
             else:
                 assert error(embedded.vectors, true) < 0.25 * error(by_chain, true)
-        stated = VersionSidecar.open(made.sidecars[2])
-        assert error(reader.embed(made.ids, 1).vectors, made.vectors[1].numpy()) == pytest.approx(
-            stated.error, rel=1e-4
-        )
-        assert stated.way_back_error == pytest.approx(
-            error(plain.embed(made.ids, 1).vectors, made.vectors[1].numpy()), rel=1e-4
-        )
+            if version == 1:
+                stated = VersionSidecar.open(made.sidecars[2])
+                assert error(embedded.vectors, true) == pytest.approx(stated.error, rel=1e-4)
+                assert error(by_chain, true) == pytest.approx(stated.way_back_error, rel=1e-4)
         # In another order, some twice, one that is not stored.
         some = [made.ids[n].as_py() for n in (7, 3, 7)]
         asked = reader.embed([*some, "none" if isinstance(some[0], str) else -5], 1)
@@ -125,11 +122,9 @@ def test_rows_are_read_as_the_old_vectors_and_nearer_than_by_the_way_back(made: 
 
 def test_a_step_without_a_sidecar_is_the_way_back(made: Made) -> None:
     with closing(Reader.open(made.lineage, sidecars=[made.sidecars[2]])) as reader:
-        as_one = reader.embed(made.ids, 1).vectors
-        expected = reader.transform(as_one, 1, 0)
-        np.testing.assert_allclose(
-            reader.embed(made.ids, 0).vectors, expected, rtol=1e-5, atol=1e-6
-        )
+        expected = reader.transform(reader.embed(made.ids, 1).vectors, 1, 0)
+        read = reader.embed(made.ids, 0).vectors
+        np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
     # Codes of version 1 say nothing of rows of version 2 that were not read by codes themselves.
     with (
         closing(Reader.open(made.lineage, sidecars=[made.sidecars[1]])) as reader,
@@ -158,8 +153,7 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
                 assert [h.ids for h in proposed] == [h.ids for h in nearest]
         for own, near, of_query in zip(scores, proposed, hits, strict=True):
             places = sorted((rows[i] for i in near.ids.to_pylist()), key=lambda n: -own[n])
-            expected = [made.ids[n].as_py() for n in places[:10]]
-            assert of_query.ids.to_pylist() == expected
+            assert of_query.ids.to_pylist() == [made.ids[n].as_py() for n in places[:10]]
             np.testing.assert_allclose(of_query.scores, own[places[:10]], rtol=1e-4, atol=1e-5)
             assert set(of_query.versions.tolist()) == {2}
     # More than the depth, among some, and at the version of the rows.
@@ -168,33 +162,50 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
         (few,) = reader.search(queries[:1], 50, 0, metric=metric, ids=among)
         first_rows = sorted(range(50), key=lambda n: -scores[0][n])
         assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
-        np.testing.assert_allclose(few.scores, scores[0][first_rows], rtol=1e-4, atol=1e-5)
-        own_version = made.vectors[2][:1].numpy()
-        (first,) = reader.search(own_version, 3, 2, metric="l2")
+        (first,) = reader.search(made.vectors[2][:1].numpy(), 3, 2, metric="l2")
         assert first.ids[0].as_py() == made.ids[0].as_py()
 
 
 def scores_of(
-    metric: Metric, queries: npt.NDArray[np.float64], vectors: npt.NDArray[np.float32]
+    metric: Metric, queries: npt.NDArray[np.floating], vectors: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float64]:
     read = vectors.astype(np.float64)
     distances: npt.NDArray[np.float64] = -((queries[:, None] - read[None]) ** 2).sum(-1)
     if metric == "l2":
         return distances
-    products: npt.NDArray[np.float64] = queries @ read.T
-    if metric == "ip":
-        return products
+    products: npt.NDArray[np.float64] = queries.astype(np.float64) @ read.T
     lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(read, axis=1)
-    cosines: npt.NDArray[np.float64] = products / lengths
-    return cosines
+    return products if metric == "ip" else products / lengths
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", ["int64"], indirect=True)
+def test_a_store_with_an_index_is_read_and_searched_by_sidecars(made: Made, tmp_path: Path) -> None:
+    files = SidecarFiles([*made.sidecars.values()], depth=ROWS)
+    with STORES["lance"](tmp_path, "int64") as store:
+        fill(made.lineage, store, SIDE)
+        store.build_index()
+        reader, vectors = Reader(made.lineage, {SIDE: store}, sidecars=files), made.vectors[2]
+        read = vectors.numpy()
+        for version in (1, 0):
+            # Step by step, without a reader.
+            sidecar = VersionSidecar.open(made.sidecars[version + 1])
+            read = sidecar.read(sidecar.places(made.ids), read)
+            own = reader.embed(made.ids, version).vectors
+            np.testing.assert_allclose(own, read, rtol=1e-4, atol=1e-4)
+            queries = made.vectors[version][:3].numpy()
+            for metric in METRICS:
+                hits = reader.search(queries, 5, version, metric=metric)
+                for of_query, row in zip(hits, scores_of(metric, queries, read), strict=True):
+                    best = np.argsort(-row)[:5]
+                    assert of_query.ids.to_pylist() == made.ids.take(best).to_pylist()
+                    np.testing.assert_allclose(of_query.scores, row[best], rtol=1e-3, atol=1e-3)
 
 
 def test_an_object_that_was_embedded_anew_between_two_sidecars_goes_on_by_the_way_back(
     made: Made, tmp_path: Path
 ) -> None:
-    kept = set(made.lineage.canaries(1)[SIDE][0].to_pylist())
-    texts = made.ids.cast(pa.string()).to_pylist()
-    anew = [n for n, text in enumerate(texts) if text not in kept][:5]
+    anew = made.others()[:5]
     between = made.vectors[1].clone()
     between[anew] += 0.5
     changed = file_of(tmp_path / "between.parquet", between, made.ids)
@@ -219,31 +230,26 @@ def test_calibrated_scores_are_of_the_way_back(made: Made) -> None:
             assert one.ids.equals(two.ids)
             np.testing.assert_array_equal(one.scores, two.scores)
         raw = reader.search(queries, 5, 1)
-        with pytest.raises(DataError, match="ranks by a sidecar"):
+        with pytest.raises(DataError, match="sidecar"):
             reader.calibrated(raw, 1, query_vectors="own")
         newest = reader.search(made.vectors[2][:1].numpy(), 5, 2)
         assert len(reader.calibrated(newest, 2, query_vectors="own")) == 1
 
 
 def test_sidecars_of_others_are_refused(made: Made, tmp_path: Path) -> None:
-    empty = Lineage.create(tmp_path / "empty", "empty")
     other = Lineage.create(tmp_path / "other", "other")
     files = [file_of(tmp_path / f"{n}.parquet", randn(n, 900, 4)) for n in range(3)]
     for past, new in pairwise(files):
-        align(past, new, other, AlignSettings("affine"), max_error=float("inf"))
-    second = made.sidecars[2]
-    for lineage in (empty, other):
-        with pytest.raises(IntegrityError, match="from version 2 to 1 of another lineage than"):
-            SidecarFiles(second).read(lineage)
-    for paths, message in (
-        (made.file(0), "is no sidecar of a version"),
-        (tmp_path / "none", "cannot be read"),
-    ):
-        with pytest.raises(DataError, match=message):
-            SidecarFiles(paths).read(made.lineage)
-    for depth in (0, -3, True, 1.5, "7"):
-        with pytest.raises(DataError, match=f"depth of sidecars is {depth!r}; it must be"):
-            SidecarFiles(second, cast(Any, depth))
+        align(past, new, other, AFFINE, max_error=float("inf"))
+    for lineage in (Lineage.create(tmp_path / "empty", "empty"), other):
+        with pytest.raises(IntegrityError, match="from version 2 to 1 of another lineage"):
+            SidecarFiles(made.sidecars[2]).read(lineage)
+    for path in (made.folder / "v0.parquet", tmp_path / "none"):
+        with pytest.raises(DataError, match=str(path)):
+            SidecarFiles(path).read(made.lineage)
+    for depth in (0, True, 1.5, "7"):
+        with pytest.raises(DataError, match=f"depth of sidecars is {depth!r}"):
+            SidecarFiles(made.sidecars[2], cast(Any, depth))
     with pytest.raises(DataError, match="is empty"):
         SidecarFiles([""])
 
@@ -252,10 +258,10 @@ def test_a_folder_has_what_is_in_it_now(
     made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    files = SidecarFiles(str(tmp_path))
+    files, used = SidecarFiles(str(tmp_path)), tmp_path / "2.safetensors"
     stamps = [files.stamps()]
     assert not files.read(made.lineage).apply(SIDE, 1, [2])
-    shutil.copy(made.sidecars[2], tmp_path / "2.safetensors")
+    shutil.copy(made.sidecars[2], used)
     stamps.append(files.stamps())
     assert files.read(made.lineage).apply(SIDE, 1, [2])
     assert "version 2 of side 'object', read as version 1 by 6 bytes" in caplog.text
@@ -263,17 +269,17 @@ def test_a_folder_has_what_is_in_it_now(
     assert files.read(made.lineage).apply(SIDE, 1, [2])
     assert not caplog.records  # nothing is news
     # Another file of that name, one that is no sidecar, and one that is none by its name.
-    shutil.copy(made.sidecars[1], tmp_path / "2.safetensors")
-    shutil.copy(made.file(0), tmp_path / "old.safetensors")
-    shutil.copy(made.file(0), tmp_path / "old.parquet")
+    shutil.copy(made.sidecars[1], used)
+    for name in ("old.safetensors", "old.parquet"):
+        shutil.copy(made.folder / "v0.parquet", tmp_path / name)
     stamps.append(files.stamps())
     read = files.read(made.lineage)
     assert read.apply(SIDE, 0, [1])
     assert not read.apply(SIDE, 1, [2])
     (problem,) = files.problems
-    assert "old.safetensors is no sidecar" in problem
+    assert "old.safetensors" in problem
     assert caplog.text.count(problem) == 1
-    (tmp_path / "2.safetensors").unlink()
+    used.unlink()
     stamps.append(files.stamps())
     assert not files.read(made.lineage).apply(SIDE, 0, [1])
     assert "2.safetensors is gone, and not used any more (version 1 of" in caplog.text
@@ -282,12 +288,8 @@ def test_a_folder_has_what_is_in_it_now(
 
 def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
     whole = made.sidecars[2].read_bytes()
-    for name, content in (
-        ("empty", b""),
-        ("start", whole[:5]),
-        ("most", whole[:-1]),
-        ("text", b"[]" * 40),
-    ):
+    parts = {"empty": b"", "start": whole[:5], "most": whole[:-1], "text": b"[]" * 40}
+    for name, content in parts.items():
         (tmp_path / f"{name}.safetensors").write_bytes(content)
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "folder.safetensors").mkdir()
@@ -296,7 +298,7 @@ def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
     assert not files.read(made.lineage).apply(SIDE, 1, [2])
     assert len(files.problems) == 7
     for path in (tmp_path / "pipe.safetensors", tmp_path / "start.safetensors"):
-        with pytest.raises(DataError, match="give a file that"):
+        with pytest.raises(DataError, match=str(path)):
             SidecarFiles(path).read(made.lineage)
     (tmp_path / "most.safetensors").write_bytes(whole)
     assert files.read(made.lineage).apply(SIDE, 1, [2])
@@ -306,84 +308,70 @@ def test_what_is_no_whole_file_is_left_out(made: Made, tmp_path: Path) -> None:
 def test_a_file_that_shrinks_after_it_was_read_ends_nothing(made: Made, tmp_path: Path) -> None:
     """Where a file is mapped, reading past its end ends the process."""
     path = Path(shutil.copy(made.sidecars[2], tmp_path / "2.safetensors"))
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from evergram.retrieval.sidecars.version_sidecar import VersionSidecar\n"
-        "sidecar = VersionSidecar.open(Path(sys.argv[1]))\n"
-        "Path(sys.argv[1]).write_bytes(b'')\n"
-        "print(int(sidecar.codes.sum()))\n"
-    )
-    expected = int(VersionSidecar.open(path).codes.sum())
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stdout) == (0, f"{expected}\n"), result.stderr
+    sidecar = VersionSidecar.open(path)
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert str(path) not in maps.read_text()
+    assert len(sidecar.codes) == ROWS
 
 
 def test_of_two_files_of_one_step_one_is_used(made: Made, tmp_path: Path) -> None:
-    old = made.file(1)
-    for name, size in (("first", 2), ("second", 5)):
-        path = tmp_path / f"{name}.safetensors"
-        make_sidecar(made.lineage, open_embeddings(old), size=size).save(path)
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    for path, size in ((first, 2), (second, 5)):
+        make_sidecar(made.lineage, made.file(1), size=size).save(path)
     os.utime(first, ns=(1, 1))
-    true = made.vectors[1].numpy()
 
-    def error_of(files: SidecarFiles) -> float:
+    def used(files: SidecarFiles) -> int:
         with closing(Reader.open(made.lineage, sidecars=files)) as reader:
-            return error(reader.embed(made.ids, 1).vectors, true)
+            read = error(reader.embed(made.ids, 1).vectors, made.vectors[1].numpy())
+        (size,) = (
+            size
+            for size, path in ((2, first), (5, second))
+            if path.exists() and VersionSidecar.open(path).error == pytest.approx(read, rel=1e-4)
+        )
+        return size
 
-    with_two, with_five = error_of(SidecarFiles(first)), error_of(SidecarFiles(second))
-    assert with_five < 0.8 * with_two
     # The later of a folder, and one that is named.
     files = SidecarFiles([tmp_path])
-    assert error_of(files) == with_five
+    assert used(files) == 5
     assert f"{first} is of side 'object' and version 2, as {second} is" in files.problems[0]
     files = SidecarFiles([tmp_path, first])
-    assert error_of(files) == with_two
+    assert used(files) == 2
     assert files.problems[0].startswith(str(second))
+    with pytest.raises(DataError, match=f"{first} and {second} are both of side 'object'"):
+        SidecarFiles([first, second]).read(made.lineage)
     # One file by several names is one.
     first.unlink()
     (tmp_path / "latest.safetensors").symlink_to(second)
-    above = tmp_path / "sub" / ".."
     (tmp_path / "sub").mkdir()
+    above = tmp_path / "sub" / ".."
     files = SidecarFiles([f"{tmp_path}/", f"{tmp_path}/./", above, second, above / second.name])
-    assert error_of(files) == with_five
+    assert used(files) == 5
     assert not files.problems
-    shutil.copy(second, first)
-    with pytest.raises(DataError, match=f"{first} and {second} are both of side 'object'"):
-        SidecarFiles([first, second]).read(made.lineage)
 
 
 def test_a_withdrawn_version_ends_its_sidecars_and_nothing_else(tmp_path: Path) -> None:
-    lineage = Lineage.create(tmp_path / "line", "line")
-    meaning = randn(0, 900, 6)
-    files = [
-        file_of(tmp_path / f"{n}.parquet", meaning @ randn(n, 6, 5) + 0.3 * randn(n + 5, 900, 5))
-        for n in (1, 2, 3)
-    ]
-    align(files[0], files[1], lineage, AlignSettings("affine"), promote=False)
+    lineage, meaning = Lineage.create(tmp_path / "line", "line"), randn(0, 900, 6)
+    vectors = [meaning @ randn(n, 6, 5) + 0.3 * randn(n + 5, 900, 5) for n in (1, 2, 3)]
+    files = [file_of(tmp_path / f"{n}.parquet", v) for n, v in enumerate(vectors)]
+    align(files[0], files[1], lineage, AFFINE, promote=False)
     path = tmp_path / "1.sidecar"
     make_sidecar(lineage, files[0], size=4).save(path)
     reader = Reader.open(lineage, sidecars=[path])
     lineage.withdraw(1, "wrong")
-    named = SidecarFiles(path)
-    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
-        named.read(lineage)
-    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn; remove it"):
+    with pytest.raises(IntegrityError, match=r"version 1 of .* was withdrawn"):
         Reader.open(Lineage.open(lineage.path), sidecars=[path])
     with closing(reader), closing(reader.carried(Lineage.open(lineage.path))) as after:
         assert len(after.embed(id_names(900), 0).vectors) == 900
     # The version after it follows the one before, and so does its sidecar.
     again = Lineage.open(lineage.path)
-    align(files[0], files[2], again, AlignSettings("affine"))
+    align(files[0], files[2], again, AFFINE)
     made = make_sidecar(again, files[0], size=4)
     assert (made.version, made.target) == (2, 0)
     made.save(path)
-    old = (meaning @ randn(1, 6, 5) + 0.3 * randn(6, 900, 5)).numpy()
     with closing(Reader.open(again, sidecars=[path])) as reader:
-        assert error(reader.embed(id_names(900), 0).vectors, old) == pytest.approx(made.error)
+        read = reader.embed(id_names(900), 0).vectors
+        assert error(read, vectors[0].numpy()) == pytest.approx(made.error)
 
 
 def test_what_is_not_required_may_come_later(made: Made, tmp_path: Path) -> None:
@@ -392,7 +380,6 @@ def test_what_is_not_required_may_come_later(made: Made, tmp_path: Path) -> None
     assert not files.read(made.lineage).apply(SIDE, 0, [1, 2])
     for path, problem in zip((named, folder), files.problems, strict=True):
         assert problem.startswith(str(path))
-        assert problem.endswith("It is not used.")
     stamps = files.stamps()
     shutil.copy(made.sidecars[2], named)
     folder.mkdir()
@@ -411,97 +398,95 @@ def test_what_is_not_required_may_come_later(made: Made, tmp_path: Path) -> None
 def test_its_errors_are_those_of_reading_all_objects(made: Made) -> None:
     seen: list[tuple[int, int]] = []
     sidecar = make_sidecar(
-        made.lineage,
-        open_embeddings(made.file(1)),
-        error=0.1,
-        progress=lambda *counts: seen.append(counts),
+        made.lineage, made.file(1), error=0.1, progress=lambda *counts: seen.append(counts)
     )
     assert (sidecar.version, sidecar.side, len(sidecar)) == (2, "object", ROWS)
     assert seen[-1] == (ROWS, ROWS)
     assert sidecar.error <= 0.1
     new, old = made.vectors[2].numpy(), made.vectors[1].numpy()
     read = sidecar.read(np.arange(ROWS), new)
-    assert sidecar.error == pytest.approx(np.linalg.norm(read - old) / np.linalg.norm(old))
+    assert sidecar.error == pytest.approx(error(read, old))
     weight, offset = made.lineage.chain.affine(2, 1)
-    back = made.vectors[2].double() @ weight.T + offset
-    alone = float((back - made.vectors[1]).norm() / made.vectors[1].norm())
-    assert sidecar.way_back_error == pytest.approx(alone)
-    fewer = make_sidecar(made.lineage, open_embeddings(made.file(1)), size=sidecar.sidecar.size - 1)
+    back = (made.vectors[2].double() @ weight.T + offset).numpy()
+    assert sidecar.way_back_error == pytest.approx(error(back, old))
+    fewer = make_sidecar(made.lineage, made.file(1), size=sidecar.sidecar.size - 1)
     assert fewer.error > 0.1
 
 
+def test_few_long_vectors_with_most_of_the_error_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths, meaning = torch.exp(1.5 * randn(7, 1500, 1)), randn(0, 1500, 4)
+    old, new = (lengths * (meaning @ randn(n, 4, 8) + randn(n + 2, 1500, 8)) for n in (1, 2))
+    lineage = Lineage.create(tmp_path / "line", "line")
+    files = [file_of(tmp_path / f"{n}.parquet", v) for n, v in enumerate((old, new))]
+    align(files[0], files[1], lineage, AFFINE)
+    sidecar = make_sidecar(lineage, files[0], size=3)
+    weight, offset = lineage.chain.affine(1, 0)
+    back = (new.double() @ weight.T + offset - old).norm(dim=1)
+    read = sidecar.read(np.arange(1500), new.numpy())
+    left = (torch.from_numpy(read).double() - old).norm(dim=1)
+    assert sidecar.worse == pytest.approx(float((left > back).double().mean()), abs=0.002)
+    assert sidecar.worse > 0.05
+    assert "are read worse with codes" in caplog.text
+
+
 def test_what_cannot_be_made_is_refused(made: Made, tmp_path: Path) -> None:
-    old = open_embeddings(made.file(1))
-    for sizes in ({}, {"size": 3, "error": 0.1}):
-        with pytest.raises(DataError, match="give one of the two"):
-            make_sidecar(made.lineage, old, **sizes)  # type: ignore[arg-type]
+    def part(name: str, vectors: Tensor, rows: list[int] | None = None) -> EmbeddingFile:
+        chosen = list(range(ROWS)) if rows is None else rows
+        return file_of(tmp_path / f"{name}.parquet", vectors[chosen], made.ids.take(chosen))
+
+    old, true, others = made.file(1), made.vectors[1], made.others()
+    rest = [n for n in range(ROWS) if n not in others]
+    # Each vector under its neighbour's id, but for those that are compared.
+    rolled = true.clone()
+    rolled[others] = rolled[others[1:] + others[:1]]
+    refused: list[tuple[EmbeddingFile, dict[str, Any], str]] = [
+        (old, {"version": 0}, "needs no sidecar"),
+        (old, {"side": "query"}, "no side 'query'"),
+        (made.file(0), {"version": 1}, "stored"),
+        (made.file(0), {}, "its dim is 8, not 10"),
+        (part("changed", true + 1), {}, r"the vector of id '.*' is another"),
+        (part("rolled", rolled), {}, "the others are other vectors"),
+        (part("few", true, others + rest[:19]), {}, "has 19 of the objects"),
+        (part("none", true, others), {}, "none of the"),
+    ]
+    for file, options, named in refused:
+        with pytest.raises(LineageError, match=named):
+            make_sidecar(made.lineage, file, size=3, **options)
     with pytest.raises(LineageError, match="no versions"):
         make_sidecar(Lineage.create(tmp_path / "none", "none"), old, size=3)
-    with pytest.raises(LineageError, match="needs no sidecar"):
-        make_sidecar(made.lineage, old, version=0, size=3)
-    with pytest.raises(LineageError, match="no side 'query'"):
-        make_sidecar(made.lineage, old, side="query", size=3)
-    with pytest.raises(LineageError, match="stored"):
-        make_sidecar(made.lineage, open_embeddings(made.file(0)), version=1, size=3)
-    with pytest.raises(LineageError, match=r"its dim is 8, not 10"):
-        make_sidecar(made.lineage, open_embeddings(made.file(0)), size=3)
-    changed = file_of(tmp_path / "changed.parquet", made.vectors[1] + 1, made.ids)
-    with pytest.raises(LineageError, match=r"the vector of id '.*' is another"):
-        make_sidecar(made.lineage, changed, size=3)
-    # Each vector under its neighbour's id, but for those that are compared.
-    kept = set(made.lineage.canaries(1)["object"][0].to_pylist())
-    moved = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
-    rolled = made.vectors[1].clone()
-    rolled[moved] = rolled[moved[1:] + moved[:1]]
-    with pytest.raises(LineageError, match="the others are other vectors"):
-        make_sidecar(made.lineage, file_of(tmp_path / "rolled.parquet", rolled, made.ids), size=3)
-    few = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in kept]
-    few += [n for n in range(ROWS) if n not in few][:19]
-    part = file_of(tmp_path / "part.parquet", made.vectors[1][few], made.ids.take(pa.array(few)))
-    with pytest.raises(LineageError, match="has 19 of the objects"):
-        make_sidecar(made.lineage, part, size=3)
-    canaries = set(made.lineage.canaries(1)["object"][0].to_pylist())
-    rest = [n for n, i in enumerate(made.ids.cast(pa.string()).to_pylist()) if i not in canaries]
-    without = file_of(
-        tmp_path / "few.parquet", made.vectors[1][rest], made.ids.take(pa.array(rest))
-    )
-    with pytest.raises(LineageError, match="none of the"):
-        make_sidecar(made.lineage, without, size=3)
+    for sizes in ({}, {"size": 3, "error": 0.1}):
+        with pytest.raises(DataError, match="give one of the two"):
+            make_sidecar(made.lineage, old, **cast(Any, sizes))
 
 
-@pytest.mark.parametrize("made", ["string", "int64"], indirect=True)
+@BOTH_IDS
 def test_a_file_reads_as_it_was_written(made: Made, tmp_path: Path) -> None:
     sidecar = VersionSidecar.open(made.sidecars[2])
     sidecar.save(tmp_path / "again")
-    same = VersionSidecar.open(tmp_path / "again")
-    assert same.ids.equals(sidecar.ids)
-    assert same.ids.type == made.ids.type
-    assert np.array_equal(same.marks, sidecar.marks)
-    assert np.array_equal(same.old_marks, sidecar.old_marks)
-    assert (same.version, same.target, same.side) == (2, 1, "object")
-    assert (same.error, same.way_back_error) == (sidecar.error, sidecar.way_back_error)
+    assert (tmp_path / "again").read_bytes() == made.sidecars[2].read_bytes()
+    assert sidecar.ids.type == made.ids.type
+    assert (sidecar.version, sidecar.target, sidecar.side) == (2, 1, "object")
     new = made.vectors[2].numpy()
-    places = same.known(Rows(2, made.ids, new))
-    assert np.array_equal(places, np.arange(len(new)))
-    assert np.array_equal(same.read(places, new), sidecar.read(places, new))
-    assert (same.known(Rows(2, made.ids, new + 1)) < 0).all()
-    numbers = pa.array(range(len(new)))
-    if not pa.types.is_integer(made.ids.type):
-        assert (same.known(Rows(2, numbers, new)) < 0).all()
-    # As a store of float16 has them, and under ids that it has no codes of.
+    assert np.array_equal(sidecar.known(Rows(2, made.ids, new)), np.arange(ROWS))
+    # As a store of float16 has them.
     half = new.astype(np.float16).astype(np.float32)
-    assert (same.known(Rows(2, made.ids, half)) >= 0).all()
-    others = pa.array([f"other{n}" for n in range(len(new))])
-    assert (same.known(Rows(2, others, new)) < 0).all()
-    # Under each other's ids.
-    assert (same.known(Rows(2, made.ids, np.roll(new, 1, axis=0))) < 0).all()
+    assert (sidecar.known(Rows(2, made.ids, half)) >= 0).all()
+    # Other vectors, other ids, and each other's ids.
+    names, numbers = pa.array([f"other{n}" for n in range(ROWS)]), pa.array(range(-ROWS, 0))
+    for ids, vectors in (
+        *((made.ids, new + 1), (names, new), (numbers, new)),
+        (made.ids, np.roll(new, 1, axis=0)),
+    ):
+        assert (sidecar.known(Rows(2, ids, vectors)) < 0).all()
 
 
 def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
     tensors, path = load_file(made.sidecars[2]), tmp_path / "s"
     with safe_open(made.sidecars[2], "pt") as file:
         record = json.loads(file.metadata()[KEY])
-    for wrong, changed, message in (
+    wrong: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
         ({}, {"format_version": 3}, "format version 3"),
         ({}, {"memory": 7}, "damaged"),
         ({"codes": tensors["codes"][:-1].contiguous()}, {}, "damaged"),
@@ -509,51 +494,19 @@ def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
         ({"old_marks": tensors["old_marks"][:, :2].contiguous()}, {}, "damaged"),
         ({"bits": tensors["bits"] * 0}, {}, "damaged"),
         ({"basis": tensors["basis"] * torch.nan}, {}, "damaged"),
-    ):
-        content = content_digest(tensors | wrong)
-        save_file(tensors | wrong, path, {KEY: json.dumps(record | {"content": content} | changed)})
-        with pytest.raises(DataError, match=message):
-            VersionSidecar.open(path)
+    ]
     for name in tensors:  # one bit
-        wrong = {name: tensors[name].clone()}
-        wrong[name].view(torch.uint8).flatten()[-1] ^= 1
-        save_file(tensors | wrong, path, {KEY: json.dumps(record)})
-        with pytest.raises(DataError, match="damaged"):
+        flipped = tensors[name].clone()
+        flipped.view(torch.uint8).flatten()[-1] ^= 1
+        wrong.append(({name: flipped}, {"content": record["content"]}, "damaged"))
+    for others, changed, message in wrong:
+        content = {"content": content_digest(tensors | others)}
+        save_file(tensors | others, path, {KEY: json.dumps(record | content | changed)})
+        with pytest.raises(DataError, match=message):
             VersionSidecar.open(path)
     save_file({"codes": tensors["codes"]}, path, {KEY: json.dumps(record)})
     with pytest.raises(DataError, match="no sidecar of a version"):
         VersionSidecar.open(path)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("made", "kind"), [("int64", "lance"), ("string", "snapshot")], indirect=["made"]
-)
-def test_stores_are_read_and_searched_by_sidecars(made: Made, tmp_path: Path, kind: str) -> None:
-    id_type = "string" if str(made.ids.type) == "string" else "int64"
-    files = SidecarFiles([*made.sidecars.values()], depth=ROWS)
-    with STORES[kind](tmp_path, id_type) as store:
-        fill(made.lineage, store, SIDE)
-        store.build_index()
-        reader = Reader(made.lineage, {SIDE: store}, sidecars=files)
-        vectors = made.vectors[2].numpy()
-        for version in (1, 0):
-            sidecar = VersionSidecar.open(made.sidecars[version + 1])
-            # Step by step, without a reader.
-            places = np.array([sidecar.ids.index(i).as_py() for i in made.ids])
-            vectors = sidecar.read(places, vectors)
-            read = reader.embed(made.ids, version).vectors
-            np.testing.assert_allclose(read, vectors, rtol=1e-4, atol=1e-4)
-            queries = made.vectors[version][:3].numpy()
-            for metric in METRICS:
-                hits = reader.search(queries, 5, version, metric=metric)
-                truth = scores_of(metric, queries.astype(np.float64), vectors)
-                for of_query, row in zip(hits, truth, strict=True):
-                    best = made.ids.take(np.argsort(-row)[:5])
-                    assert of_query.ids.to_pylist() == best.to_pylist()
-                    np.testing.assert_allclose(
-                        of_query.scores, np.sort(row)[::-1][:5], rtol=1e-3, atol=1e-3
-                    )
 
 
 def draws(seed: int, rows: int, dim: int) -> np.ndarray:
@@ -572,42 +525,18 @@ def test_a_vector_is_known_in_float16_and_at_length_one_again(
     assert same_marks(vectors, marks).all()
     if scale > 0.1:  # below, float16 has few digits
         assert same_marks(vectors.astype(np.float16).astype(np.float32), marks).all()
-    again = vectors * (1 + 1e-6)
-    assert same_marks(again.astype(np.float32), marks).all()
+    assert same_marks((vectors * (1 + 1e-6)).astype(np.float32), marks).all()
+    few, zeros = draws(0, 3, 5), np.zeros((3, 5), np.float32)
+    assert same_marks(zeros, marks_of(zeros)).all()
+    assert not same_marks(zeros, marks_of(few)).any()
+    assert not same_marks(few, marks_of(zeros)).any()
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.3, 1.4])
 def test_another_vector_is_known_as_seldom_as_stated(distance: float) -> None:
-    vectors = draws(0, 200_000, 16)
+    vectors, steps = draws(0, 200_000, 16), draws(1, 200_000, 16)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    steps = draws(1, 200_000, 16)
     steps *= distance / np.linalg.norm(steps, axis=1, keepdims=True)
     known = same_marks(vectors + steps, marks_of(vectors)).sum()
     expected = 200_000 * (0.8 * TOLERANCE / distance) ** MARKS
     assert known <= expected + 5 * expected**0.5 + 3
-
-
-def test_zeros_are_zeros_alone() -> None:
-    zeros = np.zeros((3, 5), np.float32)
-    assert same_marks(zeros, marks_of(zeros)).all()
-    assert not same_marks(zeros, marks_of(draws(0, 3, 5))).any()
-    assert not same_marks(draws(0, 3, 5), marks_of(zeros)).any()
-
-
-def test_few_long_vectors_with_most_of_the_error_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lengths = torch.exp(1.5 * randn(7, 1500, 1))
-    meaning = randn(0, 1500, 4)
-    old, new = (lengths * (meaning @ randn(n, 4, 8) + randn(n + 2, 1500, 8)) for n in (1, 2))
-    lineage = Lineage.create(tmp_path / "line", "line")
-    files = [file_of(tmp_path / f"{n}.parquet", v) for n, v in enumerate((old, new))]
-    align(files[0], files[1], lineage, AlignSettings("affine"))
-    sidecar = make_sidecar(lineage, files[0], size=3)
-    weight, offset = lineage.chain.affine(1, 0)
-    back = (new.double() @ weight.T + offset - old).norm(dim=1)
-    read = sidecar.read(np.arange(1500), new.numpy())
-    left = (torch.from_numpy(read).double() - old).norm(dim=1)
-    assert sidecar.worse == pytest.approx(float((left > back).double().mean()), abs=0.002)
-    assert sidecar.worse > 0.05
-    assert "are read worse with codes" in caplog.text

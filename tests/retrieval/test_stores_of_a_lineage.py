@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.older_stores import store_of_a_withdrawn_version
 from tests.support.outside import SECRET, outside_folder
 from tests.support.publishing import publish_next
 
-from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
+from evergram.errors import DataError, IntegrityError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import (
@@ -35,9 +36,8 @@ from evergram.retrieval.fill import (
     stores_to_fill,
 )
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.side_stores import SideStores
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.stores_by_address import fill_stores, open_backfill
+from evergram.retrieval.stores_by_address import fill_stores
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
@@ -46,11 +46,17 @@ from evergram.stores.store import Rows, Space
 pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 
 
+def sources(lineage: Lineage, ids: list[int], version: int) -> list[int]:
+    """Return the versions that the lineage's own snapshots hold ids of."""
+    with closing(Reader.open(lineage)) as reader:
+        read: list[int] = reader.embed(ids, version).sources.tolist()
+    return read
+
+
 def test_filling_replaces_or_removes_rows_of_a_withdrawn_version(lineage: Lineage) -> None:
     lineage.label("kept", 2)
     store, _ = store_of_a_withdrawn_version(lineage)
-    space = store.spaces()[3]
-    store.upsert(Rows(3, pa.array([5000]), np.ones((1, space.dim), np.float32)))
+    store.upsert(Rows(3, pa.array([5000]), np.ones((1, store.spaces()[3].dim), np.float32)))
     assert fill(lineage, store, "object") == 300
     assert store.count() == {2: 300}
     Reader(lineage, {"object": store})
@@ -64,17 +70,13 @@ def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> No
     lineage.label("stable", 2)
     Reader.open(lineage).close()
     lineage.withdraw(3, "it was bad")
-    reader = Reader.open(lineage)
-    embedded = reader.embed([0, 349], 2)
-    assert embedded.sources.tolist() == [2, -1]
-    reader.close()
+    assert sources(lineage, [0, 349], 2) == [2, -1]
 
 
 def test_a_space_of_another_lineage_is_not_filled(lineage: Lineage) -> None:
     """Its process was killed before it wrote a row."""
     store = DictionaryStore()
-    space = space_of(lineage, 2)
-    store.add_space(Space(2, space.dim, "sha256:another"))
+    store.add_space(Space(2, space_of(lineage, 2).dim, "sha256:another"))
     with pytest.raises(IntegrityError, match="belongs to another lineage"):
         fill(lineage, store, "object")
     assert store.count() == {}
@@ -84,11 +86,9 @@ def test_a_space_of_another_lineage_is_not_filled(lineage: Lineage) -> None:
 
 
 def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
-    space = space_of(lineage, 1)
-    vectors = np.ones((2, 8), np.float32)
-    vectors[1] = 1e30
-    with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
-        stored_rows(lineage, VersionMaps(lineage), space, pa.array([7, 8]), vectors)
+    vectors = np.array([[1.0] * 8, [1e30] * 8], np.float32)
+    with pytest.raises(DataError, match=r"id 8 of version 1"):
+        stored_rows(lineage, VersionMaps(lineage), space_of(lineage, 1), pa.array([7, 8]), vectors)
 
 
 def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Lineage) -> None:
@@ -102,14 +102,14 @@ def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Li
         return counts
 
     assert filled() == filled() == {"object": {2: 300}}
-    assert calls == [("object", 2, 300, 300)]
     publish(lineage, 3)
     assert filled() == {"object": {3: 300}}
-    assert calls[1:] == [("object", 3, 300, 300)]
+    assert calls == [("object", 2, 300, 300), ("object", 3, 300, 300)]
 
 
-def test_a_fill_that_was_killed_after_its_rows_is_made_again(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["killed after its rows", "by a command"])
+def test_a_snapshot_with_rows_of_another_version_is_filled_again(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its marker would say version 2 for rows of version 3, and a rollback would believe it."""
     lineage.label("kept", 2)
@@ -119,11 +119,15 @@ def test_a_fill_that_was_killed_after_its_rows_is_made_again(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        # The package has a function of the module's name.
-        patch.setattr(sys.modules["evergram.retrieval.fill"], "write_text", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Reader.open(lineage)
+    if how == "by a command":
+        with closing(open_store(str(lineage.path / "stores" / "object"))) as store:
+            fill(lineage, store, "object")
+    else:
+        with monkeypatch.context() as patch:
+            # The package has a function of the module's name.
+            patch.setattr(sys.modules["evergram.retrieval.fill"], "write_text", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Reader.open(lineage)
     lineage.label("stable", 2)
     with closing(Reader.open(lineage)) as reader:
         embedded = reader.embed([0, 7], 2)
@@ -134,10 +138,9 @@ def test_a_fill_that_was_killed_after_its_rows_is_made_again(
 def test_versions_of_one_space_are_filled_each(tmp_path: Path) -> None:
     """One encoder that is kept has one fingerprint, though its vectors change with the data."""
     lineage = lineage_with_encoder(tmp_path / "films")
-    with closing(Reader.open(lineage)) as reader:
-        assert reader.store("candidate").count() == {0: 40}
-    artefact = without_recorded_pairs(lineage)
     ids, vectors = lineage.embeddings("candidate")
+    assert sources(lineage, ids.to_pylist(), 0) == [0] * 40
+    artefact = without_recorded_pairs(lineage)
     moved = {**artefact.embeddings, "candidate": (ids, 2 * vectors)}
     publish_next(lineage, replace(artefact, embeddings=moved))
     assert lineage.manifest(1).fingerprint == lineage.manifest(0).fingerprint
@@ -146,25 +149,11 @@ def test_versions_of_one_space_are_filled_each(tmp_path: Path) -> None:
         np.testing.assert_allclose(reader.embed(ids).vectors, 2 * vectors.numpy(), rtol=1e-6)
 
 
-def test_a_snapshot_that_somebody_filled_with_a_later_version_is_filled_again(
-    lineage: Lineage,
-) -> None:
-    lineage.label("kept", 2)
-    Reader.open(lineage).close()
-    publish(lineage, 3)
-    with closing(open_store(str(lineage.path / "stores" / "object"))) as store:
-        fill(lineage, store, "object")
-    lineage.label("stable", 2)
-    with closing(Reader.open(lineage)) as reader:
-        assert reader.embed([0, 7], 2).sources.tolist() == [2, 2]
-
-
 def test_rows_that_were_deleted_stay_deleted(lineage: Lineage) -> None:
     Reader.open(lineage).close()
     with closing(open_store(str(lineage.path / "stores" / "object"))) as store:
         store.delete(pa.array([3]))
-    with closing(Reader.open(lineage)) as reader:
-        assert reader.embed([3, 7], 2).sources.tolist() == [-1, 2]
+    assert sources(lineage, [3, 7], 2) == [-1, 2]
 
 
 def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -> None:
@@ -180,26 +169,6 @@ def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -
     assert not folder.exists()
 
 
-def test_a_side_that_cannot_be_filled_closes_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lineage = lineage_with_encoder(tmp_path / "films")
-    closed: list[str] = []
-    monkeypatch.setattr(
-        SnapshotStore, "close", lambda store: closed.append(Path(store.address).name)
-    )
-
-    def full(side: str, *_: int) -> None:
-        if side == sides[-1]:
-            raise DataError("the file ends here")
-
-    sides = list(lineage.manifest(lineage.production).embeddings)
-    assert len(sides) == 2
-    with pytest.raises(DataError, match="ends here"):
-        local_stores(lineage, full)
-    assert sorted(closed) == sorted(sides)
-
-
 def test_a_snapshot_of_the_newest_version_has_ids_as_a_table_of_ones_own_has_them(
     tmp_path: Path,
 ) -> None:
@@ -210,14 +179,43 @@ def test_a_snapshot_of_the_newest_version_has_ids_as_a_table_of_ones_own_has_the
     store.add_space(space := space_of(lineage, 0))
     own, ids = vectors_of(0).numpy(), pa.array(map(str, range(300)))
     store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, own))
+    newest = vectors_of(1).numpy()
     with closing(Reader.open(lineage.path, {"object": store})) as reader:
-        newest = vectors_of(1).numpy()
         np.testing.assert_allclose(reader.embed(["7"], 1).vectors[0], newest[7], rtol=1e-6)
         nearest = ((newest - newest[7]) ** 2).sum(axis=1).argsort()[:2]
         hits = reader.search(newest[7], 2, 1, metric="l2")[0]
         assert hits.ids.to_pylist() == [str(i) for i in nearest]
     with closing(Reader.open(lineage.path)) as reader:  # its own snapshots have integers
         np.testing.assert_allclose(reader.embed([7], 1).vectors[0], newest[7], rtol=1e-6)
+
+
+def test_stores_are_closed_where_another_cannot_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage, closed = lineage_with_encoder(tmp_path / "films"), list[str]()
+    monkeypatch.setattr(
+        SnapshotStore, "close", lambda store: closed.append(Path(store.address).name)
+    )
+    sides = list(lineage.manifest(lineage.production).embeddings)
+
+    def full(side: str, *_: int) -> None:
+        if side == sides[-1]:
+            raise DataError("the disk is full")
+
+    with pytest.raises(DataError, match="disk is full"):
+        local_stores(lineage, full)
+    assert sorted(closed) == sorted(sides)
+
+
+def test_a_store_of_ones_own_that_is_refused_is_left_open(lineage: Lineage, tmp_path: Path) -> None:
+    class Closing(DictionaryStore):
+        def close(self) -> None:
+            raise AssertionError("it is not the reader's")
+
+    store = Closing()
+    fill(lineage, store, "object")
+    with pytest.raises(IntegrityError):
+        Reader.open(lineage_of(tmp_path / "another", 1), {"object": store})
 
 
 @pytest.fixture
@@ -227,27 +225,34 @@ def sided(tmp_path: Path) -> Lineage:
     return Lineage.open(tmp_path / "line")
 
 
-def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage) -> None:
+def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_path: Path) -> None:
     store = DictionaryStore()
     fill(sided, store, "candidate")
-    assert store.side == "candidate"
     before = {rows.version: rows.ids for rows in store.scan()}
-    for take in (
+    takes: list[Callable[[], object]] = [
         lambda: fill(sided, store, "query"),
         lambda: Reader(sided, {"query": store}),
         lambda: Backfill(sided, store, "query"),
-    ):
-        with pytest.raises(
-            IntegrityError, match="store of side 'candidate' and cannot hold side 'query'"
-        ):
+    ]
+    for take in takes:
+        with pytest.raises(IntegrityError, match="side 'candidate' and cannot hold side 'query'"):
             take()
     assert {rows.version: rows.ids for rows in store.scan()} == before
     Reader(sided, {"candidate": store})
+    # All stores are checked before one is filled.
+    taken = str(tmp_path / "taken")
+    with open_store(taken, create="int64") as opened:
+        fill(sided, opened, "candidate")
+    addresses = {"candidate": str(tmp_path / "new"), "query": taken}
+    with (
+        pytest.raises(IntegrityError, match="store of side 'candidate'"),
+        stores_to_fill(sided, addresses),
+    ):
+        pass
 
 
 def test_rows_without_a_side_are_of_none(sided: Lineage) -> None:
-    space = space_of(sided, 2)
-    store = DictionaryStore()
+    store, space = DictionaryStore(), space_of(sided, 2)
     store.add_space(space)
     store.upsert(Rows(2, pa.array([3, 1000]), np.ones((2, space.dim), np.float32)))
     for side in ("query", "candidate"):
@@ -271,72 +276,18 @@ def test_one_store_is_not_given_for_two_sides(sided: Lineage, tmp_path: Path) ->
         open_stores(sided, twice)
 
 
-def test_all_stores_are_checked_before_one_is_filled(sided: Lineage, tmp_path: Path) -> None:
-    taken = str(tmp_path / "taken")
-    with open_store(taken, create="int64") as store:
-        fill(sided, store, "candidate")
-    addresses = {"candidate": str(tmp_path / "new"), "query": taken}
-    with (
-        pytest.raises(IntegrityError, match="store of side 'candidate'"),
-        stores_to_fill(sided, addresses),
-    ):
-        pass
-
-
-class ClosingStore(DictionaryStore):
-    """A store that counts how often it was closed."""
-
-    closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def closing_store(lineage: Lineage) -> ClosingStore:
-    store = ClosingStore()
-    fill(lineage, store, "object")
-    return store
-
-
-def test_later_versions_than_the_settled_are_read_beside(lineage: Lineage) -> None:
-    store, beside = closing_store(lineage), closing_store(lineage)
-    stores = SideStores(lineage, {"object": store}, {"object": beside}, settled=1)
-    assert stores.sides == ("object",)
-    assert stores.of() is store
-    assert [stores.at(None, version) for version in (0, 1, 2)] == [store, store, beside]
-    with pytest.raises(LineageError, match="no side 'candidate'"):
-        stores.of("candidate")
-    stores.close()
-    assert (store.closed, beside.closed) == (1, 1)
-    with pytest.raises(LineageError, match="without a store"):
-        SideStores(lineage, {})
-
-
-def test_a_store_that_does_not_open_again_closes_those_that_did(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[ClosingStore] = []
-
-    def opening(address: str) -> ClosingStore:
-        if len(made) == 2:
-            raise StoreError("too many connections")
-        made.append(closing_store(lineage))
-        return made[-1]
-
-    canary = closing_store(lineage)
-    stores = SideStores(lineage, {"object": closing_store(lineage)}, {"object": canary})
-    stores._stores["other"] = stores.of()
-    monkeypatch.setattr(ClosingStore, "open", opening, raising=False)
-    with pytest.raises(StoreError, match="too many"), stores.opened_again(lineage):
-        raise AssertionError("all were opened")
-    assert [store.closed for store in made] == [1, 1]
-    assert canary.closed == 0
-    del stores._stores["other"]
-    made.clear()
-    with stores.opened_again(lineage) as (by_side, canaries, settled):
-        assert [*by_side.values(), *canaries.values()] == made[::-1]
-        assert settled == lineage.production
-    assert [store.closed for store in made] == [0, 0]
+def test_a_store_is_filled_with_a_version_before_it_is_promoted(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    publish(lineage, 1, promote=False)
+    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "new")}, version="newest")
+    assert (lineage.production, filled.held) == (0, {1: 300})
+    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "old")})
+    assert filled.held == {0: 300}
+    assert fill(lineage, own := DictionaryStore(), "object") == 300
+    assert own.count() == {0: 300}
+    with pytest.raises(UnknownVersionError):
+        fill_stores(lineage, {"object": str(tmp_path / "none")}, version=7)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.fixture
@@ -363,10 +314,8 @@ def test_a_store_reads_and_removes_no_file_outside(lineage: Lineage, outside: Pa
     store.close()
     path = lineage.path / "stores/object/store.json"
     record = json.loads(path.read_text())
-    body = record["store"]
-    body["segments"][0]["data"]["name"] = os.path.relpath(
-        outside / "own", lineage.path / "stores/object/segments"
-    )
+    body, segments = record["store"], lineage.path / "stores/object/segments"
+    body["segments"][0]["data"]["name"] = os.path.relpath(outside / "own", segments)
     record["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(record))
     with pytest.raises(IntegrityError, match="outside of the store's folder"):
@@ -382,40 +331,3 @@ def test_a_backfill_stays_in_the_lineage(lineage: Lineage, outside: Path, tmp_pa
         (work.folder / "journal").symlink_to(outside)
         with pytest.raises(IntegrityError, match="by a symbolic link"):
             Backfill(lineage, store, "object")
-
-
-def test_stores_are_filled_and_then_brought_to_the_next_version(tmp_path: Path) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=1)
-    address = str(tmp_path / "store")
-    calls: list[tuple[str, int, int, int]] = []
-
-    def progress(side: str, version: int, done: int, total: int) -> None:
-        calls.append((side, version, done, total))
-
-    (filled,) = fill_stores(lineage, {"object": address}, index=True, progress=progress)
-    assert (filled.side, filled.rows, filled.held) == ("object", 300, {0: 300})
-    assert filled.as_json() == {
-        "store": filled.store,
-        "side": "object",
-        "rows": 300,
-        "held": {0: 300},
-    }
-    assert calls[-1] == ("object", 0, 300, 300)
-    publish(lineage, 1)
-    with open_backfill(lineage, "object", address) as backfill:
-        assert backfill.plan().rows == 300
-        assert backfill.apply().held == {1: 300}
-
-
-def test_a_store_is_filled_with_a_version_before_it_is_promoted(tmp_path: Path) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=1)
-    publish(lineage, 1, promote=False)
-    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "new")}, version="newest")
-    assert (lineage.production, filled.held) == (0, {1: 300})
-    (filled,) = fill_stores(lineage, {"object": str(tmp_path / "old")})
-    assert filled.held == {0: 300}
-    assert fill(lineage, own := DictionaryStore(), "object") == 300
-    assert own.count() == {0: 300}
-    with pytest.raises(UnknownVersionError):
-        fill_stores(lineage, {"object": str(tmp_path / "none")}, version=7)
-    assert not (tmp_path / "none").exists()

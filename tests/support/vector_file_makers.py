@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,15 @@ from torch import Tensor
 
 from evergram.vector_files.base import EmbeddingFile
 
+TEXT = [f"object-{i}" for i in (3, 1, 4, 0, 5)]
+NUMBERS = [30, 10, 40, 0, 50]
+NAMES = ("vectors.parquet", "vectors.arrow", "vectors.arrows", "vectors.npy", "vectors.safetensors")
 VECTORS = np.arange(20, dtype=np.float64).reshape(5, 4) / 4 - 1
+
+
+def blocks_of(ids: list[Any], vectors: Tensor, size: int) -> Iterator[tuple[pa.Array, Tensor]]:
+    for start in range(0, len(ids), size):
+        yield pa.array(ids[start : start + size]), vectors[start : start + size]
 
 
 def whole(file: EmbeddingFile, size: int = 2) -> tuple[list[Any], Tensor]:

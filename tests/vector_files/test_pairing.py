@@ -116,27 +116,19 @@ def test_no_room_for_the_temporary_file_is_refused(
         next(Pairing(old, new).blocks())
 
 
-def test_the_next_item_is_made_while_one_is_used() -> None:
+def test_the_next_item_is_made_while_one_is_used_and_an_error_comes_after_those_before_it() -> None:
     made = threading.Semaphore(0)
 
     def items() -> Iterator[int]:
         for i in range(3):
             made.release()
             yield i
+        raise ValueError("three")
 
     items_ahead = ahead(items())
     assert next(items_ahead) == 0
     assert made.acquire(timeout=5)
     assert made.acquire(timeout=5)  # the second, which nobody has asked for
-    assert list(items_ahead) == [1, 2]
-
-
-def test_an_error_comes_after_the_items_before_it() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise ValueError("two")
-
-    items_ahead = ahead(items())
-    assert next(items_ahead) == 1
-    with pytest.raises(ValueError, match="two"):
+    assert [next(items_ahead) for _ in range(2)] == [1, 2]
+    with pytest.raises(ValueError, match="three"):
         next(items_ahead)

@@ -65,31 +65,40 @@ def test_shards_have_every_row_once_and_differ_by_one(
 
 
 def test_a_folder_is_whole_and_named_as_engines_expect(tmp_path: Path) -> None:
-    outcome = written(Shards(tmp_path / "out", 3))
+    outcome = written(Shards(tmp_path, 3))
     names = [f"part-0000{n}-of-00003.parquet" for n in range(3)]
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "_SHARDS.json",
-        "_SUCCESS",
-        *names,
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_SHARDS.json", "_SUCCESS", *names]
     assert outcome == WrittenShards(20, [0, 1, 2], [], [])
-    table = pq.read_table(tmp_path / "out" / names[1])
+    table = pq.read_table(tmp_path / names[1])
     assert table.schema.metadata[b"evergram.fingerprint"] == b"x"
     assert table["vector"].to_pylist() == [[float(i)] * 2 for i in range(6, 13)]
-    assert ids_in(tmp_path / "out") == list(range(20))
+    assert ids_in(tmp_path) == list(range(20))
+    finished = json.loads((tmp_path / RECORD).read_text())[FINISHED]
+    for name in names:
+        content = (tmp_path / name).read_bytes()
+        expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        assert finished.pop(name) == expected
+    assert finished == {}
 
 
-def test_missing_and_damaged_shards_are_written_again_and_others_kept(tmp_path: Path) -> None:
-    shards = Shards(tmp_path, 5)
+def test_missing_and_damaged_shards_are_written_again_and_others_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = Shards(tmp_path, 6)
     written(shards)
+    before = {n: shards.path(n).read_bytes() for n in range(6)}
     kept = shards.path(0).stat().st_mtime_ns
     shards.path(1).unlink()
     shards.path(2).write_bytes(b"half of a file")
     pq.write_table(pq.read_table(shards.path(4)).slice(1), shards.path(4))
+    # Zeros within a file, as a disk may leave; its length stays.
+    shards.path(5).write_bytes(before[5][:20] + bytes(60) + before[5][80:])
     outcome = written(shards)
-    assert (outcome.written, outcome.kept) == ([1, 2, 4], [0, 3])
+    assert (outcome.written, outcome.kept, outcome.missing) == ([1, 2, 4, 5], [0, 3], [])
     assert shards.path(0).stat().st_mtime_ns == kept
-    assert ids_in(tmp_path) == list(range(20))
+    assert {n: shards.path(n).read_bytes() for n in range(6)} == before
+    assert "part-00005-of-00006.parquet has another SHA-256" in caplog.text
+    assert (tmp_path / SUCCESS).exists()
 
 
 def test_processes_share_the_work_and_the_last_marks_the_set(tmp_path: Path) -> None:
@@ -125,32 +134,28 @@ def test_other_settings_are_refused_or_start_again(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("part-*"))) == 4
 
 
-def test_a_source_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="changed meanwhile"):
-        write_shards(Shards(tmp_path, 2), 20, lambda a, b: blocks_of(13), MARKS, {})
-    assert not Shards(tmp_path, 2).path(1).exists()
-
-
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 to 100000"):
-        Shards(tmp_path, 0)
-    with pytest.raises(DataError, match="numbered 0 to 2"):
-        Shards(tmp_path, 3, 3)
-    with pytest.raises(DataError, match="at most 20"):
-        written(Shards(tmp_path, 21))
-    (tmp_path / "mine.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"other files in it, such as mine\.parquet"):
-        written(Shards(tmp_path, 2), overwrite=True)
-    with pytest.raises(DataError, match="cannot be written"):
-        written(Shards(tmp_path / "mine.parquet", 2))
-
-
-def test_a_shard_is_named_by_its_number_of_all() -> None:
+    with pytest.raises(DataError, match="changed meanwhile"):
+        write_shards(Shards(tmp_path / "z", 2), 20, lambda a, b: blocks_of(13), MARKS, {})
+    assert not Shards(tmp_path / "z", 2).path(1).exists()
+    for count, only, message in ((0, None, "1 to 100000"), (3, 3, "numbered 0 to 2")):
+        with pytest.raises(DataError, match=message):
+            Shards(tmp_path, count, only)
+    (tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine" / "mine.parquet"
+    mine.write_bytes(b"")
+    for place, count, message in (
+        (tmp_path / "new", 21, "at most 20"),
+        (tmp_path / "mine", 2, r"other files in it, such as mine\.parquet"),
+        (mine, 2, "cannot be written"),
+    ):
+        with pytest.raises(DataError, match=message):
+            written(Shards(place, count), overwrite=True)
     for text in ["3", "8/8", "3/9", "-1/8", "a/b"]:
         with pytest.raises(DataError):
             Shards.parsed(Path("x"), 8, text)
-        assert Shards.parsed(Path("x"), None, "3/8") == Shards(Path("x"), 8, 3)
-        assert Shards.parsed(Path("x"), None, None) is None
+    assert Shards.parsed(Path("x"), None, "3/8") == Shards(Path("x"), 8, 3)
+    assert Shards.parsed(Path("x"), None, None) is None
 
 
 @pytest.mark.parametrize("processes", [2, 9])
@@ -201,34 +206,3 @@ def test_processes_are_given_shards_to_share(tmp_path: Path) -> None:
     for count, only in ((None, None), (5, "1/5"), (None, "1/5")):
         with pytest.raises(DataError, match="2 processes share the shards of one folder"):
             Shards.parsed(tmp_path, count, only, two)
-
-
-def zero(path: Path) -> None:
-    """Put zeros in the place of bytes within a file, as a disk may; its length stays."""
-    content = path.read_bytes()
-    path.write_bytes(content[:20] + bytes(60) + content[80:])
-
-
-def test_size_and_sha_256_of_each_finished_shard_are_recorded(tmp_path: Path) -> None:
-    shards = Shards(tmp_path, 3)
-    written(shards)
-    finished = json.loads((tmp_path / RECORD).read_text())[FINISHED]
-    for n in range(3):
-        content = shards.path(n).read_bytes()
-        expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        assert finished.pop(shards.path(n).name) == expected
-    assert finished == {}
-
-
-def test_a_damaged_shard_is_written_again_with_a_sentence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shards = Shards(tmp_path, 3)
-    written(shards)
-    whole = shards.path(1).read_bytes()
-    zero(shards.path(1))
-    outcome = written(shards)
-    assert (outcome.written, outcome.kept, outcome.missing) == ([1], [0, 2], [])
-    assert shards.path(1).read_bytes() == whole
-    assert "part-00001-of-00003.parquet has another SHA-256" in caplog.text
-    assert (tmp_path / SUCCESS).exists()

@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.support.vector_blocks import NAMES, NUMBERS, TEXT, blocks_of
-from tests.support.vector_file_makers import whole
+from tests.support.vector_file_makers import NAMES, NUMBERS, TEXT, blocks_of, whole
 from torch import Tensor
 
 from evergram.errors import DataError
@@ -72,7 +71,7 @@ def test_rows_that_are_written_are_read_back(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    write_vectors(path, blocks_of(TEXT, torch.ones(5, 2), 2))
+    write_vectors(path, blocks_of(TEXT, torch.ones(5, 2), 2), {FINGERPRINT: "sha256:a"})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
     def failing() -> Iterator[tuple[pa.Array, Tensor]]:
@@ -82,7 +81,7 @@ def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None
     with pytest.raises(DataError, match="no more"):
         write_vectors(path, failing())
     with pytest.raises(DataError, match="no embeddings to write"):
-        write_vectors(path, iter([]))
+        write_vectors(path, iter([]), {FINGERPRINT: "sha256:b"})
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 

@@ -55,18 +55,11 @@ def test_the_figures_are_those_of_the_rankings() -> None:
 
 
 def test_only_judged_queries_whose_texts_are_all_here_count() -> None:
-    vectors, judgements = by_two_models(1.0, 0.5)
+    vectors, judgements = by_two_models(3.0, 0.1)
     some = {query: judgements[query] for query in vectors.queries[:30]}
     some["q5"] = {"d5": 1, "gone": 2}
     report = plan_migration(vectors, some)
     assert (report["queries"], report["incomplete"], report["absent"]) == (29, 1, 1)
-    assert len(vectors.queries) == QUERIES
-    with pytest.raises(DataError, match="None of the 60 queries"):
-        plan_migration(vectors, {"other": {"d1": 1}})
-
-
-def test_queries_whose_texts_are_not_all_here_are_no_evidence() -> None:
-    vectors, judgements = by_two_models(3.0, 0.1)
     few = {q: judgements[q] | ({} if n < 19 else {"gone": 1}) for n, q in enumerate(judgements)}
     report = plan_migration(vectors, few, WaySettings(depth=100))
     assert (report["queries"], report["verdict"]) == (19, None)
@@ -77,8 +70,12 @@ def test_queries_whose_texts_are_not_all_here_are_no_evidence() -> None:
     none_whole = {query: grades | {"gone": 1} for query, grades in judgements.items()}
     report = plan_migration(vectors, none_whole)
     assert (report["verdict"], report["incomplete"]) == (None, QUERIES)
-    with pytest.raises(DataError, match="nothing would be measured"):
-        plan_migration(vectors, {q: {"gone": 1} for q in vectors.queries})
+    for others, named in (
+        ({"other": {"d1": 1}}, "None of the 60 queries"),
+        ({q: {"gone": 1} for q in vectors.queries}, "nothing would be measured"),
+    ):
+        with pytest.raises(DataError, match=named):
+            plan_migration(vectors, others)
 
 
 def repeated(count: int, times: int) -> tuple[MigrationVectors, Judgements]:
@@ -262,25 +259,14 @@ def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicte
         ({"pairs": 1.5}, "at most 1"),
         ({"depth": 99}, "at least 100"),
         ({"sidecar_bytes": 1, "sidecar_error": 0.1}, "give one of them"),
+        ({"sidecar_bytes": 11}, "may have 0 to 10"),
+        ({"pairs": 0.3}, "fitted to 90 texts, and at least 100"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
     with pytest.raises(DataError, match=message):
-        WaySettings(**settings)  # type: ignore[arg-type]
-
-
-def test_a_sidecar_of_more_bytes_than_dims_is_refused() -> None:
-    vectors, _ = by_two_models(0.5, 0.2)
-    dim = vectors.old.shape[1]
-    measure_ways(vectors, WaySettings(sidecar_bytes=dim))
-    with pytest.raises(DataError, match=f"may have 0 to {dim}"):
-        measure_ways(vectors, WaySettings(sidecar_bytes=dim + 1))
-
-
-def test_too_few_pairs_are_refused() -> None:
-    vectors, _ = by_two_models(0.5, 0.2)
-    with pytest.raises(DataError, match="fitted to 90 texts, and at least 100"):
-        measure_ways(vectors, WaySettings(pairs=0.3))
+        measure_ways(vectors, WaySettings(**settings))  # type: ignore[arg-type]
 
 
 def put(path: Path, ids: list[str], dim: int) -> EmbeddingFile:
@@ -300,21 +286,19 @@ def files(folder: Path, new: list[str]) -> tuple[Pair, Pair]:
     return texts, queries
 
 
-def test_rows_of_all_four_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    vectors = MigrationVectors.of(*files(tmp_path, ["d3", "d1", "d2"]))
+@pytest.mark.parametrize("order", [["d1", "d2", "d3"], ["d3", "d1", "d2"]])
+def test_rows_of_all_four_are_from_the_last_id_to_the_first(
+    tmp_path: Path, order: list[str]
+) -> None:
+    """Whatever the files, so that texts of equal score are ranked as trec_eval does."""
+    vectors = MigrationVectors.of(*files(tmp_path, order))
+    assert vectors.texts == ["d3", "d2", "d1"]
     for ids, sides in (
         (vectors.texts, (vectors.old, vectors.new)),
         (vectors.queries, (vectors.old_queries, vectors.new_queries)),
     ):
         for side in sides:
             assert side[:, 0].tolist() == [float(i[1:]) for i in ids]
-    assert sorted(vectors.texts) == ["d1", "d2", "d3"]
-
-
-def test_texts_are_from_the_last_id_to_the_first_whatever_the_files(tmp_path: Path) -> None:
-    """So that texts of equal score are ranked as trec_eval does."""
-    for order in (["d1", "d2", "d3"], ["d3", "d1", "d2"]):
-        assert MigrationVectors.of(*files(tmp_path, order)).texts == ["d3", "d2", "d1"]
 
 
 def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Path) -> None:
@@ -326,22 +310,19 @@ def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Pat
         MigrationVectors.of((old, new), (other, new))
 
 
-@pytest.mark.parametrize("side", ["old", "new"])
-def test_it_is_known_whether_lengths_differ(tmp_path: Path, side: str) -> None:
-    lengths = {"old": [1.0, 1.0, 1.0], "new": [2.0, 2.0, 2.0]}
-
-    def differ() -> bool:
-        files = []
-        for name, values in lengths.items():
-            rows = torch.diag(torch.tensor(values))
-            write_vectors(tmp_path / f"{name}.npy", [(pa.array(["a", "b", "c"]), rows)])
-            files.append(open_embeddings(tmp_path / f"{name}.npy"))
-        pair = files[0], files[1]
-        return MigrationVectors.of(pair, pair).lengths_differ
-
-    assert not differ()  # of one length each
-    lengths[side][0] *= 1.5
-    assert differ()
+@pytest.mark.parametrize(
+    ("lengths", "differ"), [((1.0, 2.0), False), ((1.5, 2.0), True), ((1.0, 3.0), True)]
+)
+def test_it_is_known_whether_lengths_differ(
+    tmp_path: Path, lengths: tuple[float, float], differ: bool
+) -> None:
+    pair = []
+    for length, rest in zip(lengths, (1.0, 2.0), strict=True):
+        path, rows = tmp_path / f"{rest}.npy", torch.diag(torch.tensor([length, rest, rest]))
+        write_vectors(path, [(pa.array(["a", "b", "c"]), rows)])
+        pair.append(open_embeddings(path))
+    both = pair[0], pair[1]
+    assert MigrationVectors.of(both, both).lengths_differ is differ
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
