@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,19 +41,20 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
             with torch.no_grad():
                 error = StepError.of(transform(z), vectors[n - 1])
         kept = 20 if n < 2 else 15
-        publish_next(
-            line,
-            Artefact(
-                dim=DIMS[n],
-                embeddings={"object": (ids, z)},
-                transform=transform,
-                metrics={"metrics": {}},
-                recipe={},
-                canaries={"object": (ids[:kept], z[:kept])},
-                error=error,
-            ),
-        )
+        canaries = {"object": (ids[:kept], z[:kept])}
+        publish_next(line, version({"object": (ids, z)}, transform, canaries, error))
     return Lineage.open(line.path)
+
+
+def version(
+    sides: dict[str, Any],
+    transform: LinearTransform | None,
+    canaries: dict[str, Any],
+    error: StepError | None = None,
+) -> Artefact:
+    dim = next(iter(sides.values()))[1].shape[1]
+    facts: tuple[dict[str, Any], dict[str, Any]] = ({"metrics": {}}, {})
+    return Artefact(dim, sides, transform, *facts, canaries=canaries, error=error)
 
 
 def rms(delta: torch.Tensor) -> float:
@@ -115,15 +117,10 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
     ids, draw = pa.array(range(size)), torch.Generator().manual_seed(0)
     past, now = (torch.randn(size, 3, generator=draw) for _ in range(2))
     block = {"object": (ids, past)}
-    first = Artefact(3, block, None, {"metrics": {}}, {}, canaries=block)
-    publish_next(lineage, first)
+    publish_next(lineage, version(block, None, block))
     exact = StepError.of(past.repeat(10, 1), past.repeat(10, 1))
     block = {"object": (ids, now)}
-    wrong = LinearTransform(3, 3)
-    publish_next(
-        lineage,
-        Artefact(3, block, wrong, {"metrics": {}}, {}, canaries=block, error=exact),
-    )
+    publish_next(lineage, version(block, LinearTransform(3, 3), block, exact))
     readings = diagnose_lineage(lineage)
     assert readings[0].unseen is None
     limited = past_limits(readings, CompatibilityLimits(error=0.1))
@@ -136,16 +133,8 @@ def test_a_value_that_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(["a", "b"])
     for n in (0, 1):
-        publish_next(
-            lineage,
-            Artefact(
-                dim=2,
-                embeddings={"object": (ids, torch.eye(2))},
-                transform=LinearTransform(2, 2) if n else None,
-                metrics={"metrics": {}},
-                recipe={},
-            ),
-        )
+        transform = LinearTransform(2, 2) if n else None
+        publish_next(lineage, version({"object": (ids, torch.eye(2))}, transform, {}))
     readings = diagnose_lineage(lineage)
     assert (readings[0].measured, readings[0].certificate) == (None, None)
     assert (
@@ -196,18 +185,7 @@ def test_a_side_of_which_nothing_is_in_common_is_not_known(tmp_path: Path) -> No
         both = {"query": (queries, z), "candidate": (candidates, z)}
         error = StepError.of(z, z) if n else None
         transform = LinearTransform.from_matrix(torch.eye(2)) if n else None
-        publish_next(
-            lineage,
-            Artefact(
-                dim=2,
-                embeddings=both,
-                transform=transform,
-                metrics={"metrics": {}},
-                recipe={},
-                canaries=both,
-                error=error,
-            ),
-        )
+        publish_next(lineage, version(both, transform, both, error))
     readings = diagnose_lineage(lineage)
     assert list(readings[0].unknown) == ["error", "side candidate"]
     assert past_limits(readings, CompatibilityLimits()) == []

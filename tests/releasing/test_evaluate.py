@@ -19,6 +19,7 @@ from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.ranking import query_metrics
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.pair_history import PairHistory
+from evergram.releasing.demo import demo_recipe, rated_above_median
 from evergram.releasing.evaluate import Ranking, evaluate
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.diagnose import diagnose
@@ -124,3 +125,33 @@ def test_the_device_ranks_a_sample_too(tmp_path: Path, monkeypatch: pytest.Monke
     evaluate(recipe, lineage, device="meta", ranking=Ranking(4))
     # Popularity is of one dim: it is not worth a copy.
     assert devices == [torch.device("meta"), None]
+
+
+def rated(means: list[float], ratings: int = 5) -> Corpus:
+    """Candidates c0, c1, … with so many ratings of these means."""
+    rows = [(f"q{j}", f"c{i}", mean) for i, mean in enumerate(means) for j in range(ratings)]
+    query, candidate, value = zip(*rows, strict=True)
+    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, "value": value}))
+
+
+def test_the_consumer_asks_for_candidates_above_the_median() -> None:
+    ids, label = rated_above_median(rated([float(i % 25) for i in range(25)]))
+    above = {name for name, is_above in zip(ids.to_pylist(), label, strict=True) if is_above}
+    assert above == {f"c{i}" for i in range(13, 25)}
+
+
+def test_candidates_with_few_ratings_are_left_out_and_20_are_needed() -> None:
+    corpus = rated([float(i) for i in range(20)])
+    assert len(rated_above_median(corpus)[0]) == 20
+    with pytest.raises(DataError, match="Only 0 candidates have 6 ratings; the consumer needs 20"):
+        rated_above_median(corpus, minimum=6)
+    with pytest.raises(DataError, match="value"):
+        rated_above_median(Corpus.from_tables(pa.table({"query": ["a"], "candidate": ["x"]})))
+
+
+def test_the_recipe_is_of_planted_data_or_of_movielens(tmp_path: Path) -> None:
+    planted = demo_recipe(None, ["training.epochs=2"])
+    assert (planted.data.kind, planted.training.epochs) == ("synthetic", 2)
+    films = demo_recipe(tmp_path, [])
+    assert (films.data.kind, films.data.path) == ("movielens", str(tmp_path))
+    assert len(planted.split.versions) == len(films.split.versions) == len(films.model.dim)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.support.registered_consumers import register
+from safetensors.torch import save_file
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from evergram.compatibility import consumer_metric, input_fisher
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, RecipeError
+from evergram.lineage.consumers.record import Probe
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import KnownConsumer
 from evergram.releasing.known_consumers import known_consumer
@@ -312,3 +315,26 @@ def test_registered_consumers_that_cannot_count_are_left_out_or_refused(
     register(lineage, tmp_path, "wide", torch.ones(7))
     with pytest.raises(DataError, match=r"The probe of wide \(v0\) cannot weigh errors: .*dim 7"):
         plan(lineage, corpus, HALF)
+
+
+def register(
+    lineage: Lineage, folder: Path, name: str, weight: Tensor, **changes: Any
+) -> ConsumerRegistry:
+    """Add a consumer whose probe is a linear model.
+
+    Args:
+        weight: [D] or [C, D].
+        changes: of `side` ("candidate"), `metric` ("rmse"), `pinned` ("v0") and `ids`, by default
+            those of the side.
+    """
+    side, pinned = changes.get("side", "candidate"), changes.get("pinned", "v0")
+    ids = changes.get("ids")
+    if ids is None:
+        ids = lineage.embeddings(side)[0]
+    model, data = folder / f"{name}.safetensors", folder / f"{name}.parquet"
+    save_file({"weight": weight.contiguous()}, model)
+    pq.write_table(pa.table({"id": ids, "label": [i % 2 for i in range(len(ids))]}), data)
+    probe = Probe(model=str(model), data=str(data), side=side, metric=changes.get("metric", "rmse"))
+    registry = ConsumerRegistry.open(lineage.path)
+    registry.add(name, pinned, lineage.resolve, probe=probe)
+    return registry

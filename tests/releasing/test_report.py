@@ -18,10 +18,10 @@ from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
-from evergram.evaluation.reports.version_facts import KeptPast, NotMeasured
+from evergram.evaluation.reports.version_facts import KeptPast
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.html_report import report_file
-from evergram.releasing.html_report.model_facts import attempt, names_of
+from evergram.releasing.html_report.model_facts import names_of
 from evergram.releasing.html_report.report_file import (
     ReportedVersion,
     refuse_unwritable,
@@ -215,14 +215,6 @@ def test_candidates_have_their_title_or_else_their_id() -> None:
     corpus = Corpus.from_tables(table, None, titles)
     assert names_of(corpus.candidates, torch.tensor([1, 0])) == ["b", "Alien"]
     assert names_of(corpus.queries, torch.tensor([0])) == ["1"]
-
-
-def test_an_error_of_ours_is_a_reason() -> None:
-    def refuse() -> int:
-        raise DataError("Too large.")
-
-    assert attempt(refuse) == NotMeasured("Too large.")
-    assert attempt(abs, -2) == 2
 
 
 def test_strata_add_up_to_the_hits_of_the_published_reading(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +12,64 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.encoders import CANDIDATES, QUERIES, SEEN, lineage_with_encoder
+from tests.support.prepared import write_prepared
+from tests.support.small_recipe import small_recipe
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
+from torch import Tensor, nn
 
+from evergram.compatibility.alignment_loss import AlignmentLoss
+from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
+from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.sampling import ExampleSampler, PairDraws
+from evergram.data.split import HeldOut, random_split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, UnknownVersionError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.version_warnings import version_warnings
 from evergram.releasing import upgrade_steps
-from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.backward_transform import LEAST_COMMON, BackwardTransformFit, Overlap
+from evergram.releasing.evaluate import evaluate
 from evergram.releasing.frozen.kept_model import refuse_other_model
+from evergram.releasing.frozen.known_objects import (
+    UNTESTED,
+    corpus_of_known,
+    known_to,
+    split_of_known,
+    stored_in,
+    unknown_counts,
+    with_known_queries,
+)
+from evergram.releasing.html_report.report_file import ReportedVersion
 from evergram.releasing.past_models import StoredModel, known_vectors, past_model
+from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
 from evergram.releasing.publish import degradation, publish, worst_degradation
 from evergram.releasing.upgrade import train, upgrade
-from evergram.releasing.upgrade_plan import UpgradeOptions, UpgradePlan, plan_upgrade, with_modules
+from evergram.releasing.upgrade_plan import (
+    UpgradeOptions,
+    UpgradePlan,
+    plan_upgrade,
+    trained_encoder,
+    with_modules,
+)
 from evergram.releasing.upgrade_steps import (
     FittedUpgrade,
+    _companions,
     fit_upgrade,
     measure_upgrade,
     package_upgrade,
 )
+from evergram.retrieval.reader import Reader
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus
+from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext
+from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.monitors import popularity_choice
 from evergram.training.recipe import Recipe
 
 
@@ -78,11 +115,8 @@ def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
 
 
-@pytest.mark.parametrize("options", [["upgrade.steps=single"], ["model.kind=two_tower"]])
-def test_other_settings_of_the_same_trainer(
-    small: Recipe, tmp_path: Path, options: list[str]
-) -> None:
-    recipe = Recipe.of(small.model_dump(), [*options, "upgrade.alone=false"])
+def test_a_two_tower_model_is_upgraded_by_the_same_trainer(small: Recipe, tmp_path: Path) -> None:
+    recipe = Recipe.of(small.model_dump(), ["model.kind=two_tower", "upgrade.alone=false"])
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(recipe))
     lineage.publish(upgrade(recipe, lineage))
@@ -149,17 +183,6 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
     assert best("upgrade.method=non-bc", select_after=4) == 1
     # A run that ends before then has its last epoch.
     assert best("training.budget=0.000001", select_after=4) == 1
-
-
-def test_a_plan_aligns_the_next_version_to_the_newest(lineage: Lineage, corpus: Corpus) -> None:
-    plan = plan_upgrade(tiny_recipe(), lineage, corpus, UpgradeOptions())
-    assert (plan.number, plan.version, plan.past_version) == (1, 1, 0)
-    assert (plan.backward.transform.new_dim, plan.backward.transform.old_dim) == (5, 4)
-    assert plan.final is plan.split
-    assert plan.salt == "tiny"
-    again = plan.backward_for(plan.split.training)
-    for name, value in plan.backward.transform.state_dict().items():
-        assert torch.equal(value, again.transform.state_dict()[name])
 
 
 @pytest.mark.parametrize(("start", "dim"), [("fresh", 5), ("previous", 4), ("frozen", 4)])
@@ -238,9 +261,7 @@ def test_a_joint_upgrade_is_compared_with_a_model_of_its_own(
     assert fitted.unaligned is not None
     assert fitted.unaligned is not fitted.trained
     assert not torch.equal(fitted.unaligned.query, fitted.trained.query)
-
-
-def test_a_model_without_alignment_is_not_trained_twice(lineage: Lineage, corpus: Corpus) -> None:
+    # A model without alignment is not trained twice.
     _, fitted = carried_out(lineage, corpus, "upgrade.method=post-closed")
     assert fitted.unaligned is fitted.trained
     _, fitted = carried_out(lineage, corpus, "upgrade.alone=false")
@@ -250,7 +271,11 @@ def test_a_model_without_alignment_is_not_trained_twice(lineage: Lineage, corpus
 def test_a_frozen_model_is_packaged_as_it_is_and_was_trained_on_nothing_new(
     lineage: Lineage, corpus: Corpus
 ) -> None:
-    plan, fitted = carried_out(lineage, corpus, "upgrade.method=fix-m0", "upgrade.alone=false")
+    # Data, metrics and how the transform is made may differ.
+    other = "data.interactions=1000", 'metrics=["recall@5"]'
+    plan, fitted = carried_out(
+        lineage, corpus, "upgrade.method=fix-m0", "upgrade.alone=false", *other
+    )
     artefact = package_upgrade(plan, fitted, measure_upgrade(plan, fitted))
     assert artefact.encoder is not None
     _, state, _ = lineage.encoder_parts(0)
@@ -319,12 +344,6 @@ def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_error
 FROZEN = ("upgrade.start=frozen", "upgrade.alone=false")
 
 
-def test_data_metrics_and_how_the_transform_is_made_may_differ(lineage: Lineage) -> None:
-    recipe = tiny_recipe(*FROZEN, "data.interactions=1000", 'metrics=["recall@5"]')
-    artefact = upgrade(recipe, lineage, progress=False)
-    assert artefact.metrics["metrics"]["model"].keys() == {"recall@5"}
-
-
 def test_an_automatic_power_of_counts_is_not_looked_for_in_a_frozen_upgrade(
     small: Recipe, tmp_path: Path
 ) -> None:
@@ -376,3 +395,631 @@ def test_other_values_of_a_frozen_model_or_task_are_named(lineage: Lineage) -> N
     ):
         with pytest.raises(RecipeError, match=names):
             upgrade(tiny_recipe(*FROZEN, *overrides), lineage, progress=False)
+
+
+def frozen(small: Recipe, *overrides: str) -> Recipe:
+    upgrading = {"method": "fix-m0", "alone": False}
+    return Recipe.of({**small.model_dump(exclude={"upgrade"}), "upgrade": upgrading}, overrides)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Artefact, Corpus]:
+    corpus = load_corpus(small_recipe())
+    return train(small_recipe(), corpus, progress=False), corpus
+
+
+@pytest.fixture
+def first(trained: tuple[Artefact, Corpus], tmp_path: Path) -> tuple[Lineage, Corpus]:
+    lineage = Lineage.create(tmp_path / "lineage")
+    publish(lineage, trained[0])
+    return lineage, trained[1]
+
+
+def ids_of(artefact: Artefact, side: str) -> set[int]:
+    return set(artefact.block(side)[0].to_pylist())
+
+
+def test_new_ids_of_a_table_are_not_published_and_a_warning_counts_them(
+    small: Recipe, first: tuple[Lineage, Corpus], caplog: pytest.LogCaptureFixture
+) -> None:
+    lineage, corpus = first
+    recipe = frozen(small)
+    artefact = upgrade(recipe, lineage, corpus, progress=False)
+    training = split_for(recipe, corpus, 1, lineage.pair_history).training
+    new, unknown = {}, {}
+    for side, entities in (("query", training.queries), ("candidate", training.candidates)):
+        before = set(lineage.embeddings(side)[0].to_pylist())
+        ids = set(entities.vocabulary.keys.to_pylist())
+        new[side] = sorted(ids - before)
+        unknown[side] = len(new[side])
+        assert ids_of(artefact, side) == ids & before
+        assert float(torch.as_tensor(artefact.block(side)[1]).norm(dim=1).min()) > 0
+    assert min(unknown.values()) > 0
+    assert artefact.metrics["data"]["unknown_to_model"] == unknown
+    with caplog.at_level(logging.WARNING):
+        published = publish(lineage, artefact)
+    sentence = next(w for w in published.warnings if "no vectors" in w)
+    assert f"of {unknown['query']} queries and {unknown['candidate']} candidates" in sentence
+    assert sentence in caplog.text
+    assert f"Version 1: {version_warnings(lineage)[1][0]}" == sentence
+    reader = Reader.open(lineage.address)
+    known = lineage.embeddings("candidate")[0][0].as_py()
+    embedded = reader.embed([new["candidate"][0], known], side="candidate")
+    assert embedded.missing.to_pylist() == [new["candidate"][0]]
+
+
+def test_the_test_of_a_frozen_model_counts_new_ids_as_unknown(
+    small: Recipe, first: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = first
+    recipe = frozen(small, "upgrade.alone=true", "training.epochs=1", "prior.kind=version")
+    split = split_for(recipe, corpus, 1, lineage.pair_history)
+    known = stored_in({s: lineage.embeddings(s)[0] for s in ("query", "candidate")}, split.training)
+    of_known = known["query"][split.test.query]
+    ranked = split.test.where(of_known & (split.test.candidate >= 0))
+    artefact = upgrade(recipe, lineage, corpus, progress=False)
+    data = artefact.metrics["data"]
+    assert data["unknown_queries"] == split.unknown_queries + int((~of_known).sum())
+    assert data["unknown_queries"] > split.unknown_queries
+    misses = int((split.test.candidate[of_known] < 0).sum())
+    new = int((~known["candidate"][ranked.candidate]).sum())
+    assert data["unknown_test_candidates"] == misses + new > misses
+    assert data["candidates"] == int(known["candidate"].sum())
+    # The model that is trained alone knows new ids, and is tested on the same queries.
+    assert artefact.metrics["metrics"]["alone"]["recall@20"] > 0
+    facts = ReportedVersion(recipe, lineage, corpus, 1).facts(artefact)
+    assert isinstance(facts.spectra, dict)
+    assert facts.spectra["candidate"].entities == len(ids_of(artefact, "candidate"))
+    publish(lineage, artefact)
+    assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(
+        artefact.metrics["metrics"]["model"]
+    )
+
+
+def test_a_comparison_of_methods_keeps_all_objects(
+    small: Recipe, first: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = first
+    recipe = frozen(small)
+    artefact = upgrade(recipe, lineage, corpus, progress=False, keep_unknown=True)
+    training = split_for(recipe, corpus, 1, lineage.pair_history).training
+    assert ids_of(artefact, "query") == set(training.queries.vocabulary.keys.to_pylist())
+    assert "unknown_to_model" not in artefact.metrics["data"]
+    # Objects that it does not know have vectors of zeros, and no limit refuses these alone.
+    unknown = sum(artefact.unknown.values())
+    assert unknown > 0.05 * sum(len(ids_of(artefact, s)) for s in ("query", "candidate"))
+    few = Lineage.create(lineage.path.parent / "few")
+    few.publish(replace(artefact, transform=None, error=None, follows=None, canaries={}))
+    sides = ("query", "candidate")
+    assert unknown == sum(int((few.embeddings(s)[1] == 0).all(1).sum()) for s in sides)
+
+
+def test_a_feature_that_the_model_knows_is_enough(small: Recipe, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = [(int(a), int(b)) for a, b in torch.randint(40, (900, 2), generator=draw)]
+    table = pa.table({"query": [a for a, _ in rows], "candidate": [b for _, b in rows]})
+    genres = pa.table({"id": range(80), "genre": [f"g{i % 5}" for i in range(80)]})
+    more = [(a, b + 40) for a, b in rows[:300]] + [(a + 40, b) for a, b in rows[:300]]
+    both = pa.concat_tables(
+        [table, pa.table({"query": [a for a, _ in more], "candidate": [b for _, b in more]})]
+    )
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "python"},
+            "model": {"kind": "two_tower", "dim": 8, "hidden": [8]},
+            "training": {"epochs": 1},
+        }
+    )
+    before = Corpus.from_tables(table, None, genres)
+    after = Corpus.from_tables(both, None, genres)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, before, progress=False))
+    artefact = upgrade(frozen(recipe), lineage, after, progress=False)
+    assert max(ids_of(artefact, "candidate")) > 40  # new, and described
+    assert max(ids_of(artefact, "query")) < 40  # new, and of no feature
+    assert artefact.metrics["data"]["unknown_to_model"]["candidate"] == 0
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_corpus_of_known_entities_has_all_of_them_and_the_interactions_between_them(
+    tmp_path: Path, prepared: bool
+) -> None:
+    pairs = {"query": [1, 2, 1, 3, 4], "candidate": [10, 11, 12, 12, 13], "value": [1, 2, 3, 4, 5]}
+    corpus = Corpus.from_tables(pa.table(pairs))
+    if prepared:
+        corpus = load_prepared(write_prepared(corpus, tmp_path / "prepared"))
+    known = {"query": torch.tensor([1, 1, 0, 1]), "candidate": torch.tensor([1, 0, 1, 0])}
+    known = {side: marks.bool() for side, marks in known.items()}
+    assert unknown_counts(known) == {"query": 1, "candidate": 2}
+    narrow, places = corpus_of_known(corpus, known)
+    assert type(narrow) is type(corpus)
+    assert len(narrow) == 2
+    # Queries 2 and 4 met unknown candidates alone: they stay, after the others.
+    assert narrow.queries.vocabulary.keys.to_pylist() == [1, 2, 4]
+    assert narrow.candidates.vocabulary.keys.to_pylist() == [10, 12]
+    assert places["query"].tolist() == [0, 1, -1, 2]
+    assert places["candidate"].tolist() == [0, -1, 1, -1]
+    assert narrow.counts("query").tolist() == [2, 0, 0]
+    assert narrow.column("value").tolist() == [1, 3]
+    assert narrow.has_pairs(torch.tensor([0, 0, 2]), torch.tensor([0, 1, 1])).tolist() == [
+        True,
+        True,
+        False,
+    ]
+    assert narrow.repeats == 0
+
+
+def test_of_one_vocabulary_an_entity_is_known_as_both(tmp_path: Path) -> None:
+    pages = pa.table({"query": ["a", "b", "c"], "candidate": ["b", "c", "a"]})
+    corpus = Corpus.from_tables(pages, shared_ids=True)
+    ids = {"query": pa.array(["a", "b"]), "candidate": pa.array(["b", "a", "c"])}
+    known = stored_in(ids, corpus)
+    narrow, _ = corpus_of_known(corpus, known)
+    assert narrow.queries.vocabulary is narrow.candidates.vocabulary
+    assert narrow.queries.vocabulary.keys.to_pylist() == ["a", "b"]
+    assert len(narrow) == 1
+
+
+def test_what_is_wholly_known_stays_as_it_is_and_what_is_not_at_all_is_untested(
+    small: Recipe, first: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = first
+    split = random_split(corpus, share=0.2, held_out=HeldOut("salt"))
+    known = known_to(load_encoder(lineage, 0), split.training)
+    assert not known["query"].all()
+    everything = {side: torch.ones_like(marks) for side, marks in known.items()}
+    assert split_of_known(split, everything) is split
+    assert with_known_queries(split, everything) is split
+    nothing = {**everything, "query": torch.zeros_like(known["query"])}
+    for narrowed in (split_of_known(split, nothing), with_known_queries(split, nothing)):
+        assert narrowed.untested == UNTESTED
+        assert len(narrowed.test) == 0
+        assert narrowed.unknown_queries == split.unknown_queries + len(split.test)
+
+
+def recipe_of(small: Recipe, popularity: float | str, *overrides: str, **upgrading: Any) -> Recipe:
+    return Recipe.of(
+        {
+            **small.model_dump(include={"name", "data", "split"}),
+            "model": {"dim": [8, 10], "normalize": True, "popularity": popularity},
+            "task": {"kind": "softmax_all", "temperature": 0.2},
+            "training": {
+                **{"optimizer": "adam", "table_rate": 0.03, "decay": 0.95},
+                **{"epochs": 8, "patience": 0},
+            },
+            "upgrade": {"alone": False, **upgrading},
+        },
+        overrides,
+    )
+
+
+def published(artefact: Artefact) -> Tensor:
+    return torch.as_tensor(artefact.block("candidate")[1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("popularity", [0.3, "auto"])
+@pytest.mark.parametrize("method", ["bc-aligner", "evergram"])
+def test_the_version_before_is_read_within_its_certificate(
+    small: Recipe, tmp_path: Path, method: str, popularity: float | str
+) -> None:
+    recipe = recipe_of(small, popularity, method=method)
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    first = train(recipe, corpus, progress=False)
+    lineage.publish(first)
+    for version in (1, 2):
+        artefact = upgrade(recipe, lineage, corpus, progress=False)
+        lineage.publish(artefact)
+        chosen = artefact.metrics["training"]["popularity"]
+        before = lineage.metrics(version - 1)["training"]["popularity"]["exponent"]
+        assert chosen["exponent"] == before
+        if popularity == "auto":
+            assert chosen["reason"].startswith(f"that of version {version - 1}")
+        assert artefact.recipe["model"]["popularity"] == popularity
+        # Published candidates are unit rows times the power of this version's own counts.
+        counts = split_for(recipe, corpus, version, lineage.pair_history).training.counts(
+            "candidate"
+        )
+        norms = published(artefact).double().norm(dim=1)
+        powers = counts.double().clamp(min=1) ** before
+        torch.testing.assert_close(norms, powers, rtol=1e-5, atol=0)
+        report = lineage.metrics(version)
+        for past, reading in report["compatibility"].items():
+            ranking = {k: v["recall@20"] for k, v in reading["ranking"].items()}
+            assert ranking["chain"] > 0.75 * ranking["past"]
+            assert ranking["raw_candidates"] < ranking["chain_candidates"]
+            bound = report["certificate"][past]["bound"]
+            assert 0 < reading["drift"]["held_out"]["l2"] < bound
+            assert report["certificate"][past]["relative"] < 1
+    # What is read of the newest version is what was published, by an encoder without its data too.
+    encoder = load_encoder(lineage, 2)
+    training = split_for(recipe, corpus, 2).training
+    torch.testing.assert_close(encoder.embed_all(training)["candidate"], published(artefact))
+    ids = training.candidates.vocabulary.keys.slice(0, 30)
+    vectors = lineage.encoder(2).encode(ids.to_pylist(), side="candidate")
+    torch.testing.assert_close(torch.from_numpy(vectors), published(artefact)[:30])
+    model = evaluate(recipe, lineage, corpus=corpus)["model"]
+    assert model == pytest.approx(artefact.metrics["metrics"]["model"])
+
+
+@pytest.mark.long
+def test_a_transform_that_is_fitted_afterwards_lets_each_version_choose(
+    small: Recipe, tmp_path: Path
+) -> None:
+    recipe = recipe_of(small, "auto", "training.epochs=2", method="post-closed")
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus, progress=False))
+    artefact = upgrade(recipe, lineage, corpus, progress=False)
+    chosen = artefact.metrics["training"]["popularity"]
+    assert len(chosen["tried"]) == 9
+    assert chosen["reason"].startswith("best recall@20 of")
+    lineage.publish(artefact)
+    assert lineage.metrics(1)["certificate"]["0"]
+    record = lineage.manifest(1).encoder
+    assert record is not None
+    assert record.options["popularity"] == chosen["exponent"]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lineage, Corpus]:
+    """Version 0 with γ = 0.5, after a moment of training; only read."""
+    recipe = recipe_of(small_recipe(), 0.5, "training.epochs=1")
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path_factory.mktemp("grown") / "lineage")
+    lineage.publish(train(recipe, corpus, progress=False))
+    return lineage, corpus
+
+
+def test_alignment_is_between_published_vectors_of_both_versions(
+    small: Recipe, grown: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = grown
+    plan = plan_upgrade(recipe_of(small, 0.25), lineage, corpus, UpgradeOptions())
+    joint = _companions(plan)[0].joint
+    assert joint is not None
+    training = plan.final.training
+    counts = training.counts("candidate").double().clamp(min=1)
+    torch.testing.assert_close(joint.get_buffer("factors"), counts.pow(0.25).float())
+    # The past has the power and the counts of its own version, and new candidates have no vector.
+    before = split_for(recipe_of(small, 0.5), corpus, 0).training
+    rows = before.candidates.vocabulary.rows(training.candidates.vocabulary.keys)
+    assert bool((rows < 0).any())
+    old = before.counts("candidate").double().sqrt()
+    norms = plan.backward.past["candidate"].double().norm(dim=1)
+    torch.testing.assert_close(norms[rows >= 0], old[rows[rows >= 0]], rtol=1e-5, atol=0)
+    assert float(norms[rows < 0].max()) == 0
+    plain = plan_upgrade(recipe_of(small, 0.0), lineage, corpus, UpgradeOptions())
+    joint = _companions(plain)[0].joint
+    assert joint is not None
+    assert dict(joint.named_buffers()).get("factors") is None
+
+
+def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
+    small: Recipe, grown: tuple[Lineage, Corpus], tmp_path: Path
+) -> None:
+    lineage, corpus = grown
+    plan = plan_upgrade(recipe_of(small, "auto"), lineage, corpus, UpgradeOptions())
+    assert (plan.recipe.model.popularity, plan.keeps_popularity) == (0.5, True)
+    assert plan.recorded.model.popularity == "auto"
+    posthoc = plan_upgrade(
+        recipe_of(small, "auto", fit="posthoc"), lineage, corpus, UpgradeOptions()
+    )
+    assert (posthoc.recipe.model.popularity, posthoc.keeps_popularity) == ("auto", False)
+    bare = Lineage.create(tmp_path / "bare")
+    bare.publish(train(recipe_of(small, 0.0, "training.epochs=1"), corpus, progress=False))
+    with pytest.raises(
+        RecipeError, match=r"version 0 has none; give a number, or set upgrade\.fit"
+    ):
+        plan_upgrade(recipe_of(small, "auto"), bare, corpus, UpgradeOptions())
+
+
+@pytest.mark.long
+def test_a_frozen_model_keeps_its_factors(small: Recipe, grown: tuple[Lineage, Corpus]) -> None:
+    lineage, corpus = grown
+    recipe = recipe_of(small, 0.5, method="fix-m0")
+    artefact = upgrade(recipe, lineage, corpus, progress=False)
+    assert artefact.encoder is not None
+    assert artefact.encoder.options["popularity"] == 0.5
+    own = artefact.metrics["training"]["popularity"]
+    assert own == {"exponent": 0.5, "reason": "as the model has it"}
+    training = split_for(recipe, corpus, 1, lineage.pair_history).training
+    vectors, known = known_vectors(load_encoder(lineage, 0), training)
+    ids = training.candidates.vocabulary.rows(artefact.block("candidate")[0])
+    assert torch.equal(ids.sort().values, torch.nonzero(known["candidate"]).flatten())
+    assert torch.equal(published(artefact), vectors["candidate"][ids])
+
+
+def test_a_power_that_was_chosen_as_zero_goes_on(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(popularity_choice, "EXPONENTS", (0.0,))
+    recipe = recipe_of(small, "auto", "training.epochs=1")
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus, progress=False))
+    for version in (1, 2):
+        artefact = upgrade(recipe, lineage, corpus, progress=False)
+        lineage.publish(artefact)
+        reason = f"that of version {version - 1}, which this one is aligned to"
+        recorded = artefact.metrics["training"]["popularity"]
+        assert recorded == {"exponent": 0.0, "reason": reason}
+        ones = torch.ones(len(published(artefact)))
+        torch.testing.assert_close(published(artefact).norm(dim=1), ones)
+
+
+def test_models_that_are_trained_already_have_the_power_of_the_recipe(
+    small: Recipe, grown: tuple[Lineage, Corpus]
+) -> None:
+    lineage, corpus = grown
+    model = load_encoder(lineage, 0)
+    for popularity in (0.5, "auto"):
+        chosen = recipe_of(small, popularity).model
+        assert trained_encoder(model, corpus, chosen) is model
+    for popularity in (0.0, 0.25):
+        with pytest.raises(RecipeError, match=rf"{popularity}, .* 0\.5"):
+            trained_encoder(model, corpus, recipe_of(small, popularity).model)
+    model.popularity = None
+    with pytest.raises(RecipeError, match=r"0\.0; set model\.popularity"):
+        trained_encoder(model, corpus, recipe_of(small, 0.5).model)
+    tables = nn.Embedding(300, 4), nn.Embedding(200, 4)
+    modules = EncoderModules(*tables, torch.tensor, torch.tensor)
+    recipe = recipe_of(small, 0.5)
+    artefact = train(recipe, corpus, trained=modules, progress=False)
+    counts = split_for(recipe, corpus, 0).training.counts("candidate")
+    norms = published(artefact).double().norm(dim=1)
+    torch.testing.assert_close(norms, counts.double().sqrt(), rtol=1e-5, atol=0)
+    with pytest.raises(RecipeError, match="give a number"):
+        train(recipe_of(small, "auto"), corpus, trained=modules, progress=False)
+
+
+def fit_of(lineage: Lineage, corpus: Corpus, *overrides: str, dim: int = 5) -> BackwardTransformFit:
+    recipe = tiny_recipe(*overrides)
+    return BackwardTransformFit(
+        recipe.upgrade, 1, lineage.active_chain, load_encoder(lineage, 0), corpus, dim
+    )
+
+
+@pytest.mark.parametrize(("fit", "share"), [("joint", 0.05), ("joint", 0.5), ("none", 0.05)])
+def test_as_many_objects_are_held_out_as_a_measure_needs(
+    lineage: Lineage, corpus: Corpus, fit: str, share: float
+) -> None:
+    """A share of a small corpus would be fewer; where nothing is fitted, all were never seen."""
+    back = fit_of(lineage, corpus, f"upgrade.fit={fit}", f"upgrade.held_out={share}")
+    overlap = back.overlap
+    assert overlap.common == sum(int(back.known[s].sum()) for s in SIDES) >= LEAST_COMMON
+    if fit == "none":
+        assert (overlap.fitted, overlap.held_out) == (0, overlap.common)
+    else:
+        assert overlap.fitted + overlap.held_out == overlap.common
+        assert overlap.held_out in (LEAST_OBJECTS, LEAST_OBJECTS + 1) or share == 0.5
+        assert overlap.held_out >= LEAST_OBJECTS
+    assert not overlap.small
+
+
+@pytest.mark.parametrize("fit", ["joint", "none"])
+def test_of_too_few_objects_to_halve_no_more_are_held_out_than_the_share(
+    lineage: Lineage, corpus: Corpus, fit: str
+) -> None:
+    overrides = (f"upgrade.fit={fit}", "upgrade.held_out=0.5")
+    overlap = fit_of(lineage, corpus.restrict(torch.arange(9)), *overrides).overlap
+    assert overlap.small
+    assert overlap.held_out_share == (1.0 if fit == "none" else 0.5)
+    with pytest.raises(DataError, match="--allow-small-overlap"):
+        overlap.refuse_small(1, 0, allow_small=False)
+    overlap.refuse_small(1, 0, allow_small=True)
+
+
+def test_an_overlap_that_nothing_can_be_fitted_to_is_refused_in_any_case() -> None:
+    with pytest.raises(DataError, match="of which 1 are not held out"):
+        Overlap(9, 1, 8, 0.9).refuse_small(1, 0, allow_small=True)
+    with pytest.raises(DataError, match="no objects in common"):
+        Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
+
+
+def test_w_starts_orthonormal_or_as_a_layer_of_torch(lineage: Lineage, corpus: Corpus) -> None:
+    wide = 400
+    ours = fit_of(lineage, corpus, dim=wide).transform.affine()
+    theirs = fit_of(lineage, corpus, "upgrade.transform_start=uniform", dim=wide).transform.affine()
+    layer = torch.nn.Linear(wide, 4, bias=False).weight
+    assert ours is not None
+    assert theirs is not None
+    torch.testing.assert_close(ours[0] @ ours[0].T, torch.eye(4))
+    for weight in (theirs[0].detach(), layer.detach()):
+        assert 0.97 / 20 < float(weight.abs().max()) <= 1 / 20
+        assert float(weight.std()) == pytest.approx(1 / 20 / 3**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("transform", ["linear", "affine", "orthogonal"])
+def test_a_closed_form_recovers_an_exact_map_without_the_held_out_objects(
+    lineage: Lineage, corpus: Corpus, transform: str
+) -> None:
+    """New vectors are the old ones turned; those of held-out objects are made nonsense."""
+    back = fit_of(
+        lineage,
+        corpus,
+        "upgrade.method=post-closed",
+        f"upgrade.transform={transform}",
+        "upgrade.held_out=0.3",
+        dim=4,
+    )
+    assert back.joint() is None
+    draw = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=draw))[0]
+    turned = {side: vectors @ turn.T for side, vectors in back.past.items()}
+    poisoned = {side: torch.where(back.aside[side][:, None], 100.0, turned[side]) for side in SIDES}
+    back.finish(poisoned)
+    affine = back.transform.affine()
+    assert affine is not None
+    torch.testing.assert_close(affine[0], turn.T, rtol=1e-3, atol=1e-3)
+    assert not any(parameter.requires_grad for parameter in back.transform.parameters())
+    assert back.error(turned).rms < 1e-3
+    assert back.error(poisoned).rms > 10
+
+
+@pytest.mark.parametrize(
+    ("method", "start", "stays"),
+    [
+        ("evergram", 0.0, True),
+        ("post-closed", 0.0, False),
+        ("evergram", 0.2, False),
+        ("evergram", float("nan"), False),
+    ],
+)
+def test_a_trained_transform_stays_where_solving_gains_nothing(
+    lineage: Lineage, corpus: Corpus, method: str, start: float, stays: bool
+) -> None:
+    """The ridge gives up to one percent of the error away; a trained map need not pay that. What a
+    fit after the model starts from was never trained."""
+    back = fit_of(lineage, corpus, f"upgrade.method={method}", "upgrade.transform=linear", dim=4)
+    draw = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=draw))[0]
+    new = {side: vectors @ turn.T for side, vectors in back.past.items()}
+    back.transform = LinearTransform.from_matrix(turn.T + start)
+    trained = back.transform
+    back.finish(new)
+    assert (back.transform is trained) == stays
+    assert back.error(new).rms < 1e-3
+    assert not any(parameter.requires_grad for parameter in back.transform.parameters())
+
+
+def test_without_a_fit_the_transform_is_the_first_coordinates(
+    lineage: Lineage, corpus: Corpus
+) -> None:
+    """Also where a whole recipe names the default that is learned: nothing would learn it."""
+    whole = Recipe.of(tiny_recipe().model_dump(), ["upgrade.fit=none"])
+    assert (whole.upgrade.transform, tiny_recipe("upgrade.fit=none").upgrade.transform) == (
+        "linear",
+        "truncate",
+    )
+    rows = torch.arange(10.0).reshape(2, 5)
+    for settings in (whole.upgrade, tiny_recipe("upgrade.fit=none").upgrade):
+        before = load_encoder(lineage, 0)
+        back = BackwardTransformFit(settings, 1, lineage.active_chain, before, corpus, 5)
+        assert torch.equal(back.transform(rows), rows[:, :4])
+
+
+USERS, ITEMS, OLD, NEW = 12, 15, 2, 3
+# Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
+PAIRS = [(q, 0) for q in range(USERS)] + [(i % USERS, i) for i in range(1, ITEMS)]
+CORPUS = Corpus.from_tables(
+    pa.table({"query": [q for q, _ in PAIRS] * 20, "candidate": [c for _, c in PAIRS] * 20})
+)
+
+
+def draw(seed: int) -> dict[str, dict[str, Tensor]]:
+    """Old and new vectors of the same objects, with no map between them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"query": USERS, "candidate": ITEMS}
+    return {
+        name: {s: torch.randn(n, dim, generator=generator) for s, n in sizes.items()}
+        for name, dim in (("old", OLD), ("new", NEW))
+    }
+
+
+def alignment(
+    vectors: dict[str, dict[str, Tensor]], rate: float, **settings: Any
+) -> JointAlignment:
+    transform = LinearTransform(OLD, NEW, torch.Generator().manual_seed(0))
+    weight = {side: torch.ones(len(rows)) for side, rows in vectors["old"].items()}
+    chosen = JointAlignmentSettings(1.0, rate, **settings)
+    loss = AlignmentLoss(Chain([], OLD), "single")
+    return JointAlignment(transform, loss, vectors["old"], weight, chosen)
+
+
+def matrix(fitted: JointAlignment) -> Tensor:
+    """W, in its own memory."""
+    affine = fitted.transform.affine()
+    assert affine is not None
+    return affine[0].detach()
+
+
+def sampler() -> ExampleSampler:
+    draws = PairDraws(positives="queries", negatives=True, short_batch=True)
+    return ExampleSampler(CORPUS, draws, batch_size=len(CORPUS), seed=3)
+
+
+def least_squares(vectors: dict[str, dict[str, Tensor]], weight: dict[str, Tensor]) -> Tensor:
+    """W of the smallest Σ w ‖W new − old‖², [OLD, NEW], by the normal equations in float64."""
+    new, old = (torch.cat([vectors[n][s] for s in SIDES]).double() for n in ("new", "old"))
+    w = torch.cat([weight[s] for s in SIDES]).double()[:, None]
+    solved: Tensor = torch.linalg.solve((w * new).T @ new, (w * new).T @ old)
+    return solved.T
+
+
+def test_it_descends_to_the_least_squares_of_the_three_means() -> None:
+    """Queries uniformly; candidates of a pair of the query, uniformly; negatives: uniformly among
+    those that the query has not met."""
+    vectors = draw(0)
+    for rows in vectors.values():
+        rows["candidate"][0] *= 3
+    met = torch.zeros(USERS, ITEMS)
+    for q, c in PAIRS:
+        met[q, c] = 1
+    positive = (met / met.sum(1, keepdim=True)).mean(0)
+    negative = ((1 - met) / (1 - met).sum(1, keepdim=True)).mean(0)
+    thirds = {"query": torch.full((USERS,), 1 / USERS), "candidate": positive + negative}
+    alike = {"query": torch.ones(USERS), "candidate": torch.ones(ITEMS)}
+    expected, other = least_squares(vectors, thirds), least_squares(vectors, alike)
+    means: list[Tensor] = []
+    for rate, epochs in ((0.05, 150), (0.005, 150)):
+        fitted = alignment(vectors, rate, objects="paper-code")
+        if means:
+            matrix(fitted).copy_(means[-1])
+        fit_over_pairs(fitted, vectors["new"], PairFit(sampler(), epochs, every=epochs + 1))
+        means.append(matrix(fitted).clone())
+    # What is left is the noise of the draws.
+    assert float((means[-1] - expected).norm()) < 0.4 * float((expected - other).norm())
+
+
+def test_the_transform_with_the_smallest_error_after_an_epoch_is_kept() -> None:
+    vectors = draw(1)
+    fitted = alignment(vectors, 0.8, objects="paper-code")
+    fit = PairFit(sampler(), epochs=40, every=2, after=10)
+    errors = fit_over_pairs(fitted, vectors["new"], fit)
+    assert len(errors) == 20
+    assert min(errors[5:]) < errors[-1]
+    assert fitted.error(vectors["new"]) == pytest.approx(min(errors[5:]))
+    last = alignment(vectors, 0.8, objects="paper-code")
+    late = PairFit(sampler(), epochs=40, every=2, after=40)
+    assert fit_over_pairs(last, vectors["new"], late) == errors
+    assert last.error(vectors["new"]) == pytest.approx(errors[-1])
+
+
+def test_the_error_weighs_both_sides_alike() -> None:
+    vectors = draw(2)
+    fitted = alignment(vectors, 0.1)
+    by_side = [
+        (vectors["new"][s] @ matrix(fitted).T - vectors["old"][s]).square().sum(1).mean()
+        for s in SIDES
+    ]
+    assert fitted.error(vectors["new"]) == pytest.approx(float(sum(by_side) / 2))
+
+
+def test_a_recipe_says_whether_it_is_over_pairs_or_objects(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[PairFit | None] = []
+    finish = BackwardTransformFit.finish
+
+    def watched(self: Any, new: Any, pairs: PairFit | None = None, *more: Any) -> None:
+        fits.append(pairs)
+        finish(self, new, pairs, *more)
+
+    monkeypatch.setattr(BackwardTransformFit, "finish", watched)
+    matrices = {}
+    for objects in ("all", "paper-code", "batch"):
+        recipe = tiny_recipe(
+            "upgrade.method=post-lin-sloss",
+            f"upgrade.objects={objects}",
+            "upgrade.fit_epochs=3",
+            "training.evaluate_every=1",
+        )
+        transform = upgrade(recipe, lineage, progress=False).transform
+        assert transform is not None
+        matrices[objects] = transform.affine()
+    assert [fit is None for fit in fits] == [True, False, False]
+    assert all(fit.epochs == 3 and fit.every == 1 for fit in fits if fit is not None)
+    weights = [affine[0] for affine in matrices.values() if affine is not None]
+    assert all(not torch.equal(a, b) for a, b in pairwise(weights))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
-from tests.support.publishing import publish_next
+from tests.support.publishing import copy_of, publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
@@ -41,22 +38,12 @@ def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
 
 
 def shop_of_three(folder: Path) -> Lineage:
-    """Versions 0 to 2, of dims 2, 3 and 4: a copy, as each publication waits for the disk."""
-    shutil.copytree(_published(), folder)
-    return Lineage.open(folder)
+    """Versions 0 to 2, of dims 2, 3 and 4."""
+    return copy_of("three", _publish, folder)
 
 
-@cache
-def _published() -> Path:
-    folder = Path(_folder().name) / "shop"
+def _publish(folder: Path) -> None:
     lineage = Lineage.create(folder, "shop")
     publish_next(lineage, artefact(2))
     publish_next(lineage, artefact(3, 2, seed=1))
     publish_next(lineage, artefact(4, 3, seed=2))
-    return folder
-
-
-@cache
-def _folder() -> TemporaryDirectory[str]:
-    """A folder that is removed when the process ends."""
-    return TemporaryDirectory(prefix="evergram-lineages-")

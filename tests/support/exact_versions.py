@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
-from tests.support.publishing import publish_next
+from tests.support.publishing import copy_of, publish_next
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
@@ -18,11 +15,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 
 SIDE = "object"
-
-
 DIMS = (4, 5, 6, 3, 4)
-
-
 ROWS = 60
 
 
@@ -57,21 +50,11 @@ def exact_version(number: int, before: int | None) -> Artefact:
 
 
 def exact_lineage(folder: Path) -> Lineage:
-    """Versions 0 and 1: a copy, as each publication waits for the disk."""
-    shutil.copytree(_published(), folder)
-    return Lineage.open(folder)
+    """Versions 0 and 1."""
+    return copy_of("exact", _publish, folder)
 
 
-@cache
-def _published() -> Path:
-    folder = Path(_folder().name) / "shop"
+def _publish(folder: Path) -> None:
     lineage = Lineage.create(folder, "shop")
     publish_next(lineage, exact_version(0, None))
     publish_next(lineage, exact_version(1, 0))
-    return folder
-
-
-@cache
-def _folder() -> TemporaryDirectory[str]:
-    """A folder that is removed when the process ends."""
-    return TemporaryDirectory(prefix="evergram-lineages-")

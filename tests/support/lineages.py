@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
-from tests.support.publishing import publish_next
+from tests.support.publishing import copy_of, publish_next
 from torch import Tensor
 
 from evergram.compatibility.transforms import AffineTransform
@@ -67,24 +64,14 @@ def _canaries(version: int, rows: int, one_in: int) -> dict[str, tuple[pa.Array,
 def lineage_of(
     folder: Path, versions: int = 3, rows: int = 300, text: bool = False, canaries: int = 0
 ) -> Lineage:
-    """A lineage of `versions` versions: a copy, as each publication waits for the disk."""
-    shutil.copytree(_published(versions, rows, text, canaries), folder, dirs_exist_ok=True)
-    return Lineage.open(folder)
+    """A lineage of `versions` versions."""
 
+    def publish_all(made: Path) -> None:
+        lineage = Lineage.create(made, "line")
+        for version in range(versions):
+            publish(lineage, version, rows, text, canaries=canaries)
 
-@cache
-def _published(versions: int, rows: int, text: bool, canaries: int) -> Path:
-    folder = Path(_folder().name) / f"{versions}-{rows}-{text}-{canaries}"
-    lineage = Lineage.create(folder, "line")
-    for version in range(versions):
-        publish(lineage, version, rows, text, canaries=canaries)
-    return folder
-
-
-@cache
-def _folder() -> TemporaryDirectory[str]:
-    """A folder that is removed when the process ends."""
-    return TemporaryDirectory(prefix="evergram-lineages-")
+    return copy_of(f"{versions}-{rows}-{text}-{canaries}", publish_all, folder)
 
 
 def read_as(version: int, target: int, rows: int = 300) -> Tensor:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from evergram.lineage.artefact import Artefact
@@ -18,3 +23,18 @@ def following(lineage: Lineage, artefact: Artefact) -> Artefact:
 
 def publish_next(lineage: Lineage, artefact: Artefact, **options: Any) -> int:
     return lineage.publish(following(lineage, artefact), **options)
+
+
+def copy_of(key: str, publish: Callable[[Path], object], folder: Path) -> Lineage:
+    """Publish a lineage once in this process, as each publication waits for the disk; copy it."""
+    made = Path(_folder().name) / key
+    if not made.exists():
+        publish(made)
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    return Lineage.open(folder)
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return TemporaryDirectory(prefix="evergram-lineages-")

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote.addresses import cache_folder
+from evergram.lineage.remote.addresses import cache_folder, local_folder, mirror_of
+from evergram.lineage.remote.lock import describe_process, remote_lock, this_process
 from evergram.lineage.remote.storage import RemoteStorage
+from evergram.lineage.remote.training_note import training_note
 
 
 def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> None:
@@ -61,14 +64,6 @@ def test_embeddings_that_no_label_keeps_are_removed_from_the_storage(lineage: Li
     assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"3"}
     assert Lineage.open(PLACE).labels == {"stable": 3}
     assert not any("publishing.lock" in k for k in bucket_files())
-
-
-def test_a_withdrawn_version_is_removed_from_the_storage(lineage: Lineage) -> None:
-    publish_next(lineage, artefact(4, 3, seed=2), promote=False)
-    lineage.withdraw(2, "a bad one")
-    forget_mirror()
-    assert Lineage.open(PLACE).newest == 1
-    assert not any(k.startswith(("versions/2", "embeddings/2")) for k in bucket_files())
 
 
 def test_a_large_file_is_downloaded_once_when_it_is_first_read(
@@ -328,3 +323,239 @@ def test_what_is_stale_is_removed_while_nobody_else_can_write(
     ConsumerRegistry.open(PLACE).add("ads", "v1", lineage.resolve, probe=probe)
     assert locked == [("embeddings", True), ("versions", True), ("probes", True)]
     assert "publishing.lock" not in bucket_files()
+
+
+def test_a_record_that_arrived_counts_though_the_answer_was_lost(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryFileSystem.pipe_file
+
+    def lose(files: Any, path: str, value: bytes, **options: Any) -> None:
+        real(files, path, value, **options)
+        if path.endswith("lineage.json"):
+            raise TimeoutError("no answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", lose)
+    assert publish_next(lineage, artefact(4, 3, seed=2)) == 2
+    assert Lineage.open(PLACE).newest == 2
+
+
+def test_a_storage_that_cannot_be_reached_is_an_error(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with pytest.raises(LineageError, match=f"{PLACE} cannot be read: no route; the lineage is as"):
+        Lineage.open(PLACE)
+    with pytest.raises(LineageError, match="cannot be written: no route"):
+        publish_next(lineage, artefact(4, 3))
+    for address, message in (("nothing://x", "Protocol not known"), ("gs://x/y", "gcsfs")):
+        with pytest.raises(LineageError, match=message):
+            Lineage.open(address)
+
+
+def test_an_upload_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
+    storage = RemoteStorage(PLACE)
+    storage.write("versions/1/left.json", b"half")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "whole.json").write_bytes(b"whole")
+    storage.upload(tmp_path / "1", "versions/1")
+    assert bucket_files() == {"versions/1/whole.json": b"whole"}
+
+
+def test_an_upload_that_fails_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the line is dead.")
+
+    storage = RemoteStorage(PLACE)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "whole.json").write_bytes(b"whole")
+    storage.upload(tmp_path / "1", "probes/one/1")
+    monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
+    storage.upload(tmp_path / "1", "probes/one/1")  # what is there is what was to be written
+    (tmp_path / "1" / "whole.json").write_bytes(b"another")
+    with pytest.raises(LineageError, match="the line is dead"):
+        storage.upload(tmp_path / "1", "probes/one/1")
+    assert bucket_files() == {"probes/one/1/whole.json": b"whole"}
+
+
+def test_a_lost_connection_says_that_the_upload_may_have_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the line is dead.")
+
+    storage = RemoteStorage(PLACE)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", refuse)
+        with pytest.raises(LineageError, match="cannot be written: the line is dead; the lineage"):
+            storage.replace("lineage.json", b"new", None)
+        real = MemoryFileSystem.cat_file
+        answers = iter([real, refuse])
+        patch.setattr(MemoryFileSystem, "cat_file", lambda *a, **o: next(answers)(*a, **o))
+        with pytest.raises(LineageError, match=r"\(the line is dead\), and whether it arrived is"):
+            storage.replace("lineage.json", b"new", None)
+
+
+@pytest.mark.parametrize("error", [FileExistsError(), OSError(22, "precondition failed")])
+def test_the_lock_of_another_is_never_taken(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Not where it is there, not where it comes in between, whatever a driver calls that."""
+    place = "/bucket/shop/publishing.lock"
+    other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
+    real = MemoryFileSystem.pipe_file
+
+    def between(files: Any, path: str, value: bytes, **options: Any) -> None:
+        if path == place:
+            real(files, place, other)
+            raise error
+        real(files, path, value, **options)
+
+    message = r"publishing to memory://bucket/shop: eve on h \(process 1\) since now\. Wait"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", between)
+        with pytest.raises(LineageError, match=message):
+            publish_next(lineage, artefact(4, 3))
+    assert bucket_files()["publishing.lock"] == other
+    with pytest.raises(LineageError, match=message):
+        ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
+    assert bucket_files()["publishing.lock"] == other
+    fsspec.filesystem("memory").rm(place)
+    assert publish_next(lineage, artefact(4, 3)) == 2
+
+
+def test_a_lock_that_cannot_be_removed_is_a_warning(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryFileSystem.rm_file
+
+    def refuse(files: Any, path: str) -> None:
+        if path.endswith("publishing.lock"):
+            raise PermissionError("no deleting here")
+        real(files, path)
+
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
+    with pytest.warns(RuntimeWarning, match="publishing.lock could not be removed"):
+        assert publish_next(lineage, artefact(4, 3)) == 2
+    assert Lineage.open(PLACE).newest == 2
+
+
+def test_a_holder_that_cannot_be_read_is_said_to_be_unknown() -> None:
+    assert describe_process(json.dumps(this_process()).encode()).endswith(
+        str(this_process()["since"])
+    )
+    for content in (None, b"", b"[]", b"{}", b"\xff"):
+        assert describe_process(content) == "by whom cannot be read"
+
+
+def test_a_lock_that_cannot_be_read_back_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left behind, and refused every later publisher."""
+    files, reads = fsspec.filesystem("memory"), []
+    real = MemoryFileSystem.cat_file
+
+    def dropping(files: Any, path: str, **options: Any) -> Any:
+        reads.append(path)
+        if len(reads) in (2, 3):
+            raise OSError("connection reset")
+        return real(files, path, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", dropping)
+    with (
+        pytest.raises(OSError, match="connection reset"),
+        remote_lock(files, "/bucket/shop", PLACE),
+    ):
+        raise AssertionError("it is not known to be held")
+    assert "publishing.lock" not in bucket_files()
+    with remote_lock(files, "/bucket/shop", PLACE):
+        pass
+
+
+OTHER = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
+
+
+def test_a_training_is_noted_in_the_storage_while_it_runs(
+    lineage: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lineage.training():
+        assert "training.json" in bucket_files()
+    assert "training.json" not in bucket_files()
+    assert caplog.text == ""
+
+
+def test_the_note_of_another_process_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    storage = RemoteStorage(PLACE)
+    storage.write("training.json", OTHER)
+    with training_note(storage):
+        # Another process that begins later takes the note over, and removes it itself.
+        storage.write("training.json", OTHER)
+    assert f"of {PLACE}: eve on h (process 1) since now. If it still runs" in caplog.text
+    assert bucket_files() == {"training.json": OTHER}
+
+
+def test_a_storage_that_cannot_be_reached_does_not_keep_from_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    trained = []
+    with training_note(RemoteStorage(PLACE)):
+        trained.append(True)
+    assert trained
+
+
+def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
+    lineage = Lineage.create(f"file://{tmp_path}/a%20b")
+    publish_next(lineage, artefact(2))
+    assert lineage.path == tmp_path / "a b"
+    assert Lineage.open(tmp_path / "a b").newest == Lineage.open(f"file://{tmp_path}/a b").newest
+    assert not cache_folder().exists()
+    with pytest.raises(LineageError, match="names the host 'x'"):
+        local_folder("file://x/y")
+    # A drive letter makes no address.
+    assert local_folder("C:/x") == Path("C:/x")
+    assert mirror_of("s3://a") != mirror_of("s3://b")
+
+
+def test_without_fsspec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(LineageError, match=r"pip install 'evergram\[remote\]'"):
+        Lineage.open(PLACE)
+
+
+@pytest.mark.parametrize(
+    ("place", "folder"),
+    [
+        ("lineages/shop", "lineages/shop"),
+        ("file:///data/a%20b", "/data/a b"),
+        ("local://localhost/data", "/data"),
+        ("FILE:///data", "/data"),
+        ("s3://bucket/shop", None),
+        ("filecache::s3://bucket/shop", None),
+        (Path("s3://bucket"), "s3:/bucket"),
+    ],
+)
+def test_paths_and_file_addresses_are_folders_of_this_machine(
+    place: str | Path, folder: str | None
+) -> None:
+    assert local_folder(place) == (None if folder is None else Path(folder))
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("memory://team[eu]/shop", "is no address"),
+        ("s3://[/shop", "is no address"),
+        ("memory://teams/shop*", "stand for other characters"),
+        ("memory://teams/a?b", "stand for other characters"),
+    ],
+)
+def test_what_is_no_address_of_one_lineage_is_refused(address: str, words: str) -> None:
+    with pytest.raises(LineageError, match=words):
+        Lineage.open(address)

@@ -1,0 +1,294 @@
+"""A is positive definite, has the trace of I, and forgets scales and order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from evergram.compatibility.closed_form_fit import fit_closed_form
+from evergram.compatibility.consumers.consumer_metric import consumer_metric
+from evergram.compatibility.consumers.input_fisher import ConsumerModel, input_fisher
+from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides, solve
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import DataError, ShapeError
+
+SEEDS = st.integers(0, 10**6)
+MUS = st.floats(0, 0.99)
+
+
+def fishers(seed: int, dim: int, count: int = 3) -> list[Tensor]:
+    """Matrices of ranks 1, 2, 3 … and of very different scales."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(count):
+        rows = torch.randn(i + 1, dim, generator=draw, dtype=torch.float64)
+        made.append(100.0 ** (i - 1) * rows.T @ rows)
+    return made
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.integers(1, 6), MUS)
+def test_it_is_positive_definite_and_has_the_trace_of_the_identity(
+    seed: int, dim: int, weight: float
+) -> None:
+    metric = consumer_metric(fishers(seed, dim), weight)
+    assert metric.dtype == torch.float64
+    assert torch.allclose(metric, metric.T)
+    assert float(metric.trace()) == pytest.approx(dim, rel=1e-12)
+    assert float(torch.linalg.eigvalsh(metric)[0]) >= (1 - weight) - 1e-12
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, MUS, st.permutations([0, 1, 2]), st.floats(1e-6, 1e6))
+def test_it_depends_on_no_order_and_no_scale(
+    seed: int, weight: float, order: list[int], scale: float
+) -> None:
+    matrices = fishers(seed, 4)
+    expected = consumer_metric(matrices, weight)
+    other = consumer_metric([scale * matrices[i] for i in order], weight)
+    torch.testing.assert_close(other, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_without_weight_it_is_the_identity() -> None:
+    assert torch.equal(consumer_metric(fishers(0, 5), 0.0), torch.eye(5, dtype=torch.float64))
+
+
+def test_it_is_what_it_says() -> None:
+    # D F / tr F = [[2, 0], [0, 0]] and [[1, 0], [0, 1]]; their mean [[1.5, 0], [0, 0.5]].
+    metric = consumer_metric([torch.diag(torch.tensor([7.0, 0.0])), torch.eye(2)], 0.5)
+    assert metric.tolist() == [[1.25, 0.0], [0.0, 0.75]]
+
+
+def test_rounding_below_zero_is_cut_off() -> None:
+    metric = consumer_metric([torch.diag(torch.tensor([1.0, -1e-8]))], 0.999)
+    assert float(torch.linalg.eigvalsh(metric)[0]) >= 0.001 - 1e-12
+    assert float(metric.trace()) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "weight", "message"),
+    [
+        ([torch.eye(2)], 1.0, r"is 1\.0; it is at least 0 and below 1"),
+        ([torch.eye(2)], -0.1, r"is -0\.1; it is at least 0"),
+        ([torch.eye(2)], float("nan"), "is nan; it is at least 0"),
+        ([], 0.5, "no matrix of a consumer"),
+        ([torch.eye(2), torch.eye(3)], 0.5, r"dims \[2, 3\]; they must have one"),
+        ([torch.zeros(2, 2)], 0.5, "the trace 0, so its predictions do not change"),
+        ([torch.tensor([[float("nan")]])], 0.5, "are not finite"),
+        ([torch.ones(2, 3)], 0.5, r"is \[2, 3\]; it must be \[D, D\]"),
+        ([torch.tensor([[1.0, 1.0], [0.0, 1.0]])], 0.5, "not symmetric"),
+        ([torch.tensor([[1.0, 2.0], [2.0, 1.0]])], 0.5, "a negative eigenvalue"),
+    ],
+)
+def test_what_is_no_fisher_matrix_is_refused(
+    matrices: list[Tensor], weight: float, message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        consumer_metric(matrices, weight)
+
+
+DIM = 4
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(seed: int, outputs: int) -> nn.Sequential:
+    """A smooth network in float64."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(DIM, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+def over_labels(model: ConsumerModel, rows: Tensor, classes: int) -> Tensor:
+    """E_z Σ_y p(y|z) ∇ℓ ∇ℓᵀ with ℓ by torch's own losses: no Jacobian of the logits."""
+    total = torch.zeros(DIM, DIM, dtype=torch.float64)
+    for row in rows:
+        for label in range(classes):
+            z = row.clone().requires_grad_()
+            logits = model(z[None]).reshape(-1)
+            if len(logits) == 1:
+                target = torch.tensor([float(label)], dtype=torch.float64)
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, target)
+            else:
+                loss = nn.functional.cross_entropy(logits[None], torch.tensor([label]))
+            gradient = torch.autograd.grad(loss, z)[0]
+            total += torch.exp(-loss.detach()) * torch.outer(gradient, gradient)
+    return total / len(rows)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 5]))
+def test_it_is_the_mean_over_labels_of_the_losses_gradients(seed: int, outputs: int) -> None:
+    model, rows = network(seed, outputs), 2 * randn(seed, 7, DIM)
+    matrix = input_fisher(model, rows, batch_size=3)
+    expected = over_labels(model, rows, max(2, outputs))
+    torch.testing.assert_close(matrix, expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(matrix, matrix.T)
+    assert float(torch.linalg.eigvalsh(matrix)[0]) > -1e-12
+
+
+def test_half_of_it_is_the_divergence_of_a_small_move() -> None:
+    model, row, move = network(3, 4), randn(0, 1, DIM), 1e-3 * randn(1, DIM)
+    before, after = (model(z).log_softmax(-1).detach() for z in (row, row + move))
+    divergence = (before.exp() * (before - after)).sum()
+    matrix = input_fisher(model, row)
+    torch.testing.assert_close(0.5 * move @ matrix @ move, divergence, rtol=5e-3, atol=0)
+
+
+def test_of_a_value_it_is_the_mean_of_squared_slopes() -> None:
+    weight = randn(0, DIM)
+    rows = randn(1, 9, DIM)
+    matrix = input_fisher(lambda z: (z @ weight).square(), rows, "value")
+    slopes = 2 * (rows @ weight)[:, None] * weight
+    torch.testing.assert_close(matrix, slopes.T @ slopes / 9)
+
+
+def test_a_module_is_read_as_it_is_used_and_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(DIM, 1)).double().train()
+    matrices = [input_fisher(model, torch.ones(3, DIM).double()) for _ in range(2)]
+    assert torch.equal(*matrices)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_it_works_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        assert float(input_fisher(network(0, 1), randn(0, 2, DIM)).trace()) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "message"),
+    [
+        (lambda z: z[:, 0], torch.zeros(0, DIM), r"\[0, 4\]; they must be \[N, D\] of one or more"),
+        (lambda z: z[:, 0], torch.zeros(DIM), r"\[4\]; they must be \[N, D\]"),
+        (lambda z: z[None], torch.zeros(3, DIM), r"returns \[1, 3, 4\]; it must return a tensor"),
+        (lambda z: z.tolist(), torch.zeros(3, DIM), "returns list; it must return a tensor"),
+        (lambda z: z.sum(0), torch.zeros(3, DIM), "returns 4 rows for 3 embeddings"),
+        (lambda z: z.detach()[:, 0], torch.zeros(3, DIM), "no gradient by its inputs"),
+    ],
+)
+def test_a_model_that_is_no_consumer_is_refused(
+    model: ConsumerModel, rows: Tensor, message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        input_fisher(model, rows)
+
+
+OLD, NEW = 3, 5
+
+
+def metric_of(seed: int) -> Tensor:
+    root = randn(seed, OLD, OLD)
+    return root @ root.T + 0.3 * torch.eye(OLD, dtype=torch.float64)
+
+
+def pairs(seed: int, rows: int) -> tuple[Tensor, Tensor]:
+    new = randn(seed, rows, NEW) @ randn(seed + 1, NEW, NEW) + 0.5
+    return new @ randn(seed + 2, NEW, OLD) + randn(seed + 3, rows, OLD) - 0.4, new
+
+
+def moments_of(old: Tensor, new: Tensor) -> SecondMoments:
+    moments = SecondMoments(OLD, NEW)
+    moments.add(old, new)
+    return moments
+
+
+def side(seed: int, rows: int, metric: Tensor | None) -> tuple[SideMoments, Tensor, Tensor]:
+    old, new = pairs(seed, rows + 6)
+    held = moments_of(old[rows:], new[rows:])
+    return SideMoments(moments_of(old[:rows], new[:rows]), held, metric), old[:rows], new[:rows]
+
+
+def long_solution(sides: list[tuple[SideMoments, Tensor, Tensor]], rho: float) -> Tensor:
+    """[W b] of Σ_s A_s (W (Z_sᵀ Z_s + n_s ρ I) − Y_sᵀ Z_s) = 0, by Kronecker products."""
+    left = torch.zeros(OLD * (NEW + 1), OLD * (NEW + 1), dtype=torch.float64)
+    right = torch.zeros(OLD * (NEW + 1), dtype=torch.float64)
+    no_ridge_for_offsets = torch.diag(torch.tensor([1.0] * NEW + [0.0], dtype=torch.float64))
+    for moments, old, new in sides:
+        wide = torch.cat([new, torch.ones(len(new), 1, dtype=torch.float64)], dim=1)
+        gram = wide.T @ wide + len(new) * rho * no_ridge_for_offsets
+        left += torch.kron(moments.weighing, gram)
+        right += (moments.weighing @ old.T @ wide).reshape(-1)
+    solution: Tensor = torch.linalg.solve(left, right)
+    return solution.reshape(OLD, NEW + 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.sampled_from([0.0, 0.1, 3.0]))
+def test_it_solves_the_normal_equations_of_both_sides(seed: int, rho: float) -> None:
+    sides = [side(seed, 30, metric_of(seed)), side(seed + 1, 50, metric_of(seed + 5))]
+    weight, offset = solve([s[0] for s in sides], rho, offset=True)
+    assert offset is not None
+    expected = long_solution(sides, rho)
+    torch.testing.assert_close(weight, expected[:, :-1], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(offset, expected[:, -1], rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS, st.sampled_from([0.0, 0.5]))
+def test_the_gradient_of_the_weighed_error_vanishes(seed: int, rho: float) -> None:
+    sides = [side(seed, 30, metric_of(seed)), side(seed + 1, 50, metric_of(seed + 5))]
+    weight = solve([s[0] for s in sides], rho)[0].requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for moments, old, new in sides:
+        root = torch.linalg.cholesky(moments.weighing, upper=True)
+        total = total + ((new @ weight.T - old) @ root.T).square().sum()
+        total = total + len(new) * rho * (root @ weight).square().sum()
+    gradient = torch.autograd.grad(total, weight)[0]
+    assert float(gradient.abs().max()) < 1e-8 * float(total.detach())
+
+
+def test_one_matrix_for_both_sides_drops_out() -> None:
+    """Also with a ridge, which is measured as the error is; two different ones do not."""
+    metric = metric_of(0)
+    sides = [side(0, 30, metric)[0], side(1, 50, metric)[0]]
+    plain = [SideMoments(s.moments, s.held, None) for s in sides]
+    for rho in (0.0, 0.4):
+        torch.testing.assert_close(solve(sides, rho)[0], solve(plain, rho)[0])
+    mixed = [sides[0], SideMoments(sides[1].moments, sides[1].held, metric_of(9))]
+    assert float((solve(mixed, 0.0)[0] - solve(plain, 0.0)[0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+def test_without_matrices_it_is_the_closed_form_of_all_pairs(kind: str) -> None:
+    first, second = side(0, 30, None)[0], side(1, 50, None)[0]
+    seen, held = SecondMoments(OLD, NEW), SecondMoments(OLD, NEW)
+    for each in (first, second):
+        seen.merge(each.moments)
+        held.merge(each.held)
+    expected, fitted = fit_closed_form(kind, seen, held), fit_sides(kind, first, second)
+    # The ridge of the affine fit is in the unit of moments about the means.
+    close = {"linear": 1e-6, "affine": 0.1}[kind]
+    assert fitted.ridge == pytest.approx(expected.ridge, rel=close, abs=1e-6)
+    torch.testing.assert_close(fitted.weight, expected.weight, rtol=close, atol=close)
+    assert (fitted.offset is None) == (kind == "linear")
+    made = fitted.transform.affine()
+    assert made is not None
+    torch.testing.assert_close(made[0], fitted.weight.float())
+
+
+def test_a_side_without_pairs_does_not_count() -> None:
+    first, empty = side(0, 30, metric_of(0))[0], SecondMoments(OLD, NEW)
+    other = SideMoments(empty, empty, metric_of(1))
+    for order in ([first, other], [other, first]):
+        alone = solve([SideMoments(first.moments, first.held, None)], 0.2)
+        torch.testing.assert_close(solve(order, 0.2)[0], alone[0])
+    with pytest.raises(DataError, match="no pairs to fit"):
+        solve([other, other], 0.0)
+
+
+def test_directions_without_vectors_have_no_weight() -> None:
+    flat = torch.eye(NEW, dtype=torch.float64)
+    flat[-1, -1] = 0
+    sides = []
+    for seed in (0, 1):
+        old, new = pairs(seed, 40)
+        moments = moments_of(old, new @ flat)
+        sides.append(SideMoments(moments, moments, metric_of(seed)))
+    weight = solve(sides, 0.0)[0]
+    assert float(weight[:, -1].abs().max()) < 1e-12
+    assert float(weight.abs().max()) > 0.1
