@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.command import Command
-from tests.support.prepared_folders import assert_is_corpus, column
+from tests.support.prepared import assert_same
 
+from evergram.data.prepared.prepared_corpus import load_prepared
 from evergram.data.tables import load_table
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
@@ -169,7 +170,7 @@ def test_files_become_a_folder(tmp_path: Path, evergram: Command) -> None:
     assert "4 interactions of 2 queries with 2 candidates." in result.out
     assert "reading 1 source\n" in result.err
     names = {"query": "user", "candidate": "item", "time": "when"}
-    assert_is_corpus(tmp_path / "out", load_table(tmp_path / "events.csv", columns=names))
+    assert_same(load_table(tmp_path / "events.csv", columns=names), load_prepared(tmp_path / "out"))
 
 
 def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
@@ -191,7 +192,7 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     assert "has the name 'out'" in evergram.refused(*append, "--name", "zz")
     later = evergram.json("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
     assert (later["parts"], later["interactions"]) == (2, 3)
-    assert column(tmp_path / "out", "time").tolist() == [2, 3, 9]
+    assert load_prepared(tmp_path / "out").column("time").tolist() == [2, 3, 9]
 
 
 def test_wrong_options_are_one_sentence(tmp_path: Path, evergram: Command) -> None:

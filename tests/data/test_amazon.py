@@ -8,10 +8,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from tests.support.prepared import bags_of, pairs_of
 
-from evergram.data.amazon import load_amazon, read_metadata
+from evergram.data.amazon import load_amazon
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
@@ -38,26 +38,10 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def rows(corpus: Corpus) -> list[tuple[Any, ...]]:
-    """The interactions under their external ids."""
-    queries, candidates = (
-        s.vocabulary.keys.to_pylist() for s in (corpus.queries, corpus.candidates)
-    )
-    return [
-        (queries[r.pop("query")], candidates[r.pop("candidate")], *r.values())
-        for r in corpus.interactions.to_pylist()
-    ]
-
-
-def bags(corpus: Corpus, name: str) -> dict[str, list[str]]:
-    """A feature of the candidates under their external ids."""
-    feature = corpus.candidates.features[name]
-    keys = feature.vocabulary.keys.to_pylist()
-    ends = feature.offsets.tolist()
-    return {
-        asin: [keys[i] for i in feature.indices[ends[n] : ends[n + 1]]]
-        for n, asin in enumerate(corpus.candidates.vocabulary.keys.to_pylist())
-    }
+def bags(corpus: Corpus) -> dict[str, tuple[list[str], list[str]]]:
+    """The brands and the categories of each candidate."""
+    brands, categories = (bags_of(corpus.candidates, name) for name in ("brand", "category"))
+    return {asin: (brands[asin], categories[asin]) for asin in sorted(brands)}
 
 
 @pytest.mark.parametrize(("line", "name"), [(review_2014, "r.json.gz"), (review_2018, "r.jsonl")])
@@ -70,38 +54,21 @@ def test_both_layouts_in_every_file(tmp_path: Path, name: str, line: Any) -> Non
         line("cy", "B2", 1.0, 0),
         line("bo", "B2", 2.5, 86400),  # the pair again: kept
     )
-    expected = [
-        ("cy", "B2", 1.0, 0),
-        ("bo", "B2", 4.0, 86400),
-        ("al", "0B1", 5.0, 86400),
-        ("bo", "B2", 2.5, 86400),
-    ]
     for path in (tmp_path, tmp_path / name):
         corpus = load_amazon(path)
-        assert rows(corpus) == expected
-        assert corpus.repeats == 1
+        assert pairs_of(corpus) == [("cy", "B2"), ("bo", "B2"), ("al", "0B1"), ("bo", "B2")]
+        assert corpus.column("value").tolist() == [1.0, 4.0, 5.0, 2.5]
+        assert corpus.column("time").tolist() == [0, 86400, 86400, 86400]
         assert corpus.candidates.features == {}
 
 
-def test_metadata_of_2014_is_python(tmp_path: Path) -> None:
-    write(tmp_path / "reviews_X_5.json.gz", *(review_2014("al", f"B{i}", 5.0, i) for i in range(4)))
-    products: list[dict[str, Any]] = [
-        {"asin": "B0", "title": "Mom's \"best\"", "brand": "Dr. Bronner's",
-         "categories": [["Beauty", "Soap"], ["Beauty", "Gifts & More"]], "price": 3.5},
-        {"asin": "B9", "brand": "Unreviewed", "categories": [["Nowhere"]]},
-        {"asin": "B1", "salesRank": {"Beauty": 7}, "categories": [["Beauty"]]},
-        {"asin": "B2", "brand": "Clean &amp; Clear", "categories": []},
-    ]  # fmt: skip
-    write(tmp_path / "meta_X.json.gz", *map(repr, products))
-    corpus = load_amazon(tmp_path)
-    assert bags(corpus, "brand") == {
-        "B0": ["Dr. Bronner's"], "B1": [], "B2": ["Clean & Clear"], "B3": [],
-    }  # fmt: skip
-    assert bags(corpus, "category") == {
-        "B0": ["Beauty", "Soap", "Gifts & More"], "B1": ["Beauty"], "B2": [], "B3": [],
-    }  # fmt: skip
-
-
+PRODUCTS_2014: list[dict[str, Any]] = [
+    {"asin": "B0", "title": "Mom's \"best\"", "brand": "Dr. Bronner's",
+     "categories": [["Beauty", "Soap"], ["Beauty", "Gifts & More"]], "price": 3.5},
+    {"asin": "B9", "brand": "Unreviewed", "categories": [["Nowhere"]]},
+    {"asin": "B1", "salesRank": {"Beauty": 7}, "categories": [["Beauty"]]},
+    {"asin": "B2", "brand": "Clean &amp; Clear", "categories": []},
+]  # fmt: skip
 PRODUCTS_2018: list[dict[str, Any]] = [
     {"asin": "B0", "brand": "\n\n  Hal \n Leonard", "category": ["Music", "Rock &amp; Pop"]},
     {"asin": "B1", "brand": "", "category": ["Music", "</span></span>", '<a href="#"', "<3 Jazz"]},
@@ -110,22 +77,49 @@ PRODUCTS_2018: list[dict[str, Any]] = [
     {"asin": "B2", "title": "var aPageStart = 1;", "category": [], "also_buy": ["B1"]},
     {"asin": "B0", "brand": "Third", "category": []},
 ]
-
-
-@pytest.mark.parametrize("odd", [{}, {"asin": "B8", "brand": 5, "category": "Music"}])
-def test_metadata_of_2018_is_json(
-    tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+MUSIC = {
+    "B0": (["Hal Leonard"], ["Music", "Rock & Pop"]),
+    "B1": ([], ["Music", "<3 Jazz"]),
+    **dict.fromkeys(("B2", "B3"), ([], [])),
+}
+METADATA: list[tuple[list[str], dict[str, Any]]] = [
+    (
+        [*map(repr, PRODUCTS_2014)],
+        {
+            "B0": (["Dr. Bronner's"], ["Beauty", "Soap", "Gifts & More"]),
+            "B1": ([], ["Beauty"]),
+            "B2": (["Clean & Clear"], []),
+            "B3": ([], []),
+        },
+    ),
+    ([*map(json.dumps, PRODUCTS_2018)], MUSIC),
     # One odd row sends its block down the slow way, which must see the same.
+    ([*map(json.dumps, PRODUCTS_2018), '{"asin": "B8", "brand": 5, "category": "Music"}'], MUSIC),
+    (
+        [
+            '{"asin": "B0", "brand": ["Sony"], "category": "Music"}',
+            '{"asin": "B1", "brand": 5, "category": {"a": "b"}}',
+            r'{"asin": "B2", "brand": "half \ud83d", "category": ["fire \ud83d\udd25"]}',
+            r"{'asin': 'B3', 'brand': 'AC\/DC'}",
+        ],
+        {
+            "B0": (["Sony"], ["Music"]),
+            "B1": ([], []),
+            "B2": (["half ?"], ["fire 🔥"]),
+            "B3": ([r"AC\/DC"], []),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "expected"), METADATA)
+def test_metadata_of_both_layouts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lines: list[str], expected: dict[str, Any]
+) -> None:
     caplog.set_level(logging.INFO)
     path = write(tmp_path / "r.json", *(review_2018("al", f"B{i}", 5.0, i) for i in range(4)))
-    lines = [json.dumps(product) for product in [*PRODUCTS_2018, *([odd] if odd else [])]]
-    corpus = load_amazon(path, write(tmp_path / "products.json", *lines))
-    assert bags(corpus, "brand") == {"B0": ["Hal Leonard"], "B1": [], "B2": [], "B3": []}
-    assert bags(corpus, "category") == {
-        "B0": ["Music", "Rock & Pop"], "B1": ["Music", "<3 Jazz"], "B2": [], "B3": [],
-    }  # fmt: skip
-    assert "2 rows repeat a product" in caplog.text
+    assert bags(load_amazon(path, write(tmp_path / "products.json", *lines))) == expected
+    assert ("2 rows repeat a product" in caplog.text) == (expected is MUSIC)
 
 
 def test_brands_and_categories_of_few_products_can_be_left_out(tmp_path: Path) -> None:
@@ -139,15 +133,15 @@ def test_brands_and_categories_of_few_products_can_be_left_out(tmp_path: Path) -
         for i, (brand, category) in enumerate(zip(brands, categories, strict=True))
     ]
     write(tmp_path / "meta.json", *map(json.dumps, products))
-    three = load_amazon(tmp_path, minimum_products=3)
-    assert bags(three, "brand") == {"B0": ["Sony"], "B1": ["Sony"], "B2": ["Sony"], "B3": []}
-    assert bags(three, "category") == {
-        "B0": ["All", "A"], "B1": ["All", "A"], "B2": ["All"], "B3": ["All", "A"],
-    }  # fmt: skip
-    four = load_amazon(tmp_path, minimum_products=4)
-    assert set(map(tuple, bags(four, "category").values())) == {("All",)}
-    assert not any(bags(four, "brand").values())
-    assert bags(load_amazon(tmp_path, minimum_products=1), "brand")["B3"] == ["Rare"]
+    full = (["Sony"], ["All", "A"])
+    assert bags(load_amazon(tmp_path)) == {
+        **{"B0": full, "B1": full, "B2": (["Sony"], ["All"]), "B3": (["Rare"], ["All", "A"])}
+    }
+    assert bags(load_amazon(tmp_path, minimum_products=3)) == {
+        **{"B0": full, "B1": full, "B2": (["Sony"], ["All"]), "B3": ([], ["All", "A"])}
+    }
+    four = bags(load_amazon(tmp_path, minimum_products=4))
+    assert four == dict.fromkeys(four, ([], ["All"]))
 
 
 def test_reviews_of_products_without_metadata_can_be_left_out(tmp_path: Path) -> None:
@@ -156,40 +150,19 @@ def test_reviews_of_products_without_metadata_can_be_left_out(tmp_path: Path) ->
     # Without any metadata there is nothing to go by.
     assert len(load_amazon(tmp_path, described_only=True)) == 2
     write(tmp_path / "meta.json", json.dumps({"asin": "B0"}))
-    assert rows(load_amazon(tmp_path, described_only=True)) == [("al", "B0", 5.0, 1)]
+    assert pairs_of(load_amazon(tmp_path, described_only=True)) == [("al", "B0")]
     assert len(load_amazon(tmp_path)) == 2
 
 
-def test_odd_types_in_metadata_are_read_for_what_they_say(tmp_path: Path) -> None:
-    lines = (
-        '{"asin": "B0", "brand": ["Sony"], "category": "Music"}',
-        '{"asin": "B1", "brand": 5, "category": {"a": "b"}}',
-        r'{"asin": "B2", "brand": "half \ud83d", "category": ["fire \ud83d\udd25"]}',
-        r"{'asin': 'B3', 'brand': 'AC\/DC'}",
-    )
-    path = write(tmp_path / "meta.json", *lines)
-    table, repeated = read_metadata(path, pa.array(["B0", "B1", "B2", "B3"]))
-    assert table.to_pylist() == [
-        {"id": "B0", "brand": ["Sony"], "category": ["Music"]},
-        {"id": "B1", "brand": [], "category": []},
-        {"id": "B2", "brand": ["half ?"], "category": ["fire 🔥"]},
-        {"id": "B3", "brand": [r"AC\/DC"], "category": []},
-    ]
-    assert repeated == 0
-
-
-def test_metadata_runs_no_code(tmp_path: Path) -> None:
-    path = write(tmp_path / "meta.json", "{'asin': open('trace', 'w').name}")
-    with pytest.raises(DataError, match=r"meta\.json row 1: the line is"):
-        read_metadata(path, pa.array(["B0"]))
-    assert not Path("trace").exists()
-
-
-def test_metadata_of_other_products_is_refused(tmp_path: Path) -> None:
+def test_metadata_that_cannot_be_used(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", review_2014("al", "B1", 5.0, 1))
-    other = write(tmp_path / "meta.json", json.dumps({"asin": "B2"}))
-    with pytest.raises(DataError, match="none of the products"):
-        load_amazon(path, other)
+    for line, message in [
+        ("{'asin': open('trace', 'w').name}", r"meta\.json row 1: the line is"),  # no code is run
+        (json.dumps({"asin": "B2"}), "none of the products"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            load_amazon(path, write(tmp_path / "meta.json", line))
+    assert not Path("trace").exists()
 
 
 GOOD = review_2018("al", "B1", 5.0, 1)
@@ -224,7 +197,7 @@ def test_a_folder_holds_one_file_of_reviews_and_one_of_metadata_at_most(tmp_path
     write(tmp_path / "meta_b.json", '{"asin": "B1", "brand": "y"}')
     with pytest.raises(DataError, match=r"meta_a\.json, meta_b\.json; say which"):
         load_amazon(tmp_path)
-    assert bags(load_amazon(tmp_path, tmp_path / "meta_b.json"), "brand") == {"B1": ["y"]}
+    assert bags(load_amazon(tmp_path, tmp_path / "meta_b.json")) == {"B1": (["y"], [])}
     write(tmp_path / "b.json.gz", GOOD)
     with pytest.raises(DataError, match=r"holds a\.json, b\.json\.gz; give the file itself"):
         load_amazon(tmp_path)
@@ -242,12 +215,14 @@ def beauty(folder: Path) -> Path:
 
 def test_beauty_in_columns(tmp_path: Path) -> None:
     corpus = load_amazon(beauty(tmp_path))
-    assert rows(corpus) == [("u", "B0", 5), ("v", "B2", 5), ("u", "B1", 9)]
+    assert pairs_of(corpus) == [("u", "B0"), ("v", "B2"), ("u", "B1")]
+    assert corpus.column("time").tolist() == [5, 5, 9]
     assert not corpus.has_values
-    assert bags(corpus, "brand") == {"B0": ["Prada"], "B2": ["L'Oreal"], "B1": []}
-    assert bags(corpus, "category") == {"B0": ["Beauty", "Skin"], "B2": [], "B1": ["Beauty"]}
+    expected = {"B0": (["Prada"], ["Beauty", "Skin"]), "B1": ([], ["Beauty"])}
+    assert bags(corpus) == expected | {"B2": (["L'Oreal"], [])}
     other = write(tmp_path / "meta.json", '{"asin": "B1", "brand": "Other"}')
-    assert bags(load_amazon(tmp_path, other), "brand") == {"B0": [], "B2": [], "B1": ["Other"]}
+    brands = bags_of(load_amazon(tmp_path, other).candidates, "brand")
+    assert brands == {"B0": [], "B2": [], "B1": ["Other"]}
     (tmp_path / "product.txt.gz").unlink()
     assert load_amazon(tmp_path).candidates.features == {}
 
@@ -257,7 +232,6 @@ def test_a_bad_row_of_beauty_is_named(tmp_path: Path) -> None:
         ("events.tsv.gz", ["user\titem\tunix_time", "u\tB1\t9", "u\t\t5"], "row 2: candidate"),
         ("events.tsv.gz", ["user\titem\ttime", "u\tB1\t9"], "unix_time"),
         ("brand_p_b.txt.gz", ["1", "", "2", ""], "row 3: the line is '2'; .* from 0 to 1"),
-        ("category_p_c.txt.gz", ["0", "1 Hair", "", ""], "row 2: the line is '1 Hair'"),
         ("category_p_c.txt.gz", ["0", "1"], "has 2 rows; it must have 4"),
     ]:
         write(beauty(tmp_path) / name, *lines)
@@ -274,28 +248,17 @@ def test_a_cut_file_of_beauty_is_named(tmp_path: Path, name: str) -> None:
         load_amazon(tmp_path)
 
 
-def test_the_real_musical_instruments(real_data: Path) -> None:
+def test_the_real_reviews(real_data: Path) -> None:
     corpus = load_amazon(real_data / "amazon-musical-instruments")
     assert (len(corpus), len(corpus.queries), len(corpus.candidates)) == (10_261, 1_429, 900)
     assert set(corpus.column("value").tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
-    times = corpus.column("time")
-    assert bool((times.diff() >= 0).all())
-    assert bool((times % 86400 == 0).all())
+    assert bool((corpus.column("time") % 86400 == 0).all())
     assert min(corpus.counts("query").min(), corpus.counts("candidate").min()) == 5
-    assert corpus.repeats == 0
-
-
-def test_the_real_beauty(real_data: Path) -> None:
     corpus = load_amazon(real_data / "amazon-beauty")
     assert (len(corpus), len(corpus.queries), len(corpus.candidates)) == (198_502, 22_363, 12_101)
     assert not corpus.has_values
-    category = corpus.candidates.features["category"]
-    assert len(category.vocabulary) == 248
-    keys = category.vocabulary.keys.to_pylist()
-    beauty = keys.index("Beauty")
-    first = category.indices[category.offsets[:-1]]
-    assert bool((category.offsets.diff() > 0).all())
-    assert bool((first == beauty).all())  # every product stands under the root
-    brands = bags(corpus, "brand")
+    categories = bags_of(corpus.candidates, "category").values()
+    assert {bag[0] for bag in categories} == {"Beauty"}  # every product stands under the root
+    assert len({key for bag in categories for key in bag}) == 248
+    brands = bags_of(corpus.candidates, "brand")
     assert sum(not bag for bag in brands.values()) == 2_098
-    assert brands["B00613KK96"] == []

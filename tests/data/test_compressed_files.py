@@ -14,7 +14,6 @@ import pytest
 
 from evergram.data.amazon import load_amazon
 from evergram.data.files import decompression, json_lines
-from evergram.data.files.csv_file import read_csv
 from evergram.data.files.decompression import HARMLESS, TIMES, GzipReader, most_bytes
 from evergram.data.files.json_lines import blocks, read_lines, read_objects, short
 from evergram.data.movielens import load_movielens
@@ -42,59 +41,33 @@ def in_gzip(path: Path, content: bytes) -> Path:
     return path
 
 
-def in_zip(path: Path, name: str, content: bytes, how: int = zipfile.ZIP_DEFLATED) -> Path:
-    with zipfile.ZipFile(path, "w", how) as archive:
-        archive.writestr(name, content)
+def in_zip(path: Path, content: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ratings.csv", content)
     return path
 
 
-def table(folder: Path) -> Any:
-    path = in_gzip(folder / "pairs.csv.gz", bomb(header="query,candidate,value,time\n"))
-    return load_table(path)
-
-
-def movielens(folder: Path) -> Any:
-    return load_movielens(in_zip(folder / "ml.zip", "ratings.csv", bomb()))
-
-
-def movielens_member(folder: Path) -> Any:
-    in_zip(folder / "ratings.csv.zip", "ratings.csv", bomb())
-    return load_movielens(folder)
-
-
-def amazon(folder: Path) -> Any:
-    review = '{"reviewerID": "a", "asin": "b", "overall": 5.0, "unixReviewTime": 1}\n'
-    return load_amazon(in_gzip(folder / "reviews.json.gz", bomb(review, "")))
-
-
-def beauty(folder: Path) -> Any:
-    in_gzip(folder / "events.tsv.gz", bomb("u\ti\t1\n", "user\titem\tunix_time\n"))
-    return load_amazon(folder)
-
-
-def mediawiki(folder: Path) -> Any:
-    row = "INSERT INTO `page` VALUES (1,0,'A',0);\n"
-    path = in_gzip(folder / "x-page.sql.gz", bomb(row, "CREATE TABLE `page` (`page_id` int);\n"))
-    return list(SqlTable(path, "page").batches({"page_id": pa.int64()}))
-
-
-LOADERS: list[Callable[[Path], Any]] = [
-    table,
-    movielens,
-    movielens_member,
-    amazon,
-    beauty,
-    mediawiki,
-]
+ROWS = bomb(header="query,candidate,value,time\n")
+REVIEW = '{"reviewerID": "a", "asin": "b", "overall": 5.0, "unixReviewTime": 1}\n'
+PAGE = bomb("INSERT INTO `page` VALUES (1,0,'A',0);\n", "CREATE TABLE `page` (`page_id` int);\n")
+EVENTS = bomb("u\ti\t1\n", "user\titem\tunix_time\n")
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "table": lambda f: load_table(in_gzip(f / "pairs.csv.gz", ROWS)),
+    "movielens": lambda f: load_movielens(in_zip(f / "ml.zip", bomb())),
+    "movielens member": lambda f: load_movielens(in_zip(f / "ratings.csv.zip", bomb()).parent),
+    "amazon": lambda f: load_amazon(in_gzip(f / "reviews.json.gz", bomb(REVIEW, ""))),
+    "beauty": lambda f: load_amazon(in_gzip(f / "events.tsv.gz", EVENTS).parent),
+    "mediawiki": lambda f: [
+        *SqlTable(in_gzip(f / "p.sql.gz", PAGE), "page").batches({"page_id": pa.int64()})
+    ],
+}
 
 
 @pytest.mark.usefixtures("little")
-@pytest.mark.parametrize("load", LOADERS, ids=lambda load: load.__name__)
-def test_a_file_that_expands_too_far_is_refused(
-    tmp_path: Path, load: Callable[[Path], Any]
-) -> None:
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_file_that_expands_too_far_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataError, match=r"expands to more than \d MiB, over 100 times its size"):
-        load(tmp_path)
+        LOADERS[kind](tmp_path)
 
 
 @pytest.mark.long
@@ -115,21 +88,18 @@ def test_a_file_that_expands_too_far_is_not_held_in_memory_first(tmp_path: Path)
 def test_the_limit_can_be_raised_and_a_wrong_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = in_gzip(tmp_path / "rows.csv.gz", bomb("1,1,1,1\n", "query,candidate,value,time\n"))
+    path = in_gzip(tmp_path / "rows.csv.gz", ROWS)
     monkeypatch.setenv("EVERGRAM_MAX_EXPANSION", "2000")
-    assert len(read_csv(path, str(path))) == SIZE // 8
+    assert len(load_table(path)) == SIZE // 8
     for wrong in ("much", "0", "-5", "nan", "inf"):
         monkeypatch.setenv("EVERGRAM_MAX_EXPANSION", wrong)
         with pytest.raises(DataError, match=f"EVERGRAM_MAX_EXPANSION is '{wrong}'"):
-            read_csv(path, str(path))
+            load_table(path)
 
 
 def test_a_file_with_a_small_expanded_size_is_read_however_well_compressed(tmp_path: Path) -> None:
-    path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(bytes(HARMLESS)))
-    with GzipReader(path) as reader:
-        assert len(reader.read()) == HARMLESS
-    with GzipReader(path) as reader:
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(HARMLESS)))
+    with GzipReader(tmp_path / "x.gz") as reader:
         assert sum(map(len, iter(lambda: reader.read1(1 << 20), b""))) == HARMLESS
     assert most_bytes(10 << 20) == 1000 << 20
 
@@ -182,14 +152,11 @@ def test_the_row_of_a_fault_is_counted_over_blocks(
         rows(path)
 
 
-def test_a_cut_gzip_is_named_with_its_row(tmp_path: Path) -> None:
+def test_what_is_no_text_is_named_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "objects.json.gz"
     path.write_bytes(gzip.compress(b'{"id": "a"}\n' * 9)[:-9])
     with pytest.raises(DataError, match=r"gz row \d+ cannot be read: .*; fetch the file again"):
         rows(path)
-
-
-def test_lines_of_a_small_file_are_texts(tmp_path: Path) -> None:
     path = tmp_path / "names.txt"
     path.write_bytes("a\n\né\n".encode())
     assert read_lines(path) == ["a", "", "é"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,38 +16,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.prepared import bags_of, pairs_of
 
 from evergram.data.columnar.feature_types import NUMBER, TIME, bucket_starts, typed
-from evergram.data.columnar.features import Feature, Side, summaries, take_ragged
+from evergram.data.columnar.features import summaries, take_ragged
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
-
-
-def corpus(query: list[Any], candidate: list[Any], **columns: list[Any]) -> Corpus:
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **columns}))
+from evergram.training.recipe import Recipe
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
 def test_the_order_is_stable(times: list[int]) -> None:
-    data = corpus(list(range(len(times))), [0] * len(times), time=times)
+    data = Corpus.of({"query": range(len(times)), "candidate": [0] * len(times), "time": times})
     # Query i is line i: Python's sort is stable too, and another algorithm.
     expected = sorted(range(len(times)), key=lambda i: times[i])
     assert data.queries.vocabulary.keys.to_pylist() == expected
 
 
-def test_repeats_are_kept_and_counted() -> None:
-    data = corpus([1, 1, 1, 2], [5, 5, 6, 5])
-    assert len(data) == 4
-    assert data.repeats == 1
-    assert data.counts("candidate").tolist() == [3, 1]
-
-
-def test_shared_ids_are_one_vocabulary() -> None:
-    data = Corpus.from_tables(
-        pa.table({"query": ["a", "b"], "candidate": ["b", "c"]}), shared_ids=True
-    )
+def test_repeats_and_shared_ids() -> None:
+    data = Corpus.of([(1, 5), (1, 5), (1, 6), (2, 5)])
+    assert (len(data), data.repeats, data.counts("candidate").tolist()) == (4, 1, [3, 1])
+    data = Corpus.of([("a", "b"), ("b", "c")], shared_ids=True)
     assert data.queries.vocabulary is data.candidates.vocabulary
     part = data.restrict(torch.tensor([1]))
     assert part.queries.vocabulary is part.candidates.vocabulary
@@ -58,21 +52,14 @@ def test_shared_ids_are_one_vocabulary() -> None:
 def test_restriction_keeps_external_ids_and_features(
     pairs: list[tuple[int, int]], chosen: st.DataObject
 ) -> None:
-    query, candidate = zip(*pairs, strict=True)
-    data = Corpus.from_tables(
-        pa.table({"query": query, "candidate": candidate}),
-        candidate_features=pa.table({"id": range(7), "bag": [list(range(i)) for i in range(7)]}),
-    )
+    bags = {"id": range(7), "bag": [list(range(i)) for i in range(7)]}
+    data = Corpus.of(pairs, candidate_features=bags)
     rows = chosen.draw(st.lists(st.sampled_from(range(len(pairs))), unique=True, min_size=1))
     part = data.restrict(torch.tensor(sorted(rows)))
-    keys = [
-        side.vocabulary.keys.take(part.interactions[name].combine_chunks()).to_pylist()
-        for name, side in (("query", part.queries), ("candidate", part.candidates))
-    ]
-    assert list(zip(*keys, strict=True)) == [pairs[i] for i in sorted(rows)]
-    assert set(keys[1]) == set(part.candidates.vocabulary.keys.to_pylist())
-    lengths = part.candidates.features["bag"].offsets.diff().tolist()
-    assert lengths == part.candidates.vocabulary.keys.to_pylist()
+    assert pairs_of(part) == [pairs[i] for i in sorted(rows)]
+    keys = part.candidates.vocabulary.keys.to_pylist()
+    assert set(keys) == {candidate for _, candidate in pairs_of(part)}
+    assert bags_of(part.candidates, "bag") == {key: list(range(key)) for key in keys}
 
 
 @settings(max_examples=40, deadline=None)
@@ -114,20 +101,17 @@ def test_a_tensor_never_writes_into_arrow() -> None:
 
 
 def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
-    data = Corpus.from_tables(
-        pa.table({"query": ["u", "v"], "candidate": ["y", "x"]}),
-        pa.table({"id": ["v", "u"], "tag": [["b"], ["a", "b"]]}),
-        pa.table({"id": ["x", "z"], "tag": [["a"], ["c"]], "year": [1999, 2000]}),
+    data = Corpus.of(
+        [("u", "y"), ("v", "x")],
+        query_features={"id": ["v", "u"], "tag": [["b"], ["a", "b"]]},
+        candidate_features={"id": ["x", "z"], "tag": [["a"], ["c"]], "year": [1999, 2000]},
     )
-    tag = data.candidates.features["tag"]
-    assert tag.vocabulary is data.queries.features["tag"].vocabulary
-    keys = tag.vocabulary.keys
-    query = data.queries.features["tag"]
-    assert keys.take(pa.array(query.indices.numpy())).to_pylist() == ["a", "b", "b"]
-    assert query.offsets.tolist() == [0, 2, 3]
+    assert bags_of(data.queries, "tag") == {"u": ["a", "b"], "v": ["b"]}
     # y has no row; z has no interaction.
-    assert tag.offsets.tolist() == [0, 0, 1]
-    assert data.candidates.features["year"].offsets.tolist() == [0, 0, 1]
+    assert bags_of(data.candidates, "tag") == {"y": [], "x": ["a"]}
+    assert bags_of(data.candidates, "year") == {"y": [], "x": [1999]}
+    both = (side.features["tag"].vocabulary for side in (data.queries, data.candidates))
+    assert next(both) is next(both)
 
 
 def test_bad_features_are_refused() -> None:
@@ -141,17 +125,21 @@ def test_bad_features_are_refused() -> None:
         ({"id": [1], "age": pa.nulls(1, pa.month_day_nano_interval())}, "holds month_day_nano"),
     ]:
         with pytest.raises(DataError, match=message):
-            Corpus.from_tables(pa.table({"query": [1], "candidate": [1]}), pa.table(features))
+            Corpus.of([(1, 1)], query_features=features)
+    for queries, message in [
+        ({"id": ["1574"], "x": ["war"]}, "theirs are text, such as '1574', and those are integers"),
+        ({"id": [1], "x": [1.5]}, "'x' is a number of queries and a category of candidates"),
+    ]:
+        candidates = {"id": [1], "x": ["new"]}
+        with pytest.raises(DataError, match=message):
+            Corpus.of([(1, 1)], query_features=queries, candidate_features=candidates)
 
 
-def test_bags_in_lists_of_any_kind() -> None:
-    for kind in [pa.list_(pa.int64()), pa.large_list(pa.int64())]:
-        bags = [pa.array([[7, 8], None], kind), pa.array([[7, 8], None], pa.list_(pa.int64(), 2))]
-        for bag in bags:
-            features = pa.table({"id": [1, 2], "bag": bag})
-            data = Corpus.from_tables(pa.table({"query": [2, 1], "candidate": [0, 0]}), features)
-            assert data.queries.features["bag"].offsets.tolist() == [0, 0, 2]
-            assert data.queries.features["bag"].vocabulary.keys.to_pylist() == [7, 8]
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)])
+def test_bags_in_lists_of_any_kind(make: Callable[[pa.DataType], pa.DataType]) -> None:
+    features = pa.table({"id": [1, 2], "bag": pa.array([[7, 8], None], make(pa.int64()))})
+    queries = Corpus.of([(2, 0), (1, 0)], query_features=features).queries
+    assert bags_of(queries, "bag") == {2: [], 1: [7, 8]}
 
 
 @settings(max_examples=40, deadline=None)
@@ -167,25 +155,6 @@ def test_rows_of_a_ragged_table_are_those_of_a_list_of_lists(
     flat = torch.tensor([key for bag in bags for key in bag], dtype=torch.int64)
     values, ends = take_ragged(flat, offsets, torch.tensor(rows, dtype=torch.int64))
     assert [values[a:b].tolist() for a, b in pairwise(ends)] == [bags[row] for row in rows]
-
-
-def test_a_side_takes_the_features_of_its_rows_along() -> None:
-    tags = Feature(
-        Vocabulary(pa.array(["x", "y"])), torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 0])
-    )
-    side = Side(Vocabulary(pa.array([10, 20, 30])), {"tags": tags})
-    part = side.take(torch.tensor([2, 0]))
-    assert part.vocabulary.keys.to_pylist() == [30, 10]
-    assert part.features["tags"].indices.tolist() == [1, 0, 0]
-    assert part.features["tags"].offsets.tolist() == [0, 2, 3]
-    assert repr(side) == "Side(3 entities, features tags)"
-
-
-def test_a_text_is_no_integer_id() -> None:
-    features = pa.table({"id": ["1574"], "genre": ["war"]})
-    message = r"theirs are text, such as '1574', and those are integers, such as 1574"
-    with pytest.raises(DataError, match=message):
-        Corpus.of([(1, 1574)], candidate_features=features)
 
 
 NOON = datetime.datetime(2025, 1, 1, 12)
@@ -238,12 +207,6 @@ def test_times_with_a_zone_and_without_in_one_column_are_refused_by_row() -> Non
         typed(column, "listed", "features")
 
 
-def test_a_name_of_both_sides_is_of_one_type() -> None:
-    queries, candidates = (pa.table({"id": [1], "x": x}) for x in ([1.5], ["new"]))
-    with pytest.raises(DataError, match="'x' is a number of queries and a category of candidates"):
-        Corpus.of([(1, 1)], query_features=queries, candidate_features=candidates)
-
-
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
 def test_buckets_ascend_and_the_row_of_a_value_is_that_of_its_bucket(values: list[float]) -> None:
     starts = bucket_starts(np.array(values), NUMBER, missing=True)
@@ -291,3 +254,12 @@ def test_what_is_said_of_each_feature() -> None:
     assert "'09.05.2025'" in str(said["day"].warning)
     assert "'name' has 40 values for 40 objects" in str(said["name"].warning)
     assert "'sold out' is neither" in str(said["stock"].warning)
+
+
+def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page, space = (Path(__file__).parents[2] / "docs" / "data.md").read_text(), dict[str, Any]()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "data.md", "exec"), space)
+    assert f"prints `{capsys.readouterr().out.strip()}`" in page
+    assert isinstance(space["recipe"], Recipe)
+    assert list(space["corpus"].candidates.features) == ["genres"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -73,39 +74,30 @@ def test_a_hash_marks_a_pair_alike_wherever_it_stands(
 
 def test_a_smallest_value_needs_values() -> None:
     rule = rules.of_at_least(3)
-    assert marked(Corpus.of({"query": [1, 1], "candidate": [1, 2], "value": [2, 3]}), rule, 1) == [
-        False,
-        True,
-    ]
+    rated = Corpus.of({"query": [1, 1], "candidate": [1, 2], "value": [2, 3]})
+    assert marked(rated, rule, 1) == [False, True]
     with pytest.raises(DataError, match="needs a column 'value'"):
         marked(Corpus.of([(1, 2)]), rule, 1)
 
 
-def test_the_keys_of_other_rules_differ() -> None:
-    corpus = Corpus.of([(1, 2), (2, 2)])
+def test_rules_are_combined_and_their_keys_differ() -> None:
+    corpus, (a, b) = Corpus.of([(1, 2), (2, 2)]), (PairHash("a"), PairHash("b"))
+    block = PairBlock(10, torch.tensor([0, 1, 2]), torch.tensor([5, 5, 6]))
+    low = PairRule("low", lambda block: block.query < 2)
+    five = PairRule("five", lambda block: block.candidate == 5)
+    assert low(block).tolist() == [True, True, False]
+    assert (~low)(block).tolist() == [False, False, True]
+    assert (~low & five)(block).tolist() == [False, False, False]
+    assert (~low | five)(block).tolist() == [True, True, True]
     made = [
-        rules.everything(),
-        rules.first(1),
-        rules.arriving(corpus, 0, 1, PairHash("a")),
-        rules.arriving(corpus, 0, 2, PairHash("a")),
-        rules.of_at_least(1.0),
-        *(rules.hashed_below(corpus, PairHash(salt), 0.5) for salt in "ab"),
-        rules.hashed_below(corpus, PairHash("a"), 0.25),
-        *(rules.of_half_the_queries(corpus, PairHash(salt)) for salt in "ab"),
+        *(low, five, ~low, low & five, low | five),
+        *(rules.everything(), rules.first(1), rules.of_at_least(1.0)),
+        *(rules.arriving(corpus, 0, 1, a), rules.arriving(corpus, 0, 2, a)),
+        *(rules.hashed_below(corpus, one, 0.5) for one in (a, b)),
+        rules.hashed_below(corpus, a, 0.25),
+        *(rules.of_half_the_queries(corpus, one) for one in (a, b)),
     ]
     assert len({rule.key for rule in made}) == len(made)
-
-
-BLOCK = PairBlock(10, torch.tensor([0, 1, 2]), torch.tensor([5, 5, 6]))
-LOW = PairRule("low", lambda block: block.query < 2)
-FIVE = PairRule("five", lambda block: block.candidate == 5)
-
-
-def test_rules_are_combined() -> None:
-    assert LOW(BLOCK).tolist() == [True, True, False]
-    assert (~LOW)(BLOCK).tolist() == [False, False, True]
-    assert (~LOW & FIVE)(BLOCK).tolist() == [False, False, False]
-    assert (~LOW | FIVE)(BLOCK).tolist() == [True, True, True]
 
 
 TUPLES = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 4)), max_size=12)
@@ -147,13 +139,9 @@ def hashed(pairs: list[tuple[int, int]], salt: str = "salt") -> list[int]:
 
 
 def test_known_numbers() -> None:
-    # Written down once: another number on any machine or in any release would leak held-out pairs
-    # into training.
-    assert hashed([(1, 2), (2, 1)], "shop") == KNOWN
-
-
-# By Python's own integers, outside this project.
-KNOWN = [12200218504613259902, 2864958761507139146]
+    # By Python's own integers, outside this project: another number on any machine or in any
+    # release would leak held-out pairs into training.
+    assert hashed([(1, 2), (2, 1)], "shop") == [12200218504613259902, 2864958761507139146]
 
 
 @settings(max_examples=50, deadline=None)
@@ -176,10 +164,9 @@ def test_an_id_counts_as_its_text_and_by_its_side() -> None:
 
 
 def test_a_share_of_all_pairs_of_every_query_and_every_candidate_is_below() -> None:
-    for share in [0.05, 0.9]:
-        grid = [(q, c) for q in range(300) for c in range(300)]
-        query, candidate = zip(*grid, strict=True)
-        hashes = PairHash("salt").of_pairs(pa.array(query), pa.array(candidate)).reshape(300, 300)
+    grid = [pa.array(ids) for ids in zip(*product(range(300), repeat=2), strict=True)]
+    hashes, others = (PairHash(salt).of_pairs(*grid).reshape(300, 300) for salt in ("salt", "b"))
+    for share in (0.05, 0.9):
         held = below(hashes, share)
         # Six standard deviations of a binomial share: of all pairs, and of a row's or column's 300.
         deviation = (share * (1 - share)) ** 0.5
@@ -187,9 +174,7 @@ def test_a_share_of_all_pairs_of_every_query_and_every_candidate_is_below() -> N
         for axis in (0, 1):
             assert np.abs(held.mean(axis) - share).max() < 6 * deviation / 300**0.5
         # What is held out by one salt says nothing of what is by another.
-        other = below(PairHash("b").of_pairs(pa.array(query), pa.array(candidate)), share)
-        both = (held.ravel() & other).mean()
-        assert abs(both - share**2) < 0.01
+        assert abs((held & below(others, share)).mean() - share**2) < 0.01
 
 
 @settings(max_examples=50, deadline=None)
@@ -217,37 +202,30 @@ def test_a_share_or_a_length_of_time_is_read() -> None:
     ]:
         window = RollingWindow.parse(text)
         assert (window.share, window.seconds) == (share, seconds)
-
-
-def test_other_texts_are_refused() -> None:
     for text in ["", "5", "0 %", "100 %", "0 days", "-1 days", "7 moons", "5 %%"]:
         with pytest.raises(ValueError, match=r"split\.last is"):
             RollingWindow.parse(text)
 
 
-def at(times: torch.Tensor) -> Corpus:
-    """A corpus with an interaction at each time."""
-    return Corpus.of({"query": times.numpy(), "candidate": times.numpy(), "time": times.numpy()})
+@pytest.mark.parametrize("units", [1, 10**3, 10**6, 10**9])
+def test_a_day_is_a_day_in_every_unit(units: int) -> None:
+    # The last at hour 99: hours 75 to 99 are in the window, 75 before it.
+    times = (1_500_000_000 + np.arange(100) * 3600) * units
+    corpus = Corpus.of({"query": times, "candidate": times, "time": times})
+    assert RollingWindow.parse("1 day").begins(corpus) == 75
 
 
-def test_a_day_is_a_day_in_every_unit() -> None:
-    for units in [1, 10**3, 10**6, 10**9]:
-        hours = torch.arange(100) * 3600
-        time = at((1_500_000_000 + hours) * units)
-        # The last at hour 99: hours 75 to 99 are in the window, 75 before it.
-        assert RollingWindow.parse("1 day").begins(time) == 75
-
-
-def test_times_that_are_no_dates_take_a_share_alone() -> None:
-    time = at(torch.arange(100))
-    assert RollingWindow.parse("5 %").begins(time) == 95
-    with pytest.raises(DataError, match="99, which is not between 1980 and 2100"):
-        RollingWindow.parse("7 days").begins(time)
-
-
-def test_dates_of_1970_are_not_taken_for_those_of_another_unit() -> None:
-    """Microseconds of 1970, as dates have them, are in number milliseconds of today."""
-    time = at(torch.arange(100) * 36 * 10**9)
-    assert RollingWindow.parse("5 %").begins(time) == 95
-    with pytest.raises(DataError, match=r"the earliest time here is 0, which in milliseconds, as"):
-        RollingWindow.parse("7 days").begins(time)
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        (1, "99, which is not between 1980 and 2100"),
+        # Microseconds of 1970, as dates have them, are in number milliseconds of today.
+        (36 * 10**9, "the earliest time here is 0, which in milliseconds, as"),
+    ],
+)
+def test_times_that_are_no_dates_take_a_share_alone(unit: int, message: str) -> None:
+    times = np.arange(100) * unit
+    corpus = Corpus.of({"query": times, "candidate": times, "time": times})
+    assert RollingWindow.parse("5 %").begins(corpus) == 95
+    with pytest.raises(DataError, match=message):
+        RollingWindow.parse("7 days").begins(corpus)

@@ -99,17 +99,11 @@ def test_a_weight_grows_by_the_inverse_of_the_uniform_share_at_most() -> None:
     assert share == pytest.approx(1 - MIX + MIX / 50, abs=0.01)
 
 
-def a_pool(size: int = 40, kept: int = 7) -> Pool:
-    draw = torch.Generator().manual_seed(0)
-    chance = torch.rand(kept, generator=draw, dtype=torch.float64)
-    return Pool(torch.arange(size), torch.rand(size, 2, generator=draw), chance)
-
-
-def test_scores_of_a_training_that_has_diverged_draw_something() -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scores_of_a_training_that_has_diverged_draw_something(bad: float) -> None:
     """The loss is then not finite either, and that is what the training reports."""
-    for bad in [float("nan"), float("inf")]:
-        kept = a_pool().resample(torch.tensor([bad] * 40))
-        assert len(kept.ids) == 7
+    pool = Pool(torch.arange(40), torch.ones(40, 2), torch.linspace(0, 0.9, 7).double())
+    assert len(pool.resample(torch.tensor([bad] * 40)).ids) == 7
 
 
 COUNTS = torch.tensor([1, 2])
@@ -148,19 +142,15 @@ def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -
 
 
 def test_a_pool_is_as_large_as_chosen_or_a_multiple_of_what_is_kept() -> None:
-    for batch_size, pool_size, expected in [
-        (4, None, (POOL_FACTOR * 4, 4)),
-        (3, None, (POOL_FACTOR * 3, 3)),
-        (4, 4, (4, 4)),
-    ]:
+    def pool_of(batch_size: int, pool_size: int | None) -> tuple[int, int]:
         sampler = entity_sampler(
             COUNTS, SHARE, kind="adaptive", batch_size=batch_size, pool_size=pool_size, seed=0
         )
         (pool,) = sampler.epoch(0, 1)
         assert isinstance(pool, Pool)
-        assert (len(pool.ids), len(pool.chance)) == expected
+        return len(pool.ids), len(pool.chance)
 
-
-def test_a_pool_smaller_than_what_is_kept_of_it_is_refused() -> None:
+    assert pool_of(4, None) == (POOL_FACTOR * 4, 4)
+    assert pool_of(4, 4) == (4, 4)
     with pytest.raises(RecipeError, match=r"gramian.pool_size is 3 and 4 entities .*make it 4 or"):
-        entity_sampler(COUNTS, SHARE, kind="adaptive", batch_size=4, pool_size=3, seed=0)
+        pool_of(4, 3)

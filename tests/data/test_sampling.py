@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from itertools import pairwise
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from evergram.data.sampling import (
     measure,
     measures,
 )
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
@@ -29,9 +29,14 @@ POWERS = [0.0, 0.5, 1.0]
 SIDES = ("query", "candidate")
 
 
-def corpus(pairs: list[tuple[int, int]]) -> Corpus:
-    query, candidate = zip(*pairs, strict=True)
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    """Whether two lists of batches have the same numbers."""
+
+    def equal(a: Tensor | None, b: Tensor | None) -> bool:
+        return a is b is None or (a is not None and b is not None and torch.equal(a, b))
+
+    columns = ([getattr(b, f.name) for b in each for f in fields(Batch)] for each in (one, other))
+    return len(one) == len(other) and all(map(equal, *columns))
 
 
 def gramian(embeddings: Tensor, counts: Tensor, power: float) -> Tensor:
@@ -46,7 +51,7 @@ def gramian(embeddings: Tensor, counts: Tensor, power: float) -> Tensor:
 @settings(max_examples=50, deadline=None)
 @given(PAIRS)
 def test_weighted_batches_have_the_gramians_of_the_measures(pairs: list[tuple[int, int]]) -> None:
-    data = corpus(pairs)
+    data = Corpus.of(pairs)
     chosen = {s: measures(data.counts(s), POWERS) for s in ("query", "candidate")}
     sampler = ExampleSampler(data, batch_size=1, seed=0, measures=chosen)
     draw = torch.Generator().manual_seed(1)
@@ -67,7 +72,7 @@ def test_weighted_batches_have_the_gramians_of_the_measures(pairs: list[tuple[in
 @given(PAIRS)
 def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, int]]) -> None:
     """E over the sampler's chances, summed pair by pair: a query uniformly, then one of its."""
-    data = corpus(pairs)
+    data = Corpus.of(pairs)
     sampler = ExampleSampler(
         data,
         PairDraws(positives="queries"),
@@ -89,8 +94,7 @@ def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, 
 
 def test_entities_that_are_never_a_query_take_no_chance_of_being_drawn() -> None:
     """Where both sides share their ids, some entities are candidates alone."""
-    table = pa.table({"query": [0, 0, 1], "candidate": [1, 2, 3]})
-    data = Corpus.from_tables(table, shared_ids=True)
+    data = Corpus.of([(0, 1), (0, 2), (1, 3)], shared_ids=True)
     sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=1, seed=0)
     assert data.counts("query").tolist() == [2, 1, 0, 0]
     rate = sampler.rates["candidate"]
@@ -98,7 +102,7 @@ def test_entities_that_are_never_a_query_take_no_chance_of_being_drawn() -> None
 
 
 def test_query_uniform_positives_are_drawn_as_they_say() -> None:
-    data = corpus([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
+    data = Corpus.of([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
     sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=12, seed=0)
     drawn = torch.zeros(3, 3)
     for epoch in range(1000):
@@ -114,7 +118,7 @@ def test_a_short_batch_holds_what_fills_no_batch(
     pairs: list[tuple[int, int]], batch_size: int, positives: str, short: bool
 ) -> None:
     draws = PairDraws(positives=positives, short_batch=short)
-    sampler = ExampleSampler(corpus(pairs), draws, batch_size=batch_size, seed=0)
+    sampler = ExampleSampler(Corpus.of(pairs), draws, batch_size=batch_size, seed=0)
     batches = list(sampler.epoch(3))
     assert len(batches) == len(sampler)
     full, rest = divmod(len(pairs), sampler.batch_size)
@@ -145,26 +149,21 @@ def test_an_epoch_goes_on_from_any_batch(
     start: int,
 ) -> None:
     draws = PairDraws(positives=positives, negatives=negatives, short_batch=short)
-    sampler = ExampleSampler(corpus(pairs), draws, batch_size=batch_size, seed=4)
-    whole, rest = list(sampler.epoch(2)), list(sampler.epoch(2, start))
-    assert len(rest) == max(0, len(whole) - start)
-    for one, other in zip(whole[start:], rest, strict=True):
-        for field in fields(Batch):
-            a, b = getattr(one, field.name), getattr(other, field.name)
-            assert (a is None and b is None) or torch.equal(a, b), field.name
+    sampler = ExampleSampler(Corpus.of(pairs), draws, batch_size=batch_size, seed=4)
+    assert same(list(sampler.epoch(2, start)), list(sampler.epoch(2))[start:])
 
 
 def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
-    data = corpus([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
+    data = Corpus.of([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
     sampler = ExampleSampler(data, PairDraws(negatives=True), batch_size=5, seed=0)
     drawn = torch.zeros(3, 5)
-    for epoch in range(2000):
+    for epoch in range(800):
         for batch in sampler.epoch(epoch):
             assert batch.negative is not None
             drawn.index_put_((batch.query, batch.negative), torch.ones(5), accumulate=True)
     expected = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1], [0.75] * 4 + [0]]) / 3
     shares = drawn / drawn.sum(1, keepdim=True)
-    assert float((shares - expected).abs().max()) < 0.02
+    assert float((shares - expected).abs().max()) < 0.03
     assert bool((drawn[expected == 0] == 0).all())
 
 
@@ -199,7 +198,7 @@ def test_entity_draws_are_a_function_of_seed_and_epoch() -> None:
 
 
 def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
-    data = corpus([(0, 0), (0, 1), (0, 2), (1, 0), (2, 1)])
+    data = Corpus.of([(0, 0), (0, 1), (0, 2), (1, 0), (2, 1)])
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     for positives, chance in (("examples", [1 / 5] * 5), ("queries", [1 / 9] * 3 + [1 / 3] * 2)):
         sampler = ExampleSampler(
@@ -212,7 +211,7 @@ def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
 
 def test_values_as_targets_need_values() -> None:
     with pytest.raises(DataError, match=r"task\.target"):
-        ExampleSampler(corpus([(0, 0)]), PairDraws(target="value"), batch_size=1, seed=0)
+        ExampleSampler(Corpus.of([(0, 0)]), PairDraws(target="value"), batch_size=1, seed=0)
 
 
 @pytest.mark.parametrize("batch_size", [7, GATHERED])
@@ -221,9 +220,7 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     columns = {side: torch.randint(9, (100,), generator=draw) for side in ("query", "candidate")}
-    corpus = Corpus.from_tables(
-        pa.table({s: c.numpy() for s, c in columns.items()} | {"value": [1.5] * 100})
-    )
+    corpus = Corpus.of({s: c.numpy() for s, c in columns.items()} | {"value": [1.5] * 100})
     sampler = ExampleSampler(
         corpus, PairDraws("value", negatives=True), batch_size=batch_size, seed=3
     )
@@ -231,10 +228,77 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
     for size in (GATHERED, 20, 1):  # all at once, two batches, one batch
         monkeypatch.setattr("evergram.data.sampling.GATHERED", size)
         kept.append(list(sampler.epoch(2)))
-    for batches in zip(*kept, strict=True):
-        first = batches[0]
-        assert torch.equal(first.query_weight, sampler.query_weights[first.query])
-        for other in batches[1:]:
-            for field in fields(Batch):
-                a, b = getattr(first, field.name), getattr(other, field.name)
-                assert (a is None and b is None) or torch.equal(a, b), field.name
+        assert torch.equal(kept[-1][0].query_weight, sampler.query_weights[kept[-1][0].query])
+        assert same(kept[-1], kept[0])
+
+
+def sampler_of(corpus: Corpus, batch_size: int, *, negatives: bool = False) -> WholeQuerySampler:
+    draws = PairDraws(positives="whole_queries", negatives=negatives)
+    return WholeQuerySampler(corpus, draws, batch_size=batch_size, seed=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(PAIRS, st.integers(1, 50), st.booleans())
+def test_an_epoch_has_every_pair_once_and_each_query_in_one_batch(
+    pairs: list[tuple[int, int]], batch_size: int, negatives: bool
+) -> None:
+    corpus = Corpus.of(pairs)
+    sampler = sampler_of(corpus, batch_size, negatives=negatives)
+    batches = list(sampler.epoch(0))
+    assert len(batches) == len(sampler)
+    seen = torch.cat([torch.stack([b.query, b.candidate]) for b in batches], dim=1)
+    own = torch.stack([corpus.column("query"), corpus.column("candidate")])
+    assert sorted(seen.T.tolist()) == sorted(own.T.tolist())
+    met = [set(b.query.tolist()) for b in batches]
+    assert sum(map(len, met)) == len(set.union(*met))
+    assert max(map(len, met)) == sampler.queries
+    # Σ over an epoch's batches of share-weighted sums is Σ over pairs, over the expected pairs.
+    for b in batches:
+        assert b.pair_share is not None
+        torch.testing.assert_close(
+            b.pair_share, torch.full((len(b.query),), len(b.query) / sampler.expected)
+        )
+    for start in range(len(sampler) + 1):
+        assert same(list(sampler.epoch(0, start)), batches[start:])
+
+
+def test_a_batch_has_as_many_queries_as_have_its_pairs_on_average() -> None:
+    corpus = Corpus.of([(q, c) for q in range(10) for c in range(3)])
+    sampler = sampler_of(corpus, 12)
+    assert (sampler.queries, sampler.batch_size, len(sampler)) == (4, 12, 3)
+    assert sampler_of(corpus, 1).queries == 1
+    assert len(sampler_of(corpus, 1000)) == 1
+
+
+def test_weights_have_the_measure_as_their_mean_though_batches_vary_in_size() -> None:
+    """Over many epochs, with a few queries that have most pairs (trap 2)."""
+    degrees = (60 / torch.arange(1.0, 41).pow(0.8)).long().clamp(min=2)
+    draw = torch.Generator().manual_seed(0)
+    pairs = [
+        (q, c)
+        for q, n in enumerate(degrees)
+        for c in torch.randperm(80, generator=draw)[:n].tolist()
+    ]
+    corpus = Corpus.of(pairs)
+    weight = torch.rand(len(corpus), generator=draw)
+    draws = PairDraws(positives="whole_queries")
+    # Five queries a batch: none is left over for a smaller one.
+    size = len(corpus) // 8
+    sampler = WholeQuerySampler(corpus, draws, batch_size=size, seed=3, pair_weight=weight)
+    assert sampler.queries == 5
+    length = corpus.counts("query").double()
+    totals = {"query": torch.zeros(40).double(), "candidate": torch.zeros(80).double()}
+    weighted, batches = 0.0, 0
+    for epoch in range(60):
+        for batch in sampler.epoch(epoch):
+            rows, batches = len(batch.query), batches + 1
+            for side, ids in (("query", batch.query), ("candidate", batch.candidate)):
+                own = getattr(batch, f"{side}_weight")[:, 0].double() / rows
+                totals[side].index_add_(0, ids, own)
+            assert batch.pair_weight is not None
+            weighted += float((batch.pair_weight * length[batch.query]).mean())
+    for side, total in totals.items():
+        expected = sampler.measures[side][:, 0].double()
+        torch.testing.assert_close(total / batches, expected, rtol=0.03, atol=0)
+    exact = float((weight * length[corpus.column("query")]).mean())
+    assert abs(weighted / batches / exact - 1) < 0.02

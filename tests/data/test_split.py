@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.prepared import pairs_of
 
 from evergram.data.corpus import Corpus
 from evergram.data.pair_hash import PairHash, TrainedPairs
@@ -32,51 +33,35 @@ def corpus(pairs: list[tuple[str, str]]) -> Corpus:
     )
 
 
-def named(split: Split, pairs: RowPairs) -> set[tuple[str, str | None]]:
+Names = set[tuple[str, str | None]]
+
+
+def named(split: Split, pairs: RowPairs) -> Names:
     queries = split.training.queries.vocabulary.keys.to_pylist()
     candidates = [*split.training.candidates.vocabulary.keys.to_pylist(), None]
     return {(queries[q], candidates[c]) for q, c in zip(pairs.query, pairs.candidate, strict=True)}
 
 
-def trained(split: Split) -> list[tuple[str, str]]:
-    queries = split.training.queries.vocabulary.keys.to_pylist()
-    candidates = split.training.candidates.vocabulary.keys.to_pylist()
-    both = zip(split.training.column("query"), split.training.column("candidate"), strict=True)
-    return [(queries[q], candidates[c]) for q, c in both]
+def known(split: Split, pairs: RowPairs) -> Names:
+    """By external ids; what training does not know is left out."""
+    return {pair for pair in named(split, pairs) if pair[1] is not None}
+
+
+def trained(split: Split) -> Names:
+    return set(pairs_of(split.training))
 
 
 def test_the_growing_corpus_by_hand() -> None:
+    past = [("old", "a"), ("old", "b"), ("x", "a"), ("x", "b")]
+    future = [("old", "c"), ("once", "a"), ("new", "a"), ("new", "b"), ("new", "d")]
     split = time_split(
-        corpus(
-            [
-                ("old", "a"),
-                ("old", "b"),
-                ("x", "a"),
-                ("x", "b"),
-                # from here on the future
-                ("old", "c"),
-                ("once", "a"),
-                ("new", "a"),
-                ("new", "b"),
-                ("new", "d"),
-                # after `until`
-                ("late", "a"),
-            ]
-        ),
+        corpus([*past, *future, ("late", "a")]),
         share=0.4,
         until=0.9,
         held_out=HeldOut("salt", selection="paper"),
     )
     # A new query's only edge, or all but its last, join training.
-    assert trained(split) == [
-        ("old", "a"),
-        ("old", "b"),
-        ("x", "a"),
-        ("x", "b"),
-        ("once", "a"),
-        ("new", "a"),
-        ("new", "b"),
-    ]
+    assert pairs_of(split.training) == [*past, ("once", "a"), ("new", "a"), ("new", "b")]
     # An existing query's, and a new one's last, are held out; c and d were never trained.
     assert named(split, split.test) == {("old", None), ("new", None)}
     assert split.unknown_queries == 0
@@ -95,18 +80,11 @@ def test_nothing_is_both_trained_and_tested(pairs: list[tuple[str, str]], salt: 
         random_split(data, share=0.3, held_out=HeldOut(salt)),
         time_split(data, share=0.5, until=0.8, held_out=HeldOut(salt)),
     ):
-        known = set(trained(split))
         for part in (split.selection, split.test):
-            assert not known & named(split, part)
+            assert not trained(split) & named(split, part)
         # Strict: no query both selects the epoch and is reported.
         assert not set(split.selection.query.tolist()) & set(split.test.query.tolist())
-
-
-@settings(max_examples=30, deadline=None)
-@given(PAIRS)
-def test_time_never_looks_ahead(pairs: list[tuple[str, str]]) -> None:
-    data = corpus(pairs)
-    split = time_split(data, share=0.5, until=0.8, held_out=HeldOut("salt"))
+    # A split by time never looks ahead.
     assert int(split.training.column("time").max()) < round(0.8 * len(pairs))
 
 
@@ -132,10 +110,10 @@ def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
     versions: list[tuple[list[tuple[str, str]], str, float]],
 ) -> None:
     # However the data changes from version to version, and by whichever split.
-    before: set[tuple[str, str]] = set()
-    known = TrainedPairs()
+    before: Names = set()
+    earlier = TrainedPairs()
     for pairs, kind, share in versions:
-        data, held_out = corpus(pairs), HeldOut("salt", known)
+        data, held_out = corpus(pairs), HeldOut("salt", earlier)
         if kind == "random":
             split = random_split(data, share=share, held_out=held_out)
         elif kind == "time":
@@ -144,29 +122,29 @@ def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
             test = pa.table({"query": list("abcdef"), "candidate": list("uvwxyz")})
             split = given_split(data, test, share=share, held_out=held_out)
         assert not before & named(split, split.test)
-        before |= set(trained(split))
-        known = known.union([TrainedPairs.of(PairHash("salt").of_corpus(split.training))])
-        assert len(known) == len(before)
+        before |= trained(split)
+        earlier = earlier.union([TrainedPairs.of(PairHash("salt").of_corpus(split.training))])
+        assert len(earlier) == len(before)
+
+
+GRID = [(str(q), str(c)) for q in range(40) for c in range(12)]
 
 
 def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
-    pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
     more = [(str(q), str(c)) for q in reversed(range(60)) for c in range(12)]
 
     def held(rows: list[tuple[str, str]], salt: str = "salt") -> set[tuple[str, str]]:
-        split = random_split(corpus(rows), share=0.3, held_out=HeldOut(salt))
-        return set(rows) - set(trained(split))
+        return set(rows) - trained(random_split(corpus(rows), share=0.3, held_out=HeldOut(salt)))
 
-    assert held(pairs) == held(more) & set(pairs)
-    assert held(pairs) != held(pairs, "another")
-    assert abs(len(held(pairs)) / len(pairs) - 0.3) < 0.07
+    assert held(GRID) == held(more) & set(GRID)
+    assert held(GRID) != held(GRID, "another")
+    assert abs(len(held(GRID)) / len(GRID) - 0.3) < 0.07
 
 
 def test_queries_either_select_or_are_tested() -> None:
-    pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
     splits = [
         random_split(corpus(rows), share=0.3, held_out=HeldOut("salt"))
-        for rows in (pairs, pairs[::-1], pairs[: len(pairs) // 2])
+        for rows in (GRID, GRID[::-1], GRID[: len(GRID) // 2])
     ]
     selecting = [{q for q, _ in named(s, s.selection)} for s in splits]
     testing = [{q for q, _ in named(s, s.test)} for s in splits]
@@ -211,26 +189,13 @@ def test_a_split_by_time_does_not_depend_on_the_order_of_rows_of_one_day() -> No
     ]
     splits = []
     for order in (rows, rows[::-1]):
-        corpus = Corpus.of(order)
+        data = Corpus.of(order)
         for split in (
-            time_split(corpus, share=0.71, until=0.96, held_out=HeldOut("salt")),
-            window_split(corpus, last=RollingWindow.parse("25 %"), held_out=HeldOut("salt")),
+            time_split(data, share=0.71, until=0.96, held_out=HeldOut("salt")),
+            window_split(data, last=RollingWindow.parse("25 %"), held_out=HeldOut("salt")),
         ):
-            training = split.training
-            sides = training.queries.vocabulary.keys, training.candidates.vocabulary.keys
-            splits.append(
-                tuple(
-                    sorted(
-                        (sides[0][q].as_py(), sides[1][c].as_py() if c >= 0 else None)
-                        for q, c in zip(queries.tolist(), candidates.tolist(), strict=True)
-                    )
-                    for queries, candidates in (
-                        (training.column("query"), training.column("candidate")),
-                        (split.test.query, split.test.candidate),
-                        (split.selection.query, split.selection.candidate),
-                    )
-                )
-            )
+            parts = [named(split, part) for part in (split.test, split.selection)]
+            splits.append((sorted(pairs_of(split.training)), *parts))
     assert splits[:2] == splits[2:]
     same = Corpus.of([(q, c, 1.0, 5) for q, c, _, _ in rows])
     with pytest.raises(DataError, match="one time"):
@@ -255,12 +220,12 @@ def test_a_last_training_takes_all_that_is_not_test() -> None:
         (time_split(data, share=0.5, until=0.8, held_out=HeldOut("salt")), round(0.8 * len(pairs))),
     ):
         final = last(split)
-        test = known_names(final, final.test)
-        assert known_names(split, split.test) <= test
-        assert trained_names(final) >= trained_names(split) | known_names(split, split.selection)
-        assert not trained_names(final) & test
+        test = known(final, final.test)
+        assert known(split, split.test) <= test
+        assert trained(final) >= trained(split) | known(split, split.selection)
+        assert not trained(final) & test
         # Nothing from after the interval.
-        assert trained_names(final) <= set(pairs[:seen])
+        assert trained(final) <= set(pairs[:seen])
         assert len(final.training) > len(split.training)
         assert not len(final.selection)
         # What selection alone knew can be listed now: no more misses than before.
@@ -269,37 +234,16 @@ def test_a_last_training_takes_all_that_is_not_test() -> None:
 
 def test_a_published_test_file_is_tested_and_nothing_else() -> None:
     pairs = drawn()
-    outside = [(f"q{i % 30}", f"c{i % 90}") for i in range(300)]
-    new = sorted(set(outside) - set(pairs))
+    new = sorted({(f"q{i % 30}", f"c{i % 90}") for i in range(300)} - set(pairs))
     # Pairs of the training part that the test file repeats test nothing, whoever saw them.
-    query, candidate = zip(*(new + pairs[:200] + [("nobody", "c1"), ("q1", "new")]), strict=True)
-    split = given_split(
-        corpus(pairs),
-        pa.table({"query": query, "candidate": candidate}),
-        share=0.4,
-        held_out=HeldOut("salt"),
-    )
+    query, candidate = zip(*new, *pairs[:200], ("nobody", "c1"), ("q1", "new"), strict=True)
+    test = pa.table({"query": query, "candidate": candidate})
+    split = given_split(corpus(pairs), test, share=0.4, held_out=HeldOut("salt"))
     final = last(split)
-    assert known_names(split, split.test) <= known_names(final, final.test) == set(new)
-    assert trained_names(final) == set(pairs)
+    assert known(split, split.test) <= known(final, final.test) == set(new)
+    assert trained(final) == set(pairs)
     assert len(final.training) == len(pairs)
     assert (int((final.test.candidate < 0).sum()), final.unknown_queries) == (1, 1)
-
-
-def test_no_test_list_holds_what_chose_the_epoch() -> None:
-    pairs = drawn()
-    new = [("q1", "c1"), ("q2", "c2"), ("q3", "c3")]
-    test = pa.table({"query": [q for q, _ in new], "candidate": [c for _, c in new]})
-    split = given_split(corpus(pairs), test, share=0.4, held_out=HeldOut("salt"))
-    known = known_names(split, known_pairs(split))
-    assert known == trained_names(split) | known_names(split, split.selection)
-    assert known_names(last(split), known_pairs(last(split))) == set(pairs)
-
-
-def known_names(split: Split, pairs: RowPairs) -> set[tuple[str, str | None]]:
-    """By external ids; what training does not know is left out."""
-    return {pair for pair in named(split, pairs) if pair[1] is not None}
-
-
-def trained_names(split: Split) -> set[tuple[str, str | None]]:
-    return set(trained(split))
+    # No test list holds what chose the epoch.
+    assert known(split, known_pairs(split)) == trained(split) | known(split, split.selection)
+    assert known(final, known_pairs(final)) == set(pairs)

@@ -6,24 +6,30 @@ import pyarrow as pa
 import pytest
 import torch
 
-from evergram.data.split import HeldOut, random_split
-from evergram.data.synthetic import generate
+from evergram.data import HeldOut, Planted, generate, random_split
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.evaluation.relevance import relevance_of
 
 
 def test_the_same_arguments_give_the_same_corpus() -> None:
-    size = {"queries": 50, "candidates": 40, "interactions": 500}
-    one, two = generate(**size), generate(**size)
+    one, two, other = (
+        generate(queries=50, candidates=40, interactions=500, seed=seed) for seed in (0, 0, 1)
+    )
     assert one.corpus.interactions.equals(two.corpus.interactions)
     assert torch.equal(one.candidate_factors, two.candidate_factors)
-    other = generate(**size, seed=1)
     assert not one.corpus.interactions.equals(other.corpus.interactions)
+    for interactions in (1, 3, 80):
+        corpus = generate(queries=5, candidates=5, interactions=interactions, slices=40).corpus
+        assert corpus.column("time").tolist() == list(range(interactions))
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return generate()
 
 
 @pytest.mark.long
-def test_the_planted_ranking_is_far_better_than_popularity() -> None:
-    planted = generate()
+def test_the_planted_ranking_is_far_better_than_popularity(planted: Planted) -> None:
     split = random_split(planted.corpus, share=0.2, held_out=HeldOut("test"))
     training = split.training
     query = planted.corpus.queries.vocabulary.rows(training.queries.vocabulary.keys)
@@ -35,8 +41,7 @@ def test_the_planted_ranking_is_far_better_than_popularity() -> None:
 
 
 @pytest.mark.long
-def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed() -> None:
-    planted = generate()
+def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed(planted: Planted) -> None:
     corpus = planted.corpus
     early = corpus.column("time") < 15_000
     assert len(torch.unique(corpus.column("candidate")[early])) < 0.8 * len(corpus.candidates)
@@ -50,8 +55,7 @@ def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed() -> None:
 
 
 @pytest.mark.long
-def test_candidates_of_a_group_are_alike() -> None:
-    planted = generate()
+def test_candidates_of_a_group_are_alike(planted: Planted) -> None:
     group = planted.corpus.candidates.features["group"]
     assert torch.equal(group.offsets.diff(), torch.ones(len(group.indices), dtype=torch.int64))
     same = group.indices[:, None] == group.indices
@@ -65,13 +69,3 @@ def test_candidates_of_a_group_are_alike() -> None:
     owner = torch.repeat_interleave(tags.offsets.diff()).tolist()
     own = [key[1:].split("-")[0] == groups[i][1:] for key, i in zip(keys, owner, strict=True)]
     assert sum(own) > 0.7 * len(own)
-
-
-def test_small_corpora() -> None:
-    for size in [
-        {"queries": 1, "candidates": 1, "interactions": 1},
-        {"queries": 5, "candidates": 5, "interactions": 3},
-        {"queries": 9, "candidates": 9, "interactions": 80, "slices": 1},
-    ]:
-        corpus = generate(**size, drift=0.0, popularity=0.0).corpus
-        assert corpus.column("time").tolist() == list(range(size["interactions"]))

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
+from tests.support.dumps import old_dump
 from tests.support.prepared import write_prepared
 
 from evergram.data.corpus import Corpus
-
-
-@dataclass(frozen=True)
-class LoaderSettings:
-    """The table [data] of a recipe, as loaders see it."""
-
-    path: str | None = None
-    metadata: str | None = None
-    minimum_products: int = 1
-    described_only: bool = False
-    prefix: str | None = None
-    query_features: str | None = None
-    candidate_features: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    shared_ids: bool = False
-    bad_rows: Literal["refuse", "drop"] = "refuse"
-    queries: int = 40
-    candidates: int = 20
-    interactions: int = 400
-    drift: float = 0.3
+from evergram.data.prepared.sources.memory_sources import LoaderSettings
 
 
 def movielens(folder: Path) -> LoaderSettings:
@@ -50,27 +29,14 @@ def amazon(folder: Path) -> LoaderSettings:
 
 
 def mediawiki(folder: Path) -> LoaderSettings:
-    tables = {
-        "page": (
-            "page_id page_namespace page_title page_is_redirect",
-            "(1,0,'April',0),(2,0,'May',0)",
-        ),
-        "pagelinks": ("pl_from pl_namespace pl_title", "(1,0,'May'),(2,0,'April')"),
-        "categorylinks": ("cl_from cl_to", "(1,'Months')"),
-        "redirect": ("rd_from rd_namespace rd_title rd_interwiki", ""),
-    }
-    for name, (columns, rows) in tables.items():
-        lines = ",\n".join(f"  `{c}` varbinary(255) NOT NULL DEFAULT ''" for c in columns.split())
-        text = f"CREATE TABLE `{name}` (\n{lines},\n  KEY `k` (`x`)\n) ENGINE=InnoDB;\n"
-        text += f"INSERT INTO `{name}` VALUES {rows};\n" if rows else ""
-        (folder / f"xwiki-1-{name}.sql").write_text(text)
-    return LoaderSettings(str(folder), prefix="xwiki-1")
+    return LoaderSettings(str(old_dump(folder)), prefix="xwiki-1")
 
 
 def wikispeedia(folder: Path) -> LoaderSettings:
-    (folder / "articles.tsv").write_text("April\nMay\n")
-    (folder / "links.tsv").write_text("April\tMay\nMay\tApril\n")
-    (folder / "categories.tsv").write_text("April\tsubject.Months\n")
+    (folder / "articles.tsv").write_text("# all\n\n%C3%81ed\nA_b\nAlone\n")
+    (folder / "links.tsv").write_text("# FORMAT: a b\n\n%C3%81ed\tA_b\nA_b\t%C3%81ed\n")
+    rows = "A_b\tsubject.X\nA_b\tsubject.Y.Z\n%C3%81ed\tsubject.X\n"
+    (folder / "categories.tsv").write_text(rows)
     return LoaderSettings(str(folder))
 
 
@@ -85,26 +51,20 @@ def table(folder: Path) -> LoaderSettings:
 
 
 def prepared(folder: Path) -> LoaderSettings:
-    rows = [("ann", 8, 10), ("ben", 7, 20), ("ann", 7, 30)]
-    names = ("query", "candidate", "time")
-    corpus = Corpus.of([dict(zip(names, row, strict=True)) for row in rows])
+    corpus = Corpus.of([("ann", 8, 1, 10), ("ben", 7, 1, 20), ("ann", 7, 1, 30)])
     if not (folder / "prepared").exists():
         write_prepared(corpus, folder / "prepared", 0.5)
     return LoaderSettings(str(folder / "prepared"))
 
 
 def synthetic(folder: Path) -> LoaderSettings:
-    return LoaderSettings()
+    return LoaderSettings("", queries=40, candidates=20, interactions=400, drift=0.3)
 
 
 # By kind, as `LOADERS`.
 EXAMPLES: dict[str, Callable[[Path], LoaderSettings]] = {
-    "movielens": movielens,
-    "amazon": amazon,
-    "mediawiki": mediawiki,
-    "wikispeedia": wikispeedia,
-    "adjacency_list": adjacency_list,
-    "table": table,
-    "prepared": prepared,
-    "synthetic": synthetic,
+    loader.__name__: loader
+    for loader in (
+        *(movielens, amazon, mediawiki, wikispeedia, adjacency_list, table, prepared, synthetic),
+    )
 }

@@ -1,74 +1,92 @@
-"""Write any corpus as a prepared folder, in one or several parts: the format that
-`evergram prepare` writes, docs/large-data.md."""
+"""Corpora as prepared folders, written in the format of docs/large-data.md by NumPy and Arrow."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
+import pytest
 import torch
 
 from evergram.data.corpus import Corpus, Side
+from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.prepared.prepared_corpus import load_prepared
+
+SIDES = ("query", "candidate")
+SMAPS = Path("/proc/self/smaps")
+on_linux = pytest.mark.skipif(not SMAPS.exists(), reason="only Linux has /proc/self/smaps")
+
+
+class SmallBlocks(BlockSampler):
+    """Streams small corpora as large ones are."""
+
+    block = 8
+    pairs = 512
+
+
+def generated(size: int, *, seed: int = 0, queries: int = 60, candidates: int = 40) -> Corpus:
+    """Interactions with repeats, values, weights and times; queries come into fashion in turn."""
+    draw = torch.Generator().manual_seed(seed)
+    fashion = torch.arange(size) * queries // (2 * size)
+    query = (fashion + (torch.rand(size, generator=draw) ** 2 * queries).long()) % queries
+    return Corpus.of(
+        {
+            "query": query.numpy(),
+            "candidate": torch.randint(candidates, (size,), generator=draw).numpy(),
+            "value": torch.rand(size, generator=draw).numpy(),
+            "weight": torch.rand(size, generator=draw).numpy(),
+            "time": (torch.arange(size) // 3).numpy(),
+        }
+    )
 
 
 def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
     """Write a corpus whose parts end at these shares of its interactions, and at its end."""
-    ends = [round(share * len(corpus)) for share in parts] + [len(corpus)]
-    names = corpus.interactions.column_names
-    digest, records, start = hashlib.sha256(), [], 0
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, end in enumerate(ends):
-        part = folder / "parts" / f"{number:05d}"
-        part.mkdir(parents=True)
-        for name in names:
-            values = corpus.column(name)[start:end].numpy()
-            kind = np.dtype("<i4") if name in ("query", "candidate") else values.dtype
-            np.save(part / f"{name}.npy", values.astype(kind))
-            digest.update(values.tobytes())
-        records.append(
-            {
-                "folder": f"parts/{number:05d}",
-                "interactions": end - start,
-                "entities": {
-                    s: int(corpus.column(s)[:end].max()) + 1 for s in ("query", "candidate")
-                },
-                "sources": [],
-            }
-        )
-        start = end
+    ends = [0, *(round(share * len(corpus)) for share in parts), len(corpus)]
+    columns = {n: corpus.column(n).numpy() for n in corpus.interactions.column_names}
+    columns |= {side: columns[side].astype("<i4") for side in SIDES}
+    digest, records = hashlib.sha256(), []
+    for number, (start, end) in enumerate(pairwise(ends)):
+        part = f"parts/{number:05d}"
+        (folder / part).mkdir(parents=True)
+        for name, values in columns.items():
+            np.save(folder / part / f"{name}.npy", values[start:end])
+            digest.update(values[start:end].tobytes())
+        entities = {side: int(columns[side][:end].max()) + 1 for side in SIDES}
+        record = {"folder": part, "interactions": end - start, "entities": entities}
+        records.append(record | {"sources": []})
     sides = {"query": corpus.queries, "candidate": corpus.candidates}
+    counts = {side: corpus.counts(side).numpy() for side in SIDES}
     if corpus.shared_ids:
-        columns = entity_columns(corpus.queries)
-        columns |= {f"{side}_count": corpus.counts(side).numpy() for side in sides}
-        write_arrow(folder / "entities.arrow", columns)
-    for side, entities in sides.items():
-        columns = entity_columns(entities) | {"count": corpus.counts(side).numpy()}
-        digest.update(str(columns["id"]).encode())
+        both = {f"{side}_count": counts[side] for side in SIDES}
+        write_arrow(folder / "entities.arrow", entity_columns(corpus.queries) | both)
+    for side, entities_of_side in sides.items():
+        digest.update(str(entities_of_side.vocabulary.keys).encode())
         if not corpus.shared_ids:
-            write_arrow(folder / f"{side}.arrow", columns)
+            table = entity_columns(entities_of_side) | {"count": counts[side]}
+            write_arrow(folder / f"{side}.arrow", table)
     record = {
         "format_version": 1,
         "name": folder.name,
         "shared_ids": corpus.shared_ids,
         "interactions": len(corpus),
         "sides": {
-            side: {
-                "entities": len(entities),
-                "ids": str(entities.vocabulary.keys.type),
-                "features": list(entities.features),
+            name: {
+                "entities": len(side),
+                "ids": str(side.vocabulary.keys.type),
+                "features": list(side.features),
             }
-            for side, entities in sides.items()
+            for name, side in sides.items()
         },
-        "columns": {
-            n: "int32" if n in sides else str(corpus.column(n).numpy().dtype) for n in names
-        },
+        "columns": {name: str(values.dtype) for name, values in columns.items()},
         "parts": records,
         "fingerprint": digest.hexdigest(),
     }
@@ -82,7 +100,7 @@ def prepared(corpus: Corpus, folder: Path, *parts: float) -> MappedCorpus:
 
 
 def entity_columns(side: Side) -> dict[str, Any]:
-    """Return the columns of a side's entities: their ids, and each feature as lists of keys."""
+    """Return the ids of a side, and each feature as lists of keys."""
     columns: dict[str, Any] = {"id": side.vocabulary.keys}
     for name, feature in side.features.items():
         keys = feature.vocabulary.keys.take(pa.array(feature.indices.numpy()))
@@ -94,3 +112,48 @@ def write_arrow(path: Path, columns: dict[str, Any]) -> None:
     table = pa.table(columns)
     with pa.OSFile(str(path), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
+
+
+def assert_same(one: Corpus, other: Corpus) -> None:
+    """Check that two corpora have the same rows, entities, features and counts."""
+    assert one.shared_ids == other.shared_ids
+    assert one.repeats == other.repeats
+    for side in SIDES:
+        assert torch.equal(one.counts(side), other.counts(side))
+    one, other = (c.in_memory() if isinstance(c, MappedCorpus) else c for c in (one, other))
+    assert set(one.interactions.column_names) == set(other.interactions.column_names)
+    assert one.interactions.equals(other.interactions.select(one.interactions.column_names))
+    for a, b in ((one.queries, other.queries), (one.candidates, other.candidates)):
+        assert a.vocabulary.same_keys(b.vocabulary)
+        assert set(a.features) == set(b.features)
+        for name, feature in a.features.items():
+            assert feature.vocabulary.same_keys(b.features[name].vocabulary), name
+            assert torch.equal(feature.offsets, b.features[name].offsets)
+            assert torch.equal(feature.indices, b.features[name].indices)
+
+
+def pairs_of(corpus: Corpus) -> list[tuple[Any, Any]]:
+    """Return the pairs of a corpus by their ids, in its order."""
+    sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+    ids = [s.vocabulary.keys.take(pa.array(corpus.column(n).numpy())).to_pylist() for n, s in sides]
+    return list(zip(*ids, strict=True))
+
+
+def bags_of(side: Side, name: str) -> dict[Any, list[Any]]:
+    """Return the keys of a feature by the id of the entity."""
+    feature = side.features[name]
+    keys = feature.vocabulary.keys.take(pa.array(feature.indices.numpy())).to_pylist()
+    ends = feature.offsets.tolist()
+    ids = side.vocabulary.keys.to_pylist()
+    return {one: keys[ends[i] : ends[i + 1]] for i, one in enumerate(ids)}
+
+
+def resident_bytes(path: Path) -> int:
+    """Return the bytes in memory of all mappings of a file, or of files in a folder."""
+    size, inside = 0, False
+    for line in SMAPS.read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(path) in line
+        elif inside and line.startswith("Rss:"):
+            size += int(line.split()[1]) << 10
+    return size

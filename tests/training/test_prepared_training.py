@@ -11,9 +11,8 @@ import pytest
 import torch
 from pyarrow.csv import write_csv
 from pyarrow.parquet import write_table as write_parquet
-from tests.support.prepared import write_prepared
+from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ended, start
-from tests.support.streamed import generated
 
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus

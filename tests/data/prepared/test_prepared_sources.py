@@ -1,10 +1,9 @@
-"""Corpora, tables, lists, dumps and reviews are prepared as they are loaded."""
+"""Corpora, tables, features, lists, dumps and reviews are prepared as they are loaded."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -14,84 +13,181 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.dumps import PAGE, Rows, new_dump, old_dump, write_table
-from tests.support.prepared_folders import assert_is_corpus, entities
+from tests.support.prepared import assert_same
 
-from evergram.data.amazon import load_amazon
-from evergram.data.corpus import Corpus
+from evergram.data import (
+    Corpus,
+    PrepareSettings,
+    load_adjacency_list,
+    load_amazon,
+    load_mediawiki,
+    load_table,
+    prepare,
+)
 from evergram.data.files import adjacency_list, json_lines
+from evergram.data.prepared.prepared_corpus import load_prepared
 from evergram.data.prepared.prepared_record import PreparedRecord
-from evergram.data.prepared.sources.memory_sources import corpus_of_kind, features_of
-from evergram.data.prepared.writing.prepare import prepare
-from evergram.data.prepared.writing.settings import PrepareSettings
-from evergram.data.prepared.writing.staged_dump import stage_mediawiki
-from evergram.data.tables import load_adjacency_list
 from evergram.data.wikipedia import dump_files
-from evergram.data.wikipedia.links import load_mediawiki
 from evergram.errors import DataError
 
+
+def checked(sources: Any, out: Path, expected: Corpus, **chosen: Any) -> Any:
+    """Prepare sources, check that the folder is the expected corpus, and return the summary."""
+    summary = prepare(sources, out, PrepareSettings(memory="256MiB", threads=1, **chosen))
+    assert_same(expected, load_prepared(out))
+    return summary
+
+
 PAIRS = pa.table({"query": [3, 1, 3], "candidate": [1, 2, 4], "value": [0.5, 1.0, 2.0]})
+WORDS = pa.table({"query": [3, 1, 3], "candidate": ["a", "b", "a"]})
+FEATURES = pa.table(
+    {
+        "id": ["b", "a", "unseen"],
+        "Genre": [["x", "y"], [], ["z"]],
+        "genre": pa.array([1, None, 3], pa.int16()),
+        "new": [True, False, None],
+        "maker": pa.array(["m", "n", "m"]).dictionary_encode(),
+        "codes": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+        'odd "name"; --': ["p", "q", "r"],
+    }
+)
 
 
 def features(**columns: list[object]) -> pa.Table:
     return pa.table({"id": [1, 2, 3], **columns})
 
 
+def test_features_of_any_type_are_those_of_the_corpus(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(2)]
+    for path, table in zip(paths, (FEATURES.slice(0, 1), FEATURES.slice(1)), strict=True):
+        pq.write_table(table, path)
+    expected = Corpus.from_tables(WORDS, None, FEATURES)
+    checked(WORDS, tmp_path / "out", expected, candidate_features=paths)
+
+
+def test_numbers_and_times_of_text_are_those_of_the_corpus_of_the_file(tmp_path: Path) -> None:
+    events, described, out = (tmp_path / name for name in ("t.csv", "f.csv", "out"))
+    events.write_text("user,sku\n3,a\n1,b\n3,c\n")
+    lines = ["sku;price;stock;listed;tags", "a;1.234,5;3;2025-01-01;x|y"]
+    described.write_text("\n".join([*lines, "b;;n/a;2025-02-01;", "c;7;9;;y"]))
+    chosen: dict[str, Any] = {
+        "columns": {"query": "user", "candidate": "sku"},
+        "candidate_features": described,
+    }
+    expected = load_table(events, **chosen)
+    checked(events, out, expected, **chosen)
+    found = {n: f.vocabulary.keys.to_pylist() for n, f in expected.candidates.features.items()}
+    assert (found["price"], found["stock"], len(found["listed"])) == ([7, 1234.5], [3, 9], 2)
+    checked(expected, tmp_path / "again", expected)
+    described.write_text("sku;price;stock;listed;tags\nd;cheap;3;2025-01-01;")
+    events.write_text("user,sku\n3,d\n")
+    with pytest.raises(DataError, match=r"'price' is a number.*a category"):
+        prepare(events, out, PrepareSettings(**chosen), append=True)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_corpus_with_features_is_prepared_as_it_is(tmp_path: Path, shared: bool) -> None:
     tags = features(tags=[["a", "b"], [], ["c"]], kind=["x", None, "y"])
     corpus = Corpus.from_tables(PAIRS, tags, tags, shared_ids=shared)
-    prepare(corpus, tmp_path / "out")
-    assert_is_corpus(tmp_path / "out", corpus)
+    checked(corpus, tmp_path / "out", corpus)
 
 
-def test_shared_ids_have_one_feature_of_a_name() -> None:
-    one, other = features(tags=["a", "b", "c"]), features(tags=["a", "b", "d"])
-    corpus = Corpus.from_tables(PAIRS, one, other, shared_ids=True)
-    with pytest.raises(DataError, match=r"'tags' differs"):
-        features_of(corpus)
-    more = features(tags=["a", "b", "c"], kind=["x", "y", "z"])
-    with pytest.raises(DataError, match="give both sides all"):
-        features_of(Corpus.from_tables(PAIRS, one, more, shared_ids=True))
+@pytest.mark.parametrize("sides", ["same", "apart", "clash"])
+def test_shared_ids_have_one_table_of_entities(tmp_path: Path, sides: str) -> None:
+    pairs, one = pa.table({"query": [1, 2], "candidate": [2, 3]}), features(x=["a", "b", "c"])
+    other = one.rename_columns(["id", "y" if sides == "apart" else "x"])
+    pq.write_table(one, tmp_path / "one.parquet")
+    pq.write_table(other, tmp_path / "other.parquet")
+    chosen: dict[str, Any] = {
+        "shared_ids": True,
+        "query_features": tmp_path / "one.parquet",
+        "candidate_features": tmp_path / ("one.parquet" if sides == "same" else "other.parquet"),
+    }
+    if sides == "clash":
+        with pytest.raises(DataError, match=r"Both tables of features have 'x'"):
+            prepare(pairs, tmp_path / "out", PrepareSettings(**chosen))
+        return
+    expected = Corpus.from_tables(pairs, one, one if sides == "same" else other, shared_ids=True)
+    checked(pairs, tmp_path / "out", expected, **chosen)
+
+
+def test_shared_ids_of_a_corpus(tmp_path: Path) -> None:
+    one, out = features(tags=["a", "b", "c"]), tmp_path / "out"
+    for other, why in [
+        (features(tags=["a", "b", "d"]), "'tags' differs"),
+        (features(tags=["a", "b", "c"], kind=["x", "y", "z"]), "give both sides all"),
+    ]:
+        with pytest.raises(DataError, match=why):
+            prepare(Corpus.from_tables(PAIRS, one, other, shared_ids=True), out)
     apart = Corpus.from_tables(PAIRS, one, features(kind=["x", "y", "z"]), shared_ids=True)
-    assert set(features_of(apart)) == {"query", "candidate"}
+    prepare(apart, tmp_path / "apart")
+    assert set(load_prepared(tmp_path / "apart").queries.features) == {"tags"}
+    plain, shared = Corpus.from_tables(PAIRS), Corpus.from_tables(PAIRS, shared_ids=True)
+    checked(plain, tmp_path / "shared", shared, shared_ids=True)
+    prepare(plain, out)
+    with pytest.raises(DataError, match=r"ids of their own, and those of Corpus\(.* share theirs"):
+        prepare(shared, out, append=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"key": ["a"]}, "no column 'id'"),
+        ({"id": ["a", "a"], "x": [1, 2]}, "name the id a twice"),
+        ({"id": ["a", None], "x": [1, 2]}, "row 2: id is empty"),
+        ({"id": ["a"], "x": [[1.5]]}, "lists of floats"),
+        ({"id": ["a"], "x": [["p", None]]}, "null inside a list"),
+        ({"id": ["a"], "count": [1]}, "rename it"),
+        ({"id": ["other"], "x": [1]}, "none of the ids"),
+        ({"id": ["a", "b"], "x": ["2025-01-01", "2025-01-01T00:00Z"]}, "row 1: x is '2025-01-01'"),
+    ],
+)
+def test_what_is_no_feature_is_refused(
+    tmp_path: Path, columns: dict[str, list[object]], why: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    lines: list[str] = []
+    settings = PrepareSettings(candidate_features=[tmp_path / "f.parquet"])
+    with pytest.raises(DataError, match=why):
+        prepare(WORDS, tmp_path / "out", settings, progress=lines.append)
+    assert not (tmp_path / "out").exists()
+    if columns.get("id") == ["a"] or "key" in columns:  # before hours of interactions are read
+        assert bool(lines) == ("null" in why)
+
+
+def test_texts_are_no_features_of_integers(tmp_path: Path) -> None:
+    pq.write_table(FEATURES, tmp_path / "f.parquet")
+    pq.write_table(FEATURES.select(["id"]), tmp_path / "g.parquet")
+    both: list[str | Path] = [tmp_path / "f.parquet", tmp_path / "g.parquet"]
+    for settings, why in [
+        (PrepareSettings(query_features=both[0]), "theirs are text, such as 'b'"),
+        (PrepareSettings(candidate_features=both), "has a column 'Genre' and"),
+    ]:
+        with pytest.raises(DataError, match=why):
+            prepare(WORDS, tmp_path / "out", settings)
 
 
 def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> None:
     table = pa.table({"query": pa.array(["a"], pa.string_view()), "candidate": [1], "price": [2]})
     summary = prepare(table, tmp_path / "out")
     assert (summary.interactions, summary.unread) == (1, ["price"])
-    assert entities(tmp_path / "out", "query")["id"].to_pylist() == ["a"]
-    with pytest.raises(DataError, match="query and candidate are both the column 'query'"):
-        prepare(table, tmp_path / "other", PrepareSettings(columns={"candidate": "query"}))
-    twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
-    with pytest.raises(DataError, match="has two columns 'query'"):
-        prepare(twice, tmp_path / "other")
-
-
-def test_another_loader_reads_the_source(tmp_path: Path) -> None:
+    assert "There are no times.\nNot read: price; --column time=NAME or" in str(summary)
     lists = tmp_path / "lists.txt"
     lists.write_text("0 5 6\n1 6\n")
-    prepare(lists, tmp_path / "out", PrepareSettings(kind="adjacency_list"))
-    assert_is_corpus(tmp_path / "out", corpus_of_kind("adjacency_list", [lists], None))
-    with pytest.raises(DataError, match="nothing"):
-        prepare(lists, tmp_path / "other", PrepareSettings(kind="nothing"))
-    with pytest.raises(DataError, match="sources is dict"):
-        prepare({"query": [1]}, tmp_path / "other")
-    with pytest.raises(DataError, match="one file or folder"):
-        prepare([lists, lists], tmp_path / "other", PrepareSettings(kind="adjacency_list"))
+    twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (table, {"columns": {"candidate": "query"}}, "query and candidate are both the column"),
+        (twice, {}, "has two columns 'query'"),
+        (lists, {"kind": "nothing"}, "nothing"),
+        ({"query": [1]}, {}, "sources is dict"),
+        ([lists, lists], {"kind": "adjacency_list"}, "one file or folder, and 2 sources"),
+        (tmp_path / "nowhere", {"kind": "amazon"}, "There is no file or folder"),
+        (tmp_path / "nowhere", {"kind": "mediawiki"}, "There is no file or folder"),
+    ]
+    for sources, chosen, why in cases:
+        with pytest.raises(DataError, match=why):
+            prepare(sources, tmp_path / "other", PrepareSettings(**chosen))
     assert not (tmp_path / "other").exists()
-
-
-def test_shared_ids_are_not_appended_to_ids_of_their_own(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(Corpus.from_tables(PAIRS), out)
-    with pytest.raises(DataError, match=r"ids of their own, and those of Corpus\(.* share theirs"):
-        prepare(Corpus.from_tables(PAIRS, shared_ids=True), out, append=True)
-    prepare(Corpus.from_tables(PAIRS), tmp_path / "shared", PrepareSettings(shared_ids=True))
-    assert_is_corpus(tmp_path / "shared", Corpus.from_tables(PAIRS, shared_ids=True))
-
-
-DUMPS = PrepareSettings(kind="mediawiki", memory="256MiB", threads=1)
 
 
 def large_dump(folder: Path, pages: int, links: int) -> Path:
@@ -114,16 +210,18 @@ def large_dump(folder: Path, pages: int, links: int) -> Path:
 
 @pytest.mark.parametrize("dump", [old_dump, new_dump])
 def test_a_prepared_dump_is_the_loaded_one(
-    dump: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dump: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dump_files, "BLOCK", 1)
     folder, out = dump(tmp_path / "dump"), tmp_path / "out"
-    summary = prepare(folder, out, DUMPS)
+    path = folder / "xwiki-1-pagelinks.sql"
+    path.write_bytes(path.read_bytes().replace(b"(1,0,'Nowhere')", b"(1,'Nowhere')"))
     corpus, _ = load_mediawiki(folder)
-    assert_is_corpus(out, corpus)
+    summary = checked(folder, out, corpus, kind="mediawiki")
+    assert ("malformed rows left out: 1" in caplog.text) == (dump is old_dump)
     assert summary.rows_read == summary.interactions == len(corpus) == 3
-    assert sorted(p.name for p in out.iterdir()) == ["entities.arrow", "parts", "prepared.json"]
-    assert PreparedRecord.load(out).parts[0].sources == [str(folder / "xwiki-1-pagelinks.sql")]
+    assert {p.name for p in out.glob("[a-z]*")} == {"entities.arrow", "parts", "prepared.json"}
+    assert PreparedRecord.load(out).parts[0].sources == [str(path)]
 
 
 def test_many_links_are_in_the_order_of_the_loader(
@@ -132,103 +230,55 @@ def test_many_links_are_in_the_order_of_the_loader(
     # Several blocks, and several batches of distinct links, some of them at a border.
     monkeypatch.setattr(dump_files, "BLOCK", 5_000)
     monkeypatch.setattr("evergram.data.prepared.engine.database.FETCHED", 2_048)
-    folder = large_dump(tmp_path / "dump", 300, 40_000)
-    prepare(folder, tmp_path / "out", DUMPS)
+    folder = large_dump(tmp_path / "dump", 300, 20_000)
     corpus, report = load_mediawiki(folder)
     assert report.repeated_links > 1_000
     assert len(corpus) > 10_000
-    assert_is_corpus(tmp_path / "out", corpus)
-
-
-def test_the_report_of_the_dump_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = old_dump(tmp_path) / "xwiki-1-pagelinks.sql"
-    path.write_bytes(path.read_bytes().replace(b"(1,0,'Nowhere')", b"(1,'Nowhere')"))
-    staged = tmp_path / "staged"
-    staged.mkdir()
-    lines: list[str] = []
-    with caplog.at_level(logging.WARNING):
-        source, features = stage_mediawiki(tmp_path, staged, DUMPS, lines.append)
-    assert "malformed rows left out: 1" in caplog.text
-    assert lines == ["reading pages", "reading links", "sorting 4 links", "reading categories"]
-    assert source.name == str(path)
-    assert sum(batch.num_rows for batch in source.read()) == 3
-    assert pq.read_table(features)["id"].to_pylist() == [1, 2, 10]
-    assert sorted(p.name for p in staged.iterdir()) == ["features.parquet", "links.parquet"]
-
-
-def test_what_cannot_be_staged_leaves_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    folder = old_dump(tmp_path / "dump")
-    write_table(folder, "pagelinks", "pl_from pl_namespace pl_title", [(9, 1, "Other")])
-    with pytest.raises(DataError, match="links no two pages of namespace 0"):
-        prepare(folder, out, DUMPS)
-    with pytest.raises(DataError, match="There is no file or folder"):
-        prepare(tmp_path / "nothing", out, DUMPS)
-    with pytest.raises(DataError, match="reads one file or folder, and 2 sources"):
-        prepare([folder, folder], out, DUMPS)
-    assert [path.name for path in tmp_path.glob("*out*")] == [".out.lock"]
+    checked(folder, tmp_path / "out", corpus, kind="mediawiki")
 
 
 def test_links_of_a_later_dump_are_appended(tmp_path: Path) -> None:
     folder, out = old_dump(tmp_path / "dump"), tmp_path / "out"
-    first = prepare(folder, out, PrepareSettings(kind="mediawiki", unique=True))
+    settings = PrepareSettings(kind="mediawiki", unique=True)
+    first = prepare(folder, out, settings)
     columns = "pl_from pl_namespace pl_title"
     write_table(folder, "pagelinks", columns, [(1, 0, "O'Brien"), (10, 0, "April")])
-    second = prepare(folder, out, DUMPS, append=True)
+    second = prepare(folder, out, settings, append=True)
     assert (first.added, second.added, second.repeats_dropped) == (3, 1, 1)
-
-
-REVIEWS = PrepareSettings(kind="amazon", memory="256MiB", threads=1)
-
-
-def write_reviews(folder: Path, reviews: int, *, metadata: bool) -> Path:
-    """Write reviews in random order of time, and products, one of them twice."""
-    folder.mkdir()
-    draw = random.Random(0)
-    lines = []
-    for _ in range(reviews):
-        names = {"reviewerID": f"U{draw.randint(0, 30)}", "asin": f"P{draw.randint(0, 20)}"}
-        numbers = {"overall": draw.randint(1, 5), "unixReviewTime": draw.randint(0, 50)}
-        lines.append(json.dumps({**names, **numbers, "reviewText": "Good.\n"}))
-    (folder / "reviews.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    if metadata:
-        products = [
-            {"asin": f"P{i}", "brand": f"B{i % 3}", "category": [f"C{i % 4}", "All &amp; more"]}
-            for i in [*range(25), 3]
-        ]
-        (folder / "meta.json").write_text("\n".join(map(json.dumps, products)))
-    return folder
+    write_table(folder, "pagelinks", columns, [(9, 1, "Other")])
+    with pytest.raises(DataError, match="links no two pages of namespace 0"):
+        prepare(folder, tmp_path / "other", settings)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("metadata", [False, True])
 def test_prepared_reviews_are_the_loaded_ones(
     metadata: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Reviews in random order of time, and products, one of them twice."""
     monkeypatch.setattr(json_lines, "BLOCK", 400)
-    folder = write_reviews(tmp_path / "reviews", 300, metadata=metadata)
-    summary = prepare(folder, tmp_path / "out", REVIEWS)
-    corpus = load_amazon(folder)
+    draw, lines, out = random.Random(0), [], tmp_path / "out"
+    for _ in range(100):
+        names = {"reviewerID": f"U{draw.randint(0, 30)}", "asin": f"P{draw.randint(0, 20)}"}
+        numbers = {"overall": draw.randint(1, 5), "unixReviewTime": draw.randint(0, 50)}
+        lines.append(json.dumps({**names, **numbers, "reviewText": "Good.\n"}))
+    path = tmp_path / "r" / "reviews.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    if metadata:
+        products = [
+            {"asin": f"P{i}", "brand": f"B{i % 3}", "category": [f"C{i % 4}", "All &amp; more"]}
+            for i in [*range(25), 3]
+        ]
+        (path.parent / "meta.json").write_text("\n".join(map(json.dumps, products)))
+    corpus = load_amazon(path.parent)
     assert set(corpus.candidates.features) == ({"brand", "category"} if metadata else set())
-    assert_is_corpus(tmp_path / "out", corpus)
-    assert summary.rows_read == 300
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
-    folder = write_reviews(tmp_path / "reviews", 3, metadata=False)
-    path = folder / "reviews.json"
-    path.write_bytes(gzip.decompress((folder / "reviews.json.gz").read_bytes()) + b"\n{}\n")
-    (folder / "reviews.json.gz").unlink()
-    with pytest.raises(DataError, match=r"reviews\.json row 4: reviewerID is None"):
-        prepare(folder, tmp_path / "out", REVIEWS)
-    with pytest.raises(DataError, match="There is no file or folder"):
-        prepare(tmp_path / "nothing", tmp_path / "out", REVIEWS)
-    path.write_text("")
-    with pytest.raises(DataError, match="has no rows"):
-        prepare(folder, tmp_path / "out", REVIEWS)
-    assert not (tmp_path / "out").exists()
-
-
-LISTS = PrepareSettings(kind="adjacency_list", memory="256MiB", threads=1)
+    assert checked(path.parent, out, corpus, kind="amazon").rows_read == 100
+    for content, why in [(b"{}\n", r"row 1: reviewerID is None"), (b"", "has no rows")]:
+        path.write_bytes(gzip.compress(content))
+        (path.parent / "meta.json").unlink(missing_ok=True)
+        with pytest.raises(DataError, match=why):
+            prepare(path.parent, tmp_path / "other", PrepareSettings(kind="amazon"))
 
 
 @pytest.mark.parametrize(
@@ -245,11 +295,10 @@ def test_a_prepared_list_is_the_loaded_one(
     ]
     path = tmp_path / "lists.txt.gz"
     path.write_bytes(gzip.compress("\n".join([*lines, last]).encode()))
-    prepare(path, tmp_path / "out", LISTS)
-    assert_is_corpus(tmp_path / "out", load_adjacency_list(path))
+    checked(path, tmp_path / "out", load_adjacency_list(path), kind="adjacency_list")
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for content, message in [
         (b"0 1\n\n2 NULL\n", "row 3: candidate is 'NULL'"),
         (b"0\n1\n", "has no pairs"),
@@ -257,6 +306,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         (b"0 \xff\n", "is not in UTF-8"),
     ]:
         (tmp_path / "lists.txt").write_bytes(content)
+        settings = PrepareSettings(kind="adjacency_list")
         with pytest.raises(DataError, match=message):
-            prepare(tmp_path / "lists.txt", tmp_path / "out", LISTS)
+            prepare(tmp_path / "lists.txt", tmp_path / "out", settings)
         assert not (tmp_path / "out").exists()
