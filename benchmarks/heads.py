@@ -36,7 +36,7 @@ from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import BootstrapInterval, paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.releasing.migration.migration_vectors import unit
+from evergram.migration.ways import unit
 
 ENCODERS = ("tokenlearn (64)", "wordllama (256)", "MiniLM (384)")
 # LISA and NPL are left out to save time: they have the most texts.

@@ -29,18 +29,22 @@ from benchmarks.judged_corpora import Texts
 from benchmarks.residual_heads import HeadSettings, Sides, drawn_words, with_head
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
-from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
-from evergram.compatibility.sidecar.residual_basis import ResidualBasis
+from evergram.compatibility.sidecar.coding import (
+    ResidualBasis,
+    allocated,
+    bit_order,
+    encode,
+    level_places,
+    trellis_levels,
+)
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.trellis import encode, level_places, trellis_levels
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import bootstrap
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.releasing.migration.migration_plan import plan_migration
-from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
-from evergram.releasing.migration.ways import WaySettings
+from evergram.migration.migration_plan import plan_migration
+from evergram.migration.ways import MigrationVectors, WaySettings, unit
 
 KEPT = ROOT / "build" / "migrations"
 WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "pinned", "reindex")

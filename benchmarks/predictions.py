@@ -22,8 +22,7 @@ from benchmarks.judged_corpora import Texts
 from benchmarks.verdicts import CHOICES
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.releasing.migration.migration_vectors import MigrationVectors
-from evergram.releasing.migration.ways import WaySettings, measure_ways
+from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
 
 KNOWN_ITEMS, WORDS = 300, 10
 COVERAGE = 0.9

@@ -19,7 +19,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.gramian import GramianPenalty
-from evergram.releasing.migration.migration_vectors import unit
+from evergram.migration.ways import unit
 
 SEEDS = (0, 1, 2)
 # Pairs of words and their text, of each corpus.

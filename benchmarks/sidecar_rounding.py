@@ -24,7 +24,7 @@ from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
+from evergram.migration.ways import MigrationVectors, unit
 
 CORPUS = "SciFact"
 SHARES = (0.025, 0.05, 0.1, 0.2)

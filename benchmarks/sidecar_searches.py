@@ -27,11 +27,10 @@ from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metr
 from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
-from evergram.releasing.migration.migration_vectors import MigrationVectors
+from evergram.migration.make_sidecar import make_sidecar
+from evergram.migration.ways import MigrationVectors
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors

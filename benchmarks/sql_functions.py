@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.postgres_fast_path import postgres_server
-from evergram.retrieval.portable.affine_map import AffineMap
-from evergram.retrieval.portable.duckdb_macro import write_duckdb_macro
-from evergram.retrieval.portable.pgvector_function import write_pgvector_function
+from evergram.exporting.affine_map import AffineMap
+from evergram.exporting.formats import write_duckdb_macro, write_pgvector_function
 from evergram.stores.store import Floats
 
 DIMS, ROWS, ROUNDS = (384, 1536), 1000, 5

@@ -26,8 +26,7 @@ import pyarrow as pa
 
 from benchmarks.text import articles
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.serving.server import bound_socket, listen
 from evergram.serving.settings import ServiceSettings

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from benchmarks import judged_corpora, migrations
 from evergram.compatibility import Aligner
-from evergram.compatibility.scores.score_map import ScoreMap
+from evergram.compatibility.score_map import ScoreMap
 from evergram.evaluation.score_blocks import best_candidates
-from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
+from evergram.migration.ways import MigrationVectors, unit
 
 Doubles = npt.NDArray[np.float64]
 HELD, CANARIES = 0.1, 1000

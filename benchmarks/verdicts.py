@@ -19,10 +19,8 @@ from benchmarks import judged_corpora, migrations
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
-from evergram.releasing.migration.migration_vectors import MigrationVectors
-from evergram.releasing.migration.unjudged import LEAST_QUERIES
-from evergram.releasing.migration.verdict import Situation, decide
-from evergram.releasing.migration.ways import WaySettings, measure_ways
+from evergram.migration.migration_plan import LEAST_QUERIES, Situation, decide
+from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
 
 # What a searcher can be given; a sidecar serves old readers, and naive is an accident.
 CHOICES = ("stay", "bridge", "cascade", "bridge_cascade", "reindex")

@@ -13,8 +13,8 @@ import torch
 from tests.support.vector_file_makers import blocks_of, whole
 
 from evergram.errors import DataError
+from evergram.vector_files.base import FINGERPRINT, read_provenance_file
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT, read_provenance_file
 from evergram.vector_files.writers import write_vectors
 
 OLD: tuple[list[str], torch.Tensor] = ["a", "b", "c"], torch.tensor([[1.0, 1], [2, 2], [3, 3]])

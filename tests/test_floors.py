@@ -41,9 +41,11 @@ FLOORS = {
     "training": 4,
     "retrieval": 4,
     "releasing": 5,
-    "serving": 5,
-    "cli": 6,
-    "__main__": 7,
+    "migration": 6,
+    "exporting": 6,
+    "serving": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.name != "__init__.py")
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.real_text_encoders import need
+from tests.support.optional import need
 from website.notebooks import load, names, page, run
 
 ROOT = Path(__file__).parents[1]

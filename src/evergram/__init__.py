@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from evergram import data as data
     from evergram import encoders as encoders
     from evergram import evaluation as evaluation
+    from evergram import exporting as exporting
     from evergram import gramian as gramian
     from evergram import lineage as lineage
+    from evergram import migration as migration
     from evergram import releasing as releasing
     from evergram import retrieval as retrieval
     from evergram import serving as serving
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from evergram.data.prepared.writing.settings import PrepareSettings
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
+    from evergram.exporting.pretrained_encoder import PretrainedEncoder
     from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
     from evergram.releasing.evaluate import evaluate
     from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import train, upgrade
-    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
     from evergram.training.checkpoint import load_encoder
@@ -101,7 +103,7 @@ export_lazily(
         "releasing.evaluate": "evaluate",
         "releasing.publish": "publish",
         "releasing.upgrade": "train upgrade",
-        "retrieval.pretrained.pretrained_encoder": "PretrainedEncoder",
+        "exporting.pretrained_encoder": "PretrainedEncoder",
         "retrieval.reader": "Reader",
         "serving.client": "Client",
         "training.checkpoint": "load_encoder",
@@ -109,8 +111,8 @@ export_lazily(
         "training.diagnose": "diagnose",
         "training.recipe": "Recipe",
     },
-    folders="compatibility data encoders evaluation gramian lineage releasing retrieval serving "
-    "stores tasks texts training vector_files",
+    folders="compatibility data encoders evaluation exporting gramian lineage migration releasing "
+    "retrieval serving stores tasks texts training vector_files",
     guesses={
         "fit": "evergram.train",
         "Model": "evergram.train(recipe, …), or a loss of your own with evergram.GramianPenalty",

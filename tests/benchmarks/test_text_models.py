@@ -33,7 +33,8 @@ from benchmarks.residual_heads import (
 )
 from benchmarks.upgraded_scores import METHODS, RANKINGS, SHARES, above, of_pair
 from benchmarks.verdicts import CHOICES, _trial
-from tests.support.real_text_encoders import need, real_sentences
+from tests.support.optional import need
+from tests.support.real_text_encoders import real_sentences
 from tests.support.two_models import by_two_models
 from torch import Tensor
 
@@ -41,9 +42,8 @@ from benchmarks import e5_encoder, migrations, sidecar_rounding, text
 from evergram.compatibility import Chain
 from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import JudgedQueries
-from evergram.releasing.migration.migration_plan import plan_migration
-from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
-from evergram.releasing.migration.ways import WaySettings
+from evergram.migration.migration_plan import plan_migration
+from evergram.migration.ways import MigrationVectors, WaySettings, unit
 
 
 def test_a_block_of_four_bit_weights_is_a_scale_and_two_halves() -> None:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Side, Vocabulary
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.past_file import SIDE
 from evergram.training.checkpoint import held_out
 from evergram.vector_files.open_embeddings import open_embeddings

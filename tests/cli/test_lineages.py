@@ -15,8 +15,8 @@ from tests.support.command import Command, exit_code
 from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
+from evergram.vector_files.base import COMPUTED_FROM, FINGERPRINT
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT
 from evergram.vector_files.writers import write_vectors
 
 ROWS = 400

@@ -15,7 +15,7 @@ from tests.support.lineages import lineage_of, publish, vectors_of
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats
-from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 ROWS = 300
 

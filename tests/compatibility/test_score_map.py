@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import linear_sum_assignment
 
-from evergram.compatibility.scores import score_map
-from evergram.compatibility.scores.score_map import LEAST_PAIRS, ScoreMap
+from evergram.compatibility import score_map
+from evergram.compatibility.score_map import LEAST_PAIRS, ScoreMap
 from evergram.errors import DataError, ShapeError
 
 

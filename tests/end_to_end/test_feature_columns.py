@@ -16,10 +16,10 @@ from tests.support.running_service import running
 from evergram.data.corpus import Corpus
 from evergram.encoders.factory import restore_encoder
 from evergram.errors import DataError
+from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 

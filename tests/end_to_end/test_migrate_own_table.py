@@ -14,10 +14,9 @@ from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vect
 
 from evergram.errors import EvergramError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
-from evergram.retrieval.migrating.cascade import KeptVectors
-from evergram.retrieval.migrating.reranked_search import Reranked, reranked_search
+from evergram.migration.cascade import KeptVectors
+from evergram.migration.reranked_search import Reranked, reranked_search
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
 
 SENTENCES = sentences()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.real_text_encoders import minilm, need, real_sentences, static_minilm
+from tests.support.optional import need
+from tests.support.real_text_encoders import minilm, real_sentences, static_minilm
 from tests.support.text_clients import through_changes
 
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Vectors

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from evergram import Client, Corpus, Lineage, Reader, Recipe, View
 from evergram.compatibility import Aligner, BackwardAlignment
+from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
 from evergram.reopening import Reopened
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
@@ -147,7 +148,7 @@ def objects(lineage: Lineage) -> Iterator[Any]:
     """Yield one of each public class that somebody may hand to a worker."""
     yield lineage
     yield lineage.view(0)
-    yield lineage.view(0).arrow_function("candidate")
+    yield arrow_function(lineage.view(0), "candidate")
     yield lineage.encoder()
     yield lineage.chain
     yield lineage.manifest(0)

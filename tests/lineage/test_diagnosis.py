@@ -36,7 +36,7 @@ from evergram.lineage.version_warnings import (
 )
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import Live
-from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 __all__ = ["evergram"]
 

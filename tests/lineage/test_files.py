@@ -46,7 +46,7 @@ from evergram.lineage.disk.tensor_files import load_tensors, save_tensors
 from evergram.lineage.disk.trained_pairs import read_trained_pairs, write_trained_pairs
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.stored_embeddings import stored_file, stored_vectors
-from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 
 @pytest.mark.parametrize("name", ["my films, 1", "\x1b]0;x"])

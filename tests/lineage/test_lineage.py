@@ -38,10 +38,10 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.pair_history import PairHistory
+from evergram.vector_files.base import provenance_of
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.parquet import read_embeddings
-from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.shards import Shards
+from evergram.vector_files.writers import read_embeddings
 
 
 @pytest.fixture

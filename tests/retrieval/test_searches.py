@@ -42,9 +42,9 @@ from evergram.retrieval.search_check import (
 )
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Hits, Rows, Space
+from evergram.vector_files.base import FINGERPRINT
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.parquet import write_embeddings
-from evergram.vector_files.provenance import FINGERPRINT
+from evergram.vector_files.writers import write_embeddings
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 

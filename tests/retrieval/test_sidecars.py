@@ -25,19 +25,24 @@ from tests.support.embedding_files import file_of, id_names, randn
 from tests.support.store_kinds import STORES
 from torch import Tensor
 
-from evergram.compatibility.sidecar.sidecar_file import content_digest
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
-from evergram.retrieval.adopting.view_search import search_view
+from evergram.migration.make_sidecar import make_sidecar
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
-from evergram.retrieval.sidecars.make_sidecar import make_sidecar
-from evergram.retrieval.sidecars.marks import MARKS, TOLERANCE, marks_of, same_marks
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.retrieval.sidecars.version_sidecar import KEY, VersionSidecar
+from evergram.retrieval.sidecars.version_sidecar import (
+    KEY,
+    MARKS,
+    TOLERANCE,
+    VersionSidecar,
+    content_digest,
+    marks_of,
+    same_marks,
+)
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.view_search import search_view
 from evergram.stores.rows import Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
@@ -490,6 +495,9 @@ def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
         ({}, {"format_version": 3}, "format version 3"),
         ({}, {"memory": 7}, "damaged"),
         ({"codes": tensors["codes"][:-1].contiguous()}, {}, "damaged"),
+        ({"codes": tensors["codes"].to(torch.int8)}, {}, "damaged"),
+        ({"scales": torch.ones(7, dtype=torch.float64)}, {}, "damaged"),
+        ({"levels": tensors["levels"][:-1]}, {}, "damaged"),
         ({"marks": tensors["marks"][:-1].contiguous()}, {}, "damaged"),
         ({"old_marks": tensors["old_marks"][:, :2].contiguous()}, {}, "damaged"),
         ({"bits": tensors["bits"] * 0}, {}, "damaged"),

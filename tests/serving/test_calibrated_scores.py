@@ -16,11 +16,10 @@ from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vect
 from evergram import Client
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.migration.make_sidecar import make_sidecar
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import QueryVectors, Reader
-from evergram.retrieval.sidecars.make_sidecar import make_sidecar
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.serving.app import create_app

@@ -26,8 +26,7 @@ from tests.support.text_encoders import (
 )
 
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings

@@ -23,12 +23,12 @@ from tests.support.serving_process import PATIENCE, ServingProcess, serving
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+from evergram.migration.make_sidecar import make_sidecar
 from evergram.serving import listen_processes
 from evergram.serving.server_processes import ServerProcesses
 from evergram.serving.settings import ServiceSettings
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 pytestmark = pytest.mark.long
 

@@ -42,13 +42,12 @@ from evergram.serving.texts.checked_encoder import (
 from evergram.serving.texts.documents import BATCH, Documents, MissingTextError
 from evergram.serving.texts.served_texts import ServedTexts
 from evergram.serving.texts.vector_cache import OVERHEAD, VectorCache
-from evergram.texts.addresses import open_text_encoder
-from evergram.texts.callable_encoder import CallableEncoder
+from evergram.texts.addresses import CallableEncoder, open_text_encoder
 from evergram.texts.record import TextEncoderRecord, parse_record, record_of
 from evergram.texts.recorded_encoder import MismatchError
 from evergram.texts.text_encoder import Prompts, Role, TextEncoder, Vectors
+from evergram.vector_files.base import FINGERPRINT, TEXT_ENCODER
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER
 
 
 class Encoder:

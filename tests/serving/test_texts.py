@@ -34,8 +34,7 @@ from tests.support.text_encoders import (
 
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app

@@ -1,4 +1,4 @@
-"""Skip a file of tests where an optional library is not installed, without importing it."""
+"""Skip tests where an optional library is not installed, without importing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def need(*packages: str) -> None:
-    """Skip the calling module if one of the packages is missing."""
+    """Skip the calling test or module if one of the packages is missing."""
     for package in packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed", allow_module_level=True)

@@ -12,8 +12,7 @@ from tests.support.running_service import server
 from tests.support.text_encoders import ADDRESSES, sentences, word_vectors
 
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.serving.app import create_app
 from evergram.serving.service import Service

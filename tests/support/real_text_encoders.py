@@ -5,23 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.support.optional import need
 
 from evergram.texts.text_encoder import Vectors
 
 ROOT = Path(__file__).parents[2]
-
-
-def need(*packages: str) -> None:
-    """Skip a test where a package is not installed."""
-    for package in packages:
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
 
 
 def minilm() -> str:

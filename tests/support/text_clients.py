@@ -14,8 +14,7 @@ from tests.support.text_encoders import encoded
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving.app import create_app
 from evergram.serving.service import Service

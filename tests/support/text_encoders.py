@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Prompts, Vectors

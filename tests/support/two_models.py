@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evergram.evaluation.judged.beir_files import Judgements
-from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
+from evergram.migration.ways import MigrationVectors, unit
 
 TEXTS, QUERIES, MEANING = 300, 60, 24
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from tests.support.real_text_encoders import need
+from tests.support.optional import need
 
 from evergram.errors import DataError
 from evergram.texts.addresses import open_text_encoder

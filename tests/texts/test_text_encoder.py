@@ -20,9 +20,14 @@ from evergram.errors import DataError, ServiceError
 from evergram.texts import addresses
 from evergram.texts.addresses import open_text_encoder, open_with_prompts
 from evergram.texts.canaries import SAME, distance
-from evergram.texts.matryoshka import checked_dims, cut
-from evergram.texts.text_encoder import NotFiniteError, Prompts, TextEncoder, TextsFailedError
-from evergram.texts.weights import weights_fingerprint
+from evergram.texts.record import checked_dims, cut
+from evergram.texts.text_encoder import (
+    NotFiniteError,
+    Prompts,
+    TextEncoder,
+    TextsFailedError,
+    weights_fingerprint,
+)
 
 
 @given(st.lists(st.sampled_from(["word1", "word2 word3", "word4"]), min_size=1, max_size=9))

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.pairing import Pairing
-from evergram.vector_files.prefetch import ahead
+from evergram.vector_files.pairing import Pairing, ahead
 from evergram.vector_files.writers import write_vectors
 
 

@@ -32,16 +32,21 @@ from tests.support.vector_file_makers import (
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.vector_files.base import Block, EmbeddingFile
+from evergram.vector_files.base import (
+    COMPUTED_FROM,
+    FINGERPRINT,
+    Block,
+    EmbeddingFile,
+    provenance_of,
+)
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.parquet import (
+from evergram.vector_files.writers import (
     read_embeddings,
     vectors_from_arrow,
     vectors_to_arrow,
     write_embeddings,
+    write_vectors,
 )
-from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT, provenance_of
-from evergram.vector_files.writers import write_vectors
 
 
 class InMemory(EmbeddingFile):

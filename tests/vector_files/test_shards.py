@@ -18,8 +18,15 @@ from tests.support.thread_processes import Threads, in_threads
 
 from evergram.errors import DataError
 from evergram.vector_files.base import Block
-from evergram.vector_files.shard_record import FINISHED, RECORD, SUCCESS
-from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
+from evergram.vector_files.shards import (
+    FINISHED,
+    RECORD,
+    SUCCESS,
+    Shards,
+    WrittenShards,
+    between,
+    write_shards,
+)
 
 MARKS = {"evergram.fingerprint": "x"}
 

@@ -19,9 +19,8 @@ from tests.support.vector_file_makers import NAMES, NUMBERS, TEXT, blocks_of, wh
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.vector_files.array_files import companion
-from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER
+from evergram.vector_files.base import FINGERPRINT, TEXT_ENCODER
+from evergram.vector_files.open_embeddings import companion, open_embeddings
 from evergram.vector_files.writers import LONGEST_SAFETENSORS_HEADER, write_vectors
 
 

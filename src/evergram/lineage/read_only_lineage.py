@@ -26,7 +26,7 @@ from evergram.lineage.view import View, view_of
 if TYPE_CHECKING:
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.encoders.module_encoder import ModuleEncoder
-    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
+    from evergram.exporting.pretrained_encoder import PretrainedEncoder
 
 
 class ReadOnlyLineage:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.compatibility.scores.score_map import LEAST_PAIRS, Doubles, ScoreMap
+from evergram.compatibility.score_map import LEAST_PAIRS, Doubles, ScoreMap
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Hits

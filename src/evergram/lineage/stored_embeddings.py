@@ -12,7 +12,7 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.parquet import read_embeddings
+from evergram.vector_files.writers import read_embeddings
 
 
 def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:

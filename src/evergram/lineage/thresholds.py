@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from evergram.compatibility.scores.score_map import ScoreMap
+from evergram.compatibility.score_map import ScoreMap
 from evergram.errors import DataError, LineageError
 from evergram.lineage.consumers.registry import ConsumerRegistry, pinned_to
 from evergram.lineage.lineage import Lineage

@@ -31,7 +31,7 @@ from evergram.lineage.disk.tensor_files import load_tensors
 from evergram.lineage.disk.trained_pairs import FILE as PAIRS
 from evergram.lineage.disk.trained_pairs import read_trained_pairs
 from evergram.lineage.publishing.publish_statistics import Moments
-from evergram.vector_files.parquet import to_block
+from evergram.vector_files.writers import to_block
 
 
 class VersionReader:

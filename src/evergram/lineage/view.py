@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-import evergram
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
@@ -24,14 +23,10 @@ from evergram.lineage.new_queries.fold_in import Missing, fold_in, stored_lookup
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
 from evergram.lineage.version_chain import VersionChain
-from evergram.texts.matryoshka import checked_dims, cut
-from evergram.vector_files.base import EmbeddingFile, first_not_finite
-from evergram.vector_files.provenance import provenance_of
+from evergram.texts.record import checked_dims, cut
+from evergram.vector_files.base import EmbeddingFile, first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
-
-if TYPE_CHECKING:
-    from evergram.retrieval.engines.arrow_function import ArrowFunction
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
@@ -74,6 +69,11 @@ class View:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self._address, self.version, self.source, self.fingerprint)
+
+    @property
+    def address(self) -> str:
+        """The folder or the address of its lineage."""
+        return self._address
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -231,31 +231,6 @@ class View:
 
     def _apply(self, embeddings: Tensor) -> Tensor:
         return self._chain.apply(embeddings, self.source, self.version)
-
-    def arrow_function(
-        self,
-        side: str | None = None,
-        *,
-        id_column: str = "id",
-        vector_column: str = "vector",
-        lists: Literal["fixed", "list"] = "fixed",
-    ) -> ArrowFunction:
-        """Return this view as a function from an Arrow batch to an Arrow batch, for engines.
-
-        Args:
-            side: None reads a column of vectors of version k; "query", "candidate" or "object"
-                reads a column of ids, and looks up that side's stored embeddings.
-            id_column, vector_column: names of the columns; the vectors of version j are put into
-                `vector_column`.
-            lists: "fixed" writes fixed-size lists, "list" lists of any length, as Spark needs them.
-        Raises: LineageError: there is no such side, or the vectors of version k are not stored.
-            DataError: `lists` is of no known kind.
-        """
-        # The rooms above are reached through the package's public names.
-        function: ArrowFunction = evergram.retrieval.ArrowFunction.of(
-            self, self._address, side, columns=(id_column, vector_column), lists=lists
-        )
-        return function
 
 
 def view_of(

@@ -11,7 +11,7 @@ Read in this order:
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
 3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`,
-   `encode_file`). `migration/`: the ways from such a model to another, side by side.
+   `encode_file`).
 4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -26,8 +26,7 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import Comparison, compare
     from evergram.releasing.evaluate import Ranking, evaluate
-    from evergram.releasing.files.align import align
-    from evergram.releasing.files.align_settings import AlignSettings
+    from evergram.releasing.files.align import AlignSettings, align
     from evergram.releasing.files.encode_file import Texts, encode_file
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
@@ -62,8 +61,7 @@ export_lazily(
     {
         "comparison.compare": "Comparison compare",
         "evaluate": "Ranking evaluate",
-        "files.align": "align",
-        "files.align_settings": "AlignSettings",
+        "files.align": "AlignSettings align",
         "files.encode_file": "Texts encode_file",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",

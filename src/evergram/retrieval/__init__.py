@@ -8,14 +8,9 @@ Read in this order:
    `metric_search`: distance and cosine on an index that knows inner products alone.
    `text_vectors`: texts, by the newest version's encoder, at any version. `id_lookup`: the rows of
    many ids, batch after batch.
-3. `recommend`: the best candidates for known queries. `pretrained/`:
-   `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
-4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.
-   `portable/`: the way back in files for programs without Evergram.
-5. `migrating/`: search while an index moves to another model's vectors. `sidecars/`: rows and hits
-   at an old version, by a few bytes of each old vector.
-6. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
-   worst first. `search_check`: searches of a store, compared with all of its rows.
+3. `fill`: from a published version to a store. `backfilling/`: refresh a store's older rows,
+   worst first. `search_check`: searches of a store, compared with all of its rows. `sidecars/`:
+   rows and hits at an old version, by a few bytes of each old vector.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.
@@ -31,17 +26,13 @@ if TYPE_CHECKING:
     from evergram.retrieval.backfilling.backfill import Backfill
     from evergram.retrieval.backfilling.backfill_progress import BackfillProgress, backfill_progress
     from evergram.retrieval.embedded import Embedded
-    from evergram.retrieval.engines.arrow_function import ArrowFunction
     from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
-    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
 
 __all__ = [
-    "ArrowFunction",
     "Backfill",
     "BackfillProgress",
     "Embedded",
-    "PretrainedEncoder",
     "Reader",
     "backfill_progress",
     "canary_stores",
@@ -56,9 +47,7 @@ export_lazily(
         "backfilling.backfill": "Backfill",
         "backfilling.backfill_progress": "BackfillProgress backfill_progress",
         "embedded": "Embedded",
-        "engines.arrow_function": "ArrowFunction",
         "fill": "canary_stores fill local_stores open_stores",
-        "pretrained.pretrained_encoder": "PretrainedEncoder",
         "reader": "Reader",
     },
 )

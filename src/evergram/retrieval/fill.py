@@ -214,11 +214,7 @@ def _snapshots(
     progress: SideProgress | None,
     sides: Mapping[str, bool] | None = None,
 ) -> dict[str, Store]:
-    """Return snapshots of the sides, of all by default, filled with a version.
-
-    Args:
-        sides: side to whether its ids are texts, though they may be published as integers.
-    """
+    """Return snapshots of the sides, of all by default, filled with a version."""
     from evergram.stores.open_store import open_store
 
     stores: dict[str, Store] = {}

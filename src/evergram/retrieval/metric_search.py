@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
+from evergram.stores.adopted_scores import scores_by
 from evergram.stores.rows import places_among
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
+Metric = Literal["ip", "l2", "cosine"]
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
 # Candidates of a re-rank: at first for each result asked for; at least; and at most.
 WIDER, LEAST, MOST = 4, 64, 16_384
@@ -81,6 +83,12 @@ class Field:
         if not there.all():
             hits, vectors = hits.where(there), vectors[there]
         return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
+
+
+def by_vectors(hits: Hits, vectors: Floats, query: Floats, metric: Metric = "ip") -> Hits:
+    """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
+    rows, asked = vectors.astype(np.float64), query.astype(np.float64)[None]
+    return hits.ranked(scores_by(metric, asked, rows)[0])
 
 
 def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:

@@ -15,29 +15,35 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.data.pair_hash import PairHash
+from evergram.errors import DataError, LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists, as_lists
+from evergram.lineage.pair_history import PairHistory
 from evergram.lineage.score_maps import QueryVectors
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress
-from evergram.retrieval.recommend import recommend
+from evergram.retrieval.metric_search import Metric
 from evergram.retrieval.side_stores import SideStores, opened_stores
 from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
-from evergram.retrieval.version_search import Asked, Metric, Scores, VersionSearch
+from evergram.retrieval.version_search import Asked, Scores, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
-from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 
 Version = int | str | None
+QUERY, CANDIDATE = "query", "candidate"
+# Candidates that are looked up for each recommended one at first, and at least.
+WIDER, LEAST = 2, 32
 
 __all__ = ["Embedded", "Metric", "QueryVectors", "Reader", "Scores", "Version", "check_spaces"]
 
@@ -176,7 +182,7 @@ class Reader(Reopened):
             side: `default_side` by default.
             dimensions: keep so many of the version's first coordinates, with length 1; one of the
                 numbers that its encoder's record declares.
-            sidecars: False reads all rows by the way back.
+            sidecars: False reads all rows by the backward transform.
         Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
             declared. LineageError: no such side; or a row of an older version cannot be read
             forward.
@@ -223,14 +229,15 @@ class Reader(Reopened):
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
-        With a sidecar, hits by the way back (`depth` of `SidecarFiles`) are read by it, and the k
-        nearest are those by these vectors; not for calibrated scores, which are made for the way
-        back. Many queries are then searched in parts, each in the store as it is at its moment.
+        With a sidecar, hits by the backward transform (`depth` of `SidecarFiles`) are read by it,
+        and the k nearest are those by these vectors; not for calibrated scores, which are made for
+        the backward transform. Many queries are then searched in parts, each in the store as it is
+        at its moment.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
-            metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer. None is that
-                of `default_metric`.
+            metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer. None is
+                that of `default_metric`.
             ids: search only among these.
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
@@ -276,9 +283,9 @@ class Reader(Reopened):
     ) -> Floats:
         """Return the vectors [n, D_j] of texts at version j, as a service's `/v1/embeddings` does.
 
-        Production's encoder encodes them in this process (a later version's own), and the way back
-        reads them as the version, so that a reader that is pinned to a version goes on giving
-        strings when the model changes.
+        Production's encoder encodes them in this process (a later version's own), and the backward
+        transform reads them as the version, so that a reader that is pinned to a version goes on
+        giving strings when the model changes.
 
         Args:
             version: j; production by default.
@@ -381,7 +388,46 @@ class Reader(Reopened):
         Raises: UnknownVersionError. DataError: a query is not stored. LineageError: the versions
             have no queries and candidates; or what was seen is not recorded.
         """
-        return recommend(self, ids, k, version, exclude_seen=exclude_seen)
+        check_k(k)
+        if not {QUERY, CANDIDATE} <= set(self.sides):
+            raise LineageError(
+                f"{self.lineage} has the sides {', '.join(self.sides)}; candidates are recommended "
+                "to queries, so a lineage whose models were trained is needed. Use search() for "
+                "objects."
+            )
+        target = self.lineage.resolve(version)
+        queries = self.embed(ids, target, QUERY)
+        if len(queries.missing):
+            raise DataError(
+                f"{len(queries.missing)} of {len(queries.ids)} queries are not stored; the first "
+                f"is {queries.missing[0].as_py()!r}. Leave them out, or encode() them and search()."
+            )
+        if not exclude_seen:
+            return self.search(queries.vectors, k, target, CANDIDATE, "ip")
+        history = self.lineage.pair_history
+        if history.untested is not None or history.salt is None:
+            raise LineageError(
+                f"The pairs that {self.lineage} was trained on are not recorded, so those that "
+                "were seen cannot be left out: give exclude_seen=False, and leave them out "
+                "yourself."
+            )
+        return self._unseen(queries, k, history)
+
+    def _unseen(self, queries: Embedded, k: int, history: PairHistory) -> list[Hits]:
+        """Return k candidates that each query was not trained with, by ever wider searches."""
+        stored = sum(self.store(CANDIDATE, queries.version).count().values())
+        none = Hits(pa.array([]), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        best, waiting = [none] * len(queries.ids), list(range(len(queries.ids)))
+        width = max(LEAST, WIDER * k)
+        while waiting:
+            asked = queries.vectors[waiting], min(width, stored) or 1, queries.version, CANDIDATE
+            for place, hits in zip(waiting, self.search(*asked, "ip"), strict=True):
+                best[place] = _without_seen(hits, queries.ids[place], history).first(k)
+            waiting = [place for place in waiting if len(best[place]) < k]
+            if width >= stored:
+                break
+            width *= 4
+        return best
 
     def fold_in(
         self,
@@ -420,7 +466,7 @@ class Reader(Reopened):
         source = self._fold_in_source(as_lists(candidates, "candidates"), target)
 
         def lookup(ids: list[int | str]) -> tuple[Tensor, Tensor]:
-            stored = self.embed(ids, source, "candidate")
+            stored = self.embed(ids, source, CANDIDATE)
             return torch.from_numpy(stored.sources >= 0), torch.from_numpy(stored.vectors)
 
         folded = fold_in(
@@ -434,9 +480,9 @@ class Reader(Reopened):
         """Return the version at which new queries of these candidates are computed: the oldest that
         a row of them is of, of those from the target on that have a form."""
         last = max(target, self.lineage.production)
-        if self._stores.at("candidate", last).read_consistently(_versions) <= {last}:
+        if self._stores.at(CANDIDATE, last).read_consistently(_versions) <= {last}:
             return last
-        store = self._stores.at("candidate", target)
+        store = self._stores.at(CANDIDATE, target)
         ids = store.as_ids(list(chain.from_iterable(candidates)))
         oldest = min((rows.version for rows in store.fetch(ids)), default=last)
         versions = [m.version for m in self.lineage.versions if oldest <= m.version <= last]
@@ -496,3 +542,11 @@ class Reader(Reopened):
 
 def _versions(view: StoreView) -> set[int]:
     return set(view.filled())
+
+
+def _without_seen(hits: Hits, query: pa.Scalar, history: PairHistory) -> Hits:
+    if not len(hits):
+        return hits
+    assert history.salt is not None
+    pairs = PairHash(history.salt).of_pairs(pa.repeat(query, len(hits)), hits.ids)
+    return hits.where(~history.trained.has(pairs))

@@ -2,11 +2,133 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
 from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.adopting.adopted_check import check_adopted
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.store import Store, other_side
+from evergram.vector_files.open_embeddings import open_embeddings
+
+# A vector is the published one if it differs from it by less than this part of its length: the
+# rounding of half precision and of another run of the same model are less, another model is more.
+TOLERANCE = 2e-3
+# So many of the compared vectors must be the published ones: some texts may have changed since.
+AGREEING = 0.9
+# Rows of the table that are looked for in the published file, if it has no canary.
+LOOKED_FOR = 200
+
+
+def check_adopted(lineage: Lineage, store: AdoptedStore, side: str) -> None:
+    """Refuse a table whose columns do not hold what the lineage published.
+
+    A column that has no vector yet is checked before the first row of its version is read.
+
+    Raises: IntegrityError: a column holds other vectors, of another dim, or none that could be
+        compared. LineageError: a version is not in the lineage.
+    """
+    store.set_check(partial(_check_version, lineage, store, side))
+    filled = store.filled()
+    if not filled:
+        raise IntegrityError(
+            f"{store.address} has no row with a vector yet, so that it cannot be proved to be of "
+            f"{lineage}; write its rows first."
+        )
+    for version in filled:
+        store.require(version)
+
+
+def _check_version(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> None:
+    """Compare vectors of one version with those that were published. Raises: as `check_adopted`."""
+    known = {manifest.version: manifest for manifest in lineage.versions}
+    if version not in known:
+        raise LineageError(
+            f"{store.address} has vectors of version {version}, which {lineage} does not have; it "
+            f"has {', '.join(map(str, known)) or 'none'}. Publish the version first, by "
+            "'evergram vectors import' or 'evergram vectors align'."
+        )
+    dim = store.spaces()[version].dim
+    if dim != known[version].dim:
+        raise IntegrityError(
+            f"{store.address} holds vectors of {dim} dims as version {version}; that version has "
+            f"{known[version].dim}. Name the column, or the vector, of that version's model."
+        )
+    compared, agreeing = _canaries(lineage, store, side, version)
+    if not compared:
+        compared, agreeing = _published(lineage, store, side, version)
+    if not compared:
+        raise IntegrityError(
+            f"None of the rows of {store.address} with a vector of version {version} was published "
+            f"as version {version} of side {side!r} by {lineage}, so that nothing proves whose "
+            "vectors they are. Publish that version's vectors with the table's own ids, or name "
+            "the right table and columns."
+        )
+    if agreeing < AGREEING * compared:
+        raise IntegrityError(
+            f"{compared - agreeing} of {compared} vectors of {store.address} that were compared "
+            f"are not those that {lineage} published as version {version} of side {side!r} under "
+            "these ids: the column is another model's, or another version's, or its texts have "
+            "changed since. Name the right column, or publish the vectors that it has."
+            f"{store.remark(version)}"
+        )
+
+
+def _canaries(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> tuple[int, int]:
+    """Return how many canaries the table has, and how many of these with the same vector."""
+    blocks = lineage.canaries(version)
+    if side not in blocks:
+        return 0, 0
+    ids = _as_stored(store, blocks[side][0])
+    return (0, 0) if ids is None else _compared(store, version, (ids, blocks[side][1]))
+
+
+def _published(lineage: Lineage, store: AdoptedStore, side: str, version: int) -> tuple[int, int]:
+    """Return the same of some of the table's rows, looked for in the whole published file."""
+    if version not in lineage.versions_with_embeddings:
+        return 0, 0
+    if side not in lineage.manifest(version).embeddings:
+        return 0, 0
+    own = store.column_rows(version, None, LOOKED_FOR)
+
+    def matches() -> Iterator[Block]:
+        for ids, vectors in open_embeddings(lineage.stored(side, version)).blocks():
+            same = _as_stored(store, ids)
+            if same is None:
+                return
+            mask = pc.is_in(same, value_set=own.ids)
+            if pc.any(mask).as_py():
+                kept = mask.to_numpy(zero_copy_only=False)
+                yield same.filter(mask), vectors[torch.from_numpy(kept)]
+
+    counts = [_compared(store, version, block) for block in matches()]
+    return sum(n for n, _ in counts), sum(n for _, n in counts)
+
+
+def _as_stored(store: AdoptedStore, ids: pa.Array) -> pa.Array | None:
+    """Return ids as the store's type; None if one cannot be one."""
+    try:
+        return ids.cast(store.id_type)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _compared(store: AdoptedStore, version: int, block: Block) -> tuple[int, int]:
+    ids, vectors = block
+    rows = store.column_rows(version, ids, len(ids))
+    if not len(rows):
+        return 0, 0
+    places = pc.index_in(rows.ids, value_set=ids).to_numpy(zero_copy_only=False)
+    expected = np.asarray(vectors, dtype=np.float64)[places]
+    differences = np.linalg.norm(rows.vectors - expected, axis=1)
+    same = differences <= TOLERANCE * np.linalg.norm(expected, axis=1)
+    return len(rows), int(same.sum())
 
 
 def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = False) -> None:

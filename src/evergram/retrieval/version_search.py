@@ -14,17 +14,17 @@ import torch
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import QueryVectors, ScoredSearch, ScoreMaps, query_version_of
-from evergram.retrieval.adopting.view_search import search_view
 from evergram.retrieval.embedded import Embedded
+from evergram.retrieval.metric_search import Metric
 from evergram.retrieval.side_stores import SideStores
-from evergram.retrieval.sidecars.reading import Sidecars, queries_at_once, reread
+from evergram.retrieval.sidecars.sidecar_files import Sidecars, queries_at_once, reread
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.retrieval.view_search import search_view
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 from evergram.tracing import span
 
-Metric = Literal["ip", "l2", "cosine"]
 Scores = Literal["raw", "calibrated"]
 # How far from 1 a length may be that is 1 in half precision.
 UNIT = 1e-3

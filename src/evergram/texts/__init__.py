@@ -1,15 +1,10 @@
 """Encoders of text that somebody else made, and the record by which a version knows its own again.
 
-Read in this order:
-
-1. `text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and
-   documents. `addresses` opens one by its address.
-2. One file a kind: `sentence_transformer`, `static_models` (model2vec, wordllama), `endpoint`
-   (an OpenAI-compatible server) and `callable_encoder` (a Python function).
-3. `weights`: the fingerprint of weights that are at hand. `canaries`: texts whose vectors show
-   whether an encoder is still the same. `record`: both, as they are kept with vectors and versions.
-   `recorded_encoder` opens the encoder of a record, and notices when it is replaced.
-4. `text_files`: ids and texts from Parquet, Arrow, CSV and JSON lines.
+`text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and documents.
+`addresses` opens one by its address: of an installed package (`package_encoders`), behind an
+OpenAI-compatible `endpoint`, or a Python function. `canaries`: texts whose vectors show whether an
+encoder is still the same; `record` keeps them with vectors and versions; `recorded_encoder` opens
+the encoder of a record, and notices when it is replaced. `text_files` reads ids and texts.
 """
 
 from __future__ import annotations

@@ -2,13 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy.typing as npt
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, ServiceError
-from evergram.texts.text_encoder import Prompts, TextEncoder
+from evergram.texts.text_encoder import Prompts, TextEncoder, after_prompt
 
-# What to install for a kind; each is imported only when an address names it.
+BATCH = 256
+_PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+
+
+class CallableEncoder(TextEncoder):
+    """A function that takes a list of texts and returns an array [n, D].
+
+    Args:
+        place: "package.module:function"; a module of the current folder will do.
+        prompts: put before each text.
+    Raises: DataError: there is no such function, or its module cannot be imported.
+    """
+
+    plain_prompts: ClassVar[bool] = True
+
+    def __init__(self, place: str, prompts: Prompts | None = None) -> None:
+        if not _PLACE.fullmatch(place):
+            raise DataError(f"python:{place} is no function; write python:package.module:function.")
+        name, _, attribute = place.partition(":")
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
+        try:
+            function: Any = getattr(import_module(name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise DataError(
+                f"python:{place} cannot be imported: {str(error).rstrip('.')}; name a function of "
+                "a module that is installed, or that lies in this folder."
+            ) from error
+        except Exception as error:  # of whatever the module does when it is imported
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+            raise DataError(
+                f"python:{place} cannot be imported, as the module fails: {why}; correct it."
+            ) from error
+        if not callable(function):
+            raise DataError(f"python:{place} is no function; it is a {type(function).__name__}.")
+        self._function: Callable[[list[str]], npt.ArrayLike] = function
+        super().__init__(f"python:{place}", prompts or Prompts(), BATCH)
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        return self._function(after_prompt(texts, prompt))
+
+
+# The class of each kind, which is imported only when an address names it.
+_CLASSES = {
+    "sentence-transformers": "package_encoders.SentenceTransformerEncoder",
+    "model2vec": "package_encoders.Model2VecEncoder",
+    "wordllama": "package_encoders.WordLlamaEncoder",
+    "openai": "endpoint.EndpointEncoder",
+    "python": "addresses.CallableEncoder",
+}
+# What to install for a kind.
 PACKAGES = {
     "sentence-transformers": "sentence-transformers",
     "model2vec": "model2vec",
@@ -42,7 +100,9 @@ def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncod
     """
     kind, rest = check_encoder_address(address)
     try:
-        return _OPENERS[kind](rest, prompts)
+        file, _, name = _CLASSES[kind].partition(".")
+        encoder: TextEncoder = getattr(import_module(f"evergram.texts.{file}"), name)(rest, prompts)
+        return encoder
     except EvergramError:
         raise
     except ModuleNotFoundError as error:
@@ -82,51 +142,12 @@ def check_encoder_address(address: str) -> tuple[str, str]:
     Raises: DataError: the address is of another form.
     """
     kind, colon, rest = address.partition(":")
-    if not colon or kind not in _OPENERS:
+    if not colon or kind not in _CLASSES:
         raise DataError(
             f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
-            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm"
-            f"{did_you_mean(kind, _OPENERS) if colon else ''}."
+            f"{', '.join(_CLASSES)}, as in sentence-transformers:models/minilm"
+            f"{did_you_mean(kind, _CLASSES) if colon else ''}."
         )
     if not rest and kind != "wordllama":
         raise DataError(f"{address!r} names no encoder after the colon; see docs/text.md.")
     return kind, rest
-
-
-def _sentence_transformer(rest: str, prompts: Prompts | None) -> TextEncoder:
-    from evergram.texts.sentence_transformer import SentenceTransformerEncoder
-
-    return SentenceTransformerEncoder(rest, prompts)
-
-
-def _model2vec(rest: str, prompts: Prompts | None) -> TextEncoder:
-    from evergram.texts.static_models import Model2VecEncoder
-
-    return Model2VecEncoder(rest, prompts)
-
-
-def _wordllama(rest: str, prompts: Prompts | None) -> TextEncoder:
-    from evergram.texts.static_models import WordLlamaEncoder
-
-    return WordLlamaEncoder(rest, prompts)
-
-
-def _endpoint(rest: str, prompts: Prompts | None) -> TextEncoder:
-    from evergram.texts.endpoint import EndpointEncoder
-
-    return EndpointEncoder(rest, prompts)
-
-
-def _callable(rest: str, prompts: Prompts | None) -> TextEncoder:
-    from evergram.texts.callable_encoder import CallableEncoder
-
-    return CallableEncoder(rest, prompts)
-
-
-_OPENERS: dict[str, Callable[[str, Prompts | None], TextEncoder]] = {
-    "sentence-transformers": _sentence_transformer,
-    "model2vec": _model2vec,
-    "wordllama": _wordllama,
-    "openai": _endpoint,
-    "python": _callable,
-}

@@ -120,10 +120,7 @@ class EndpointEncoder(TextEncoder):
             ) from error
 
     def _sent(self, body: dict[str, Any]) -> _Answer:
-        """Return the answer, after retries of what may pass.
-
-        Raises: TextsFailedError: the endpoint refuses the texts. ServiceError: anything else fails.
-        """
+        """Return the answer, after retries of what may pass."""
         import httpx
 
         end = math.inf if self.limit is None else monotonic() + self.limit

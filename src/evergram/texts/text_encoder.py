@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
@@ -15,6 +17,31 @@ import numpy.typing as npt
 
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.reopening import Reopened
+
+# Settings of a tokenizer that its last call left behind.
+_PASSING = ("padding", "truncation")
+
+
+def weights_fingerprint(
+    arrays: Iterable[tuple[str, npt.NDArray[Any]]], settings: object, tokenizer: str
+) -> str:
+    """Return "weights:" and the SHA-256 of all that a local model's vectors depend on.
+
+    Args:
+        arrays: names and tensors; bfloat16 ones as the integers of the same bits.
+        settings: as JSON, such as the pooling and the longest input.
+        tokenizer: as JSON text, of `tokenizers.Tokenizer.to_str`.
+    """
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays, key=lambda pair: pair[0]):
+        dense = np.ascontiguousarray(array)
+        digest.update(f"{name} {dense.dtype.str} {dense.shape}\n".encode())
+        digest.update(dense.data if dense.size else b"")
+    rules = json.loads(tokenizer) if tokenizer else {}
+    kept = {key: value for key, value in rules.items() if key not in _PASSING}
+    digest.update(json.dumps([settings, kept], sort_keys=True, default=str).encode())
+    return f"weights:{digest.hexdigest()}"
+
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 # What a text is; models such as e5 and nomic put other words before a query than a document.

@@ -2,16 +2,363 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from safetensors import SafetensorError
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import NPY_SIGN, unreadable
-from evergram.vector_files.array_files import NpyVectors, SafetensorsVectors, companion
-from evergram.vector_files.base import BLOCK, Block, EmbeddingFile
-from evergram.vector_files.column_files import ArrowVectors, ParquetVectors
+from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
+from evergram.vector_files.base import (
+    BLOCK,
+    ID_TYPE,
+    Block,
+    EmbeddingFile,
+    provenance_file,
+    provenance_in,
+    read_provenance_file,
+    sentence,
+)
+
+INTEGERS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+def companion(path: Path) -> Path:
+    """Return the path of the ids beside a file without them: `NAME.ids.txt`, one a line."""
+    return path.with_suffix(".ids.txt")
+
+
+class PlainVectors(EmbeddingFile):
+    """A file of vectors, perhaps with integer ids; text ids are in a file of their own."""
+
+    _own: pa.Array | None = None
+    has_ids: bool = False
+    # True if the format itself has a place for integer ids.
+    holds_integers = False
+
+    def _set_ids(self, ids: Path | None, *, as_text: bool = False) -> None:
+        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers."""
+        beside = companion(self.path) if ids is None else ids
+        self.has_ids = ids is not None or self._own is not None or beside.is_file()
+        if ids is None and (self._own is not None or not beside.is_file()):
+            return
+        try:
+            # Programs of Windows begin a file with a mark that is no part of the first id.
+            encoding = "utf-8" if as_text else "utf-8-sig"
+            lines = beside.read_text(encoding=encoding).split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise DataError(f"{beside} is no text in UTF-8; save it as UTF-8.") from error
+            why = getattr(error, "strerror", None) or sentence(error)
+            raise DataError(
+                f"{beside} cannot be read as ids: {why}; give a text file of one id a line."
+            ) from error
+        if lines[-1] == "":
+            lines.pop()
+        if len(lines) != self.rows:
+            raise DataError(
+                f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
+                "is needed."
+            )
+        texts = pa.array(lines, pa.string())
+        line = first_missing(texts, text_file=not as_text)
+        if line >= 0:
+            where = f"{beside} line {line + 1}"
+            raise DataError(missing_sentence(where, "", lines[line], text_file=not as_text))
+        # Beside a file that can hold integers itself, all lines are texts.
+        as_text = as_text or (ids is None and self.holds_integers)
+        read = texts if as_text else ids_of_text(texts)
+        if pa.types.is_floating(read.type):
+            raise DataError(
+                f"The ids of {beside} are numbers with a decimal point, such as {lines[0]}; write "
+                "integers, or texts that are no numbers."
+            )
+        self._own = read
+
+    def _as_written(self, id_type: str) -> None:
+        """Read the lines of ids as the type that they were written from, "int64" or "string"."""
+        beside, record = companion(self.path), provenance_file(self.path)
+        if self._own is None:
+            raise DataError(
+                f"{beside} is missing, though {self.path} was written with its ids there; restore "
+                f"it, or remove {record} to take the numbers of the rows for ids."
+            )
+        if id_type != "int64":
+            self._own = self._own.cast(pa.string())
+            return
+        try:
+            self._own = pc.cast(self._own, pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{beside} has an id that is no integer, though {self.path} was written with "
+                f"integers ({sentence(error)}); restore it, or remove {record} to read text."
+            ) from error
+
+    def ids(self) -> pa.Array:
+        return self._own if self._own is not None else pa.array(np.arange(self.rows))
+
+    def _read(self, size: int) -> Iterator[Block]:
+        for start in range(0, self.rows, size):
+            stop = min(start + size, self.rows)
+            if self._own is None:
+                ids = pa.array(np.arange(start, stop))
+            else:
+                ids = self._own.slice(start, stop - start)
+            yield ids, self._slice(start, stop)
+
+    @abstractmethod
+    def _slice(self, start: int, stop: int) -> Tensor:
+        """Return rows [stop − start, D]; open the file anew, so that little of it stays mapped."""
+
+
+class NpyVectors(PlainVectors):
+    """A .npy file, with the ids in a text file beside it."""
+
+    def __init__(self, path: Path, ids: Path | None) -> None:
+        with path.open("rb") as file:
+            start = file.read(len(NPY_SIGN))
+        # np.load would take the file for a zip or a pickle.
+        if start != NPY_SIGN:
+            raise unreadable(path, ValueError("it is no array of NumPy"), NPY_SIGN)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 2 or array.dtype.kind != "f":
+            raise DataError(
+                f"{path} holds {array.dtype} of shape {list(array.shape)}; floats [N, D] are "
+                "needed."
+            )
+        super().__init__(path, *array.shape)
+        record = read_provenance_file(path)
+        self.provenance: dict[str, str] = provenance_in(record)
+        self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
+        written = None if ids is not None else record.get(ID_TYPE)
+        self._set_ids(ids, as_text=written == "string")
+        if written is not None:
+            self._as_written(str(written))
+
+    def _slice(self, start: int, stop: int) -> Tensor:
+        mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return torch.from_numpy(np.array(mapped[start:stop], dtype=self._dtype, order="C"))
+
+
+class SafetensorsVectors(PlainVectors):
+    """A safetensors file, with integer ids in a tensor or text ids in a file beside it."""
+
+    holds_integers = True
+
+    def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            flat = [name for name, shape in shapes.items() if len(shape) == 2]
+            if vector_tensor in flat:
+                self._tensor = vector_tensor
+            elif len(flat) == 1:
+                self._tensor = flat[0]
+            else:
+                has = ", ".join(f"{n} {s}" for n, s in shapes.items()) or "none"
+                raise DataError(
+                    f"{path} has no tensor {vector_tensor!r} of two dims; its tensors are: {has}; "
+                    "name the right one with --vector-column."
+                )
+            kind = file.get_slice(self._tensor)[:0].dtype
+            if not kind.is_floating_point or kind.itemsize == 1:
+                raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
+            self._dtype = torch.float64 if kind == torch.float64 else torch.float32
+            super().__init__(path, *shapes[self._tensor])
+            record = file.metadata() or {}
+            self.provenance: dict[str, str] = provenance_in(record)
+            if id_tensor in shapes:
+                own = file.get_tensor(id_tensor)
+                if own.shape != (self.rows,) or own.dtype not in INTEGERS:
+                    raise DataError(
+                        f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
+                        f"{self.rows} integers are needed."
+                    )
+                if own.dtype == torch.uint64 and bool((own.view(torch.int64) < 0).any()):
+                    raise DataError(
+                        f"{path}: tensor {id_tensor!r} has an id of 2^63 or more, which no 64-bit "
+                        "integer holds; write ids as text, in a file beside it."
+                    )
+                self._own = pa.array(own.to(torch.int64).numpy())
+        self._set_ids(ids, as_text=ids is None and record.get(ID_TYPE) == "string")
+
+    def _slice(self, start: int, stop: int) -> Tensor:
+        with safe_open(self.path, framework="pt") as file:
+            rows: Tensor = file.get_slice(self._tensor)[start:stop]
+        return rows.to(self._dtype)
+
+
+# Bytes of a column that are read at once.
+READ_AHEAD = 1 << 20
+FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
+
+
+class ColumnVectors(EmbeddingFile):
+    """A file with a column of ids and a column of vectors."""
+
+    def __init__(
+        self, path: Path, schema: pa.Schema, rows: int, id_column: str, vector_column: str
+    ) -> None:
+        for name, option in ((id_column, "--id-column"), (vector_column, "--vector-column")):
+            if name not in schema.names:
+                has = ", ".join(schema.names)
+                raise DataError(
+                    f"{path} has no column {name!r}; its columns are: {has}"
+                    f"{did_you_mean(name, schema.names)}; "
+                    f"name the right one with {option}."
+                )
+            if schema.names.count(name) > 1:
+                raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
+        if not rows:
+            # Before the types: of no rows a program may write columns of no type.
+            raise DataError(f"{path} holds no vectors; it has no rows.")
+        self._id, self._vector = id_column, vector_column
+        self.column: str = vector_column
+        kind = schema.field(vector_column).type
+        fixed = pa.types.is_fixed_size_list(kind)
+        if not fixed and not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+            raise DataError(
+                f"{path}: column {vector_column!r} is {kind}; lists of floats are needed."
+            )
+        if kind.value_type not in FLOATS:
+            raise DataError(
+                f"{path}: column {vector_column!r} holds {kind.value_type}; float16, float32 or "
+                "float64 is needed."
+            )
+        self._dtype = FLOATS[kind.value_type]
+        id_kind = schema.field(id_column).type
+        if pa.types.is_dictionary(id_kind):
+            id_kind = id_kind.value_type
+        self._id_type = pa.int64() if pa.types.is_integer(id_kind) else pa.string()
+        if not (pa.types.is_integer(id_kind) or is_text(id_kind)):
+            raise DataError(f"{path}: column {id_column!r} is {id_kind}; ids are integers or text.")
+        dim = kind.list_size if fixed else 0
+        self.path = path
+        if rows and not fixed:
+            first = next(self._batches(1, [vector_column]))[vector_column][0]
+            if not first.is_valid:
+                raise DataError(
+                    f"{path} row 1: its vector is missing; correct the file or leave the row out."
+                )
+            dim = len(first)
+        super().__init__(path, rows, dim)
+        self.provenance: dict[str, str] = provenance_in(schema.metadata)
+
+    @abstractmethod
+    def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield batches of at most `size` rows of these columns."""
+
+    def ids(self) -> pa.Array:
+        parts = [self._ids_of(b[self._id]) for b in self._batches(1 << 20, [self._id])]
+        return pa.concat_arrays(parts)
+
+    def _read(self, size: int) -> Iterator[Block]:
+        start = 0
+        for batch in self._batches(size, [self._id, self._vector]):
+            ids = self._ids_of(batch[self._id], start)
+            yield ids, self._vectors(batch[self._vector], ids, start)
+            start += len(ids)
+
+    def _ids_of(self, column: pa.Array, start: int = 0) -> pa.Array:
+        row = first_missing(column)
+        if row >= 0:
+            where, cell = f"{self.path} row {start + row + 1}", column[row].as_py()
+            raise DataError(missing_sentence(where, "", cell))
+        try:
+            return column.cast(self._id_type)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{self.path}: an id is no 64-bit integer: {error}.") from error
+
+    def _vectors(self, column: pa.Array, ids: pa.Array, start: int) -> Tensor:
+        def refuse(places: pa.Array, what: str) -> None:
+            row = pc.index(places, True).as_py()
+            raise self._error(start + row, ids[row], what)
+
+        if column.null_count:
+            refuse(column.is_null(), "is missing")
+        if not pa.types.is_fixed_size_list(column.type):
+            lengths = pc.list_value_length(column)
+            wrong = pc.not_equal(lengths, self.dim)
+            if pc.any(wrong).as_py():
+                row = pc.index(wrong, True).as_py()
+                refuse(wrong, f"has {lengths[row]} numbers, and the first row has {self.dim}")
+        values = column.flatten()
+        if values.null_count:
+            empty = values.is_null().to_numpy(zero_copy_only=False)
+            refuse(pa.array(empty.reshape(-1, self.dim).any(1)), "holds a null")
+        # Copied, as Arrow's memory must not be written to.
+        flat = np.array(values.to_numpy(zero_copy_only=False), dtype=self._dtype)
+        return torch.from_numpy(flat.reshape(-1, self.dim))
+
+
+class ParquetVectors(ColumnVectors):
+    """A Parquet file."""
+
+    def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
+        with pq.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+        super().__init__(path, schema, rows, id_column, vector_column)
+
+    def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            # Pre-buffered, row groups that were read stay in memory until the end of the file;
+            # without a buffer, a column of a whole row group is read at once.
+            with pq.ParquetFile(self.path, buffer_size=READ_AHEAD, pre_buffer=False) as file:
+                yield from file.iter_batches(size, columns=columns)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error
+
+
+class ArrowVectors(ColumnVectors):
+    """An Arrow IPC file or IPC stream; the first bytes tell which."""
+
+    def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
+        with path.open("rb") as file:
+            self._stream = file.read(6) != b"ARROW1"
+        self.path = path
+        with pa.memory_map(str(path)) as source:
+            schema = self._open(source).schema
+        rows = 0
+        if id_column in schema.names:
+            rows = sum(b.num_rows for b in self._batches(1 << 30, [id_column]))
+        super().__init__(path, schema, rows, id_column, vector_column)
+
+    def _open(self, source: Any, columns: list[str] | None = None) -> Any:
+        options = pa.ipc.IpcReadOptions()
+        if columns is not None:
+            with pa.memory_map(str(self.path)) as again:
+                names = self._open(again).schema.names
+            options = pa.ipc.IpcReadOptions(included_fields=[names.index(c) for c in columns])
+        opener = pa.ipc.open_stream if self._stream else pa.ipc.open_file
+        return opener(source, options=options)
+
+    def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            with pa.memory_map(str(self.path)) as source:
+                reader = self._open(source, columns)
+                whole = (
+                    reader
+                    if self._stream
+                    else (reader.get_batch(i) for i in range(reader.num_record_batches))
+                )
+                for batch in whole:
+                    for start in range(0, batch.num_rows, size):
+                        yield batch.slice(start, size)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error
+
 
 __all__ = ["BLOCK", "Block", "EmbeddingFile", "companion", "open_embeddings", "unknown_format"]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,18 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
 from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
+
+T = TypeVar("T")
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield the same items; a thread makes each ahead of its use, so one more is in memory."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, source, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, source, end)
+            yield item  # type: ignore[misc]
 
 
 class Pairing:

@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.compatibility.sidecar import packed_bits
-from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
-from evergram.compatibility.sidecar.normal_levels import MOST_BITS, normal_levels, rounding_errors
-from evergram.compatibility.sidecar.packed_bits import pack, packed_size, unpack
-from evergram.compatibility.sidecar.residual_basis import ResidualBasis
+from evergram.compatibility.sidecar import coding as packed_bits
+from evergram.compatibility.sidecar.coding import (
+    MOST_BITS,
+    ResidualBasis,
+    allocated,
+    bit_order,
+    normal_levels,
+    pack,
+    packed_size,
+    rounding_errors,
+    unpack,
+)
 from evergram.errors import DataError, ShapeError
 
 CELLS = 600

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility import Aligner
-from evergram.compatibility.sidecar.normal_levels import normal_levels
+from evergram.compatibility.sidecar.coding import encode, level_places, normal_levels
 from evergram.compatibility.sidecar.sidecar import SOME, Sidecar, _first
-from evergram.compatibility.sidecar.trellis import encode, level_places
 from evergram.errors import DataError, ShapeError
 
 OLD, NEW, ROWS = 8, 11, 3000

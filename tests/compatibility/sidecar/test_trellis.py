@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.compatibility.sidecar import trellis
-from evergram.compatibility.sidecar.normal_levels import MOST_BITS, normal_levels, rounding_errors
-from evergram.compatibility.sidecar.trellis import (
+from evergram.compatibility.sidecar import coding as trellis
+from evergram.compatibility.sidecar.coding import (
     MEMORY,
+    MOST_BITS,
     TAPS,
     encode,
     first_level,
     level_places,
+    normal_levels,
+    rounding_errors,
     trellis_levels,
 )
 

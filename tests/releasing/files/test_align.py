@@ -29,26 +29,36 @@ from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError, DegradationError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.files.align import align
-from evergram.releasing.files.align_settings import RANK, AlignSettings
-from evergram.releasing.files.alignment_gate import far_means, refuse_degenerate, refuse_error
-from evergram.releasing.files.first_version import text_encoder_of
+from evergram.releasing.files.align import (
+    RANK,
+    AlignSettings,
+    align,
+    far_means,
+    refuse_degenerate,
+    refuse_error,
+    take_part_in_alignment,
+)
 from evergram.releasing.files.import_file import import_embeddings
-from evergram.releasing.files.moments_pass import read_pairs
-from evergram.releasing.files.pair_split import (
+from evergram.releasing.files.pair_moments import (
     id_hashes,
     pair_groups,
+    read_pairs,
     refuse_few,
     sampled_rows,
 )
-from evergram.releasing.files.past_file import SAME, SIDE, checked_past, refuse_unnamed_rows
-from evergram.releasing.files.shared_alignment import take_part_in_alignment
-from evergram.releasing.files.target_lineage import open_or_create
+from evergram.releasing.files.past_file import (
+    SAME,
+    SIDE,
+    checked_past,
+    open_or_create,
+    refuse_unnamed_rows,
+    text_encoder_of,
+)
 from evergram.training.checkpoint import held_out
 from evergram.training.progress import Progress
+from evergram.vector_files.base import TEXT_ENCODER
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.pairing import Pairing
-from evergram.vector_files.provenance import TEXT_ENCODER
 from evergram.vector_files.writers import write_vectors
 
 ROWS = 400

@@ -14,7 +14,7 @@ from tests.support.text_encoders import ADDRESSES, CALLS, HERE, endpoint, senten
 from evergram.errors import DataError, ServiceError
 from evergram.releasing.files import encode_file as module
 from evergram.releasing.files.encode_file import Texts, encode_file
-from evergram.releasing.files.first_version import text_encoder_of
+from evergram.releasing.files.past_file import text_encoder_of
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.endpoint import EndpointEncoder
 from evergram.texts.record import record_of

@@ -20,8 +20,7 @@ from evergram.errors import DataError, LineageError, ShapeError, UnknownVersionE
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.import_file import import_embeddings
-from evergram.releasing.files.transform_file import transform_file
-from evergram.releasing.files.transform_shards import transform_shards
+from evergram.releasing.files.transform_file import transform_file, transform_shards
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import write_vectors

@@ -121,10 +121,9 @@ def align(
     """
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.thresholds import threshold_counts
+    from evergram.releasing.files.align import AlignSettings, take_part_in_alignment
     from evergram.releasing.files.align import align as align_files
-    from evergram.releasing.files.align_settings import AlignSettings
-    from evergram.releasing.files.shared_alignment import take_part_in_alignment
-    from evergram.releasing.files.target_lineage import open_or_create
+    from evergram.releasing.files.past_file import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
     # The first process alone creates a lineage.
@@ -234,8 +233,7 @@ def transform(
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.transform_file import transform_file
-    from evergram.releasing.files.transform_shards import transform_shards
+    from evergram.releasing.files.transform_file import transform_file, transform_shards
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.shards import Shards
 
@@ -301,8 +299,8 @@ def export_transform(
     as_json: Json = False,
 ) -> None:
     """Write what reads new vectors as a past version's, for programs without Evergram."""
+    from evergram.exporting.formats import export_transform as export
     from evergram.lineage.lineage import Lineage
-    from evergram.retrieval.portable.formats import export_transform as export
 
     opened = Lineage.open(lineage)
     written = export(

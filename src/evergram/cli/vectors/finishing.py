@@ -61,8 +61,8 @@ def finish_migration(
 
     A run that was killed goes on with the parts that it wrote.
     """
+    from evergram.migration import finish_migration as migration
     from evergram.releasing.files.encode_file import Texts
-    from evergram.releasing.migration import finish_migration as migration
     from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
     from evergram.vector_files.writers import check_writable

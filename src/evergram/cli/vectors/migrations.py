@@ -95,10 +95,9 @@ def plan_migration(
     Exit code 1 if there is no verdict: without judgements, or if the files cannot be judged.
     """
     from evergram.evaluation.judged.beir_files import read_judgements
-    from evergram.releasing.migration import migration_plan
-    from evergram.releasing.migration.migration_vectors import MigrationVectors
-    from evergram.releasing.migration.verdict import Situation
-    from evergram.releasing.migration.ways import WaySettings
+    from evergram.migration import migration_plan
+    from evergram.migration.migration_plan import Situation
+    from evergram.migration.ways import MigrationVectors, WaySettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     files = [old, new, old_queries, new_queries]

@@ -65,7 +65,7 @@ def make(
     `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.retrieval.sidecars.make_sidecar import make_sidecar
+    from evergram.migration.make_sidecar import make_sidecar
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.writers import check_writable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -14,10 +14,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from evergram.compatibility.sidecar.bit_allocation import allocated, bit_order
-from evergram.compatibility.sidecar.packed_bits import pack, packed_size, unpack
-from evergram.compatibility.sidecar.residual_basis import ResidualBasis
-from evergram.compatibility.sidecar.trellis import MEMORY, encode, level_places, trellis_levels
+from evergram.compatibility.sidecar.coding import (
+    LEVELS,
+    MEMORY,
+    MOST_BITS,
+    TAPS,
+    ResidualBasis,
+    allocated,
+    bit_order,
+    encode,
+    level_places,
+    pack,
+    packed_size,
+    trellis_levels,
+    unpack,
+)
 from evergram.errors import DataError, ShapeError
 
 # Objects by which the bytes for an error are guessed, before all of them are looked at.
@@ -27,7 +38,7 @@ Vectors = TypeVar("Vectors", Tensor, npt.NDArray[Any])
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The way back, and what it leaves along r directions, each in as many bits as it is worth.
+    """The backward transform, and what it leaves along r directions, each by its bits.
 
     Which of the levels that its bits can name a coordinate is read as depends on the codes before
     it: a vector's coordinates are rounded together (`trellis`).
@@ -77,7 +88,7 @@ class Sidecar:
         """Choose directions, scales and bits by objects whose old and new vectors are there.
 
         Args:
-            weight, offset: the way back, as `Aligner.as_transform().affine()` has it.
+            weight, offset: the backward transform, as `Aligner.as_transform().affine()` has it.
             new: z_k [N, D_k]; old: z_{k-1} [N, D_{k-1}], of the same objects.
             size: bytes beside each vector, 0 to D_{k-1}; `fit_for_error` chooses it.
         Raises: ShapeError: shapes or size do not fit. DataError: there are no objects, or the old
@@ -117,6 +128,50 @@ class Sidecar:
             f"{best.relative_error:.2g}, with {best.size} bytes a vector. Allow so much, or keep "
             "the old vectors."
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its tensors by their names in a file."""
+        tensors = {"weight": self.weight, "basis": self.basis, "scales": self.scales}
+        if self.offset is not None:
+            tensors["offset"] = self.offset
+        tensors |= {"levels": self.levels, "bits": self.bits.to(torch.uint8)}
+        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+    @classmethod
+    def of_tensors(
+        cls, tensors: Mapping[str, Tensor], codes: Tensor, record: Mapping[str, Any]
+    ) -> Sidecar | None:
+        """Return the sidecar of a file's tensors; None if these and the codes do not fit together.
+
+        Args:
+            record: `missing`, `power` and `memory`.
+        Raises: KeyError: a tensor, or an entry of the record, is missing.
+        """
+        sidecar = cls(
+            weight=tensors["weight"],
+            offset=tensors.get("offset"),
+            basis=tensors["basis"],
+            scales=tensors["scales"],
+            bits=tensors["bits"].long(),
+            levels=tensors["levels"],
+            missing=float(record["missing"]),
+            power=float(record["power"]),
+            memory=int(record["memory"]),
+        )
+        offset = sidecar.offset
+        fits = (
+            codes.dtype == torch.uint8
+            and codes.dim() == sidecar.basis.dim() == sidecar.weight.dim() == 2
+            and sidecar.scales.shape == sidecar.bits.shape == (sidecar.rank,)
+            and bool(((sidecar.bits >= 1) & (sidecar.bits <= MOST_BITS)).all())
+            and codes.shape[1] == sidecar.size
+            and sidecar.levels.shape == (2 * LEVELS,)
+            and sidecar.memory in TAPS
+            and len(sidecar.basis) == len(sidecar.weight)
+            and (offset is None or offset.shape == (len(sidecar.weight),))
+            and all(bool(t.isfinite().all()) for t in sidecar.tensors().values())
+        )
+        return sidecar if fits else None
 
     @property
     def rank(self) -> int:
@@ -168,7 +223,7 @@ class Sidecar:
         return _like(new, read.to(vectors.dtype))
 
     def way_back(self, new: Tensor) -> Tensor:
-        """Return what the way back alone reads, float64 [N, D_{k-1}]."""
+        """Return what the backward transform alone reads, float64 [N, D_{k-1}]."""
         return _mapped(self.weight, self.offset, new)
 
     def read_coordinates(self, new: Tensor, coordinates: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from evergram.lineage.publishing.publish_statistics import RowSample, forward_ma
 from evergram.lineage.publishing.transform_check import check_transform_on_canaries
 from evergram.lineage.publishing.version_writer import PublicationFacts, write_version
 from evergram.lineage.stored_embeddings import stored_file
-from evergram.vector_files.parquet import write_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 
 def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = True) -> int:

@@ -26,7 +26,7 @@ from evergram.lineage.disk.trained_pairs import FILE as PAIRS
 from evergram.lineage.disk.trained_pairs import write_trained_pairs
 from evergram.lineage.publishing.block_check import checked_block
 from evergram.lineage.publishing.publish_statistics import ForwardMap, Moments
-from evergram.vector_files.parquet import vectors_to_arrow
+from evergram.vector_files.writers import vectors_to_arrow
 
 
 @dataclass(frozen=True)

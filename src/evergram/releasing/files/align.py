@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,32 +16,182 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.alignment_loss import history_metric
-from evergram.compatibility.certificate import StepError, certify
-from evergram.compatibility.chance import Chance, beside_chance
-from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
+from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance, beside_chance
+from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import DataError
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import DataError, DegradationError
 from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import canary_rows
-from evergram.releasing.files.align_settings import AlignSettings
-from evergram.releasing.files.alignment_gate import far_means, refuse_degenerate, refuse_error
-from evergram.releasing.files.first_version import facts_of, first_version, text_encoder_of
-from evergram.releasing.files.moments_pass import PairReading, read_pairs
-from evergram.releasing.files.pair_split import (
+from evergram.releasing.files.pair_moments import (
     Groups,
+    PairReading,
     id_hashes,
     pair_groups,
+    read_pairs,
     refuse_few,
     sampled_rows,
 )
-from evergram.releasing.files.past_file import SIDE, checked_past
+from evergram.releasing.files.past_file import (
+    SIDE,
+    checked_past,
+    facts_of,
+    first_version,
+    past_file,
+    text_encoder_of,
+)
 from evergram.releasing.publish import publish, refuse_untried
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
+
+# Of low_rank, if no rank is set.
+RANK = 32
+
+
+@dataclass(frozen=True)
+class AlignSettings:
+    """The kind of a transform between two files, and the objects it is measured on.
+
+    Args:
+        transform: linear, affine, orthogonal or low_rank.
+        rank: of low_rank, and of it alone; 32 where it is absent.
+        scaled: whether an orthogonal map, and it alone, may stretch.
+        held_out: share of the common objects, by a hash of their ids, that is measured on and never
+            fitted to.
+        seed: draws the catalogue in which neighbours are looked up.
+        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
+            its error can be measured on.
+    """
+
+    transform: str = "linear"
+    rank: int | None = None
+    scaled: bool = False
+    held_out: float = 0.1
+    seed: int = 0
+    allow_small_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.transform not in KINDS:
+            raise DataError(
+                f"The transform {self.transform!r} cannot be fitted to files; "
+                f"{', '.join(KINDS)} can{did_you_mean(self.transform, KINDS)}."
+            )
+        if not 0 < self.held_out < 1:
+            raise DataError(
+                f"held_out (--held-out) is {self.held_out}; it is a share between 0 and 1."
+            )
+        if self.rank is not None and self.rank < 1:
+            raise DataError(f"rank is {self.rank}; it is at least 1.")
+        if self.rank is not None and self.transform != "low_rank":
+            raise DataError(
+                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
+            )
+        if self.scaled and self.transform != "orthogonal":
+            raise DataError(
+                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
+            )
+
+    def rank_of(self, old_dim: int, new_dim: int) -> int:
+        """Return the rank of a low-rank map between these dims."""
+        return min(self.rank or RANK, old_dim, new_dim)
+
+
+# The share of the mean square that is the mean's, from which the mean is "far from zero".
+FAR = 0.5
+
+
+def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
+    """Raises: DataError: the vectors of one of the files cannot be aligned; see `vectors_problem`.
+
+    Args:
+        moments: of all pairs.
+        zeros: how many vectors of the old and of the new file are zero.
+    """
+    degenerate = degenerate_side(moments, zeros)
+    if degenerate is not None:
+        side, problem = degenerate
+        raise DataError(
+            f"{old if side == 'old' else new} has no vectors that could be aligned: of the "
+            f"{moments.count} objects in common, {problem}; look at how it was made."
+        )
+
+
+def refuse_error(
+    error: float,
+    chance: Chance,
+    held: int,
+    limit: float | None,
+    names: tuple[Path, Path],
+    *,
+    far: Sequence[str] = (),
+) -> None:
+    """Raises: DegradationError: the error on held-out objects is past the limit, no better than
+    chance, or was measured on too few. DataError: the limit is no number.
+
+    Args:
+        error: relative.
+        held: on how many objects it was measured.
+        limit: of the relative error, beside `chance`, which holds for every limit but infinity.
+        names: of the old and of the new file.
+        far: those of them, as text, whose mean is far from zero, where the map has no offset.
+    """
+    if limit is not None and not limit >= 0:
+        raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
+    if limit is not None and math.isinf(limit):
+        return
+    start = "The new version was not published: "
+    other = "another limit is set by --max-error, and none by --max-error inf"
+    if held < LEAST_OBJECTS or math.isnan(error):
+        raise DegradationError(
+            f"{start}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
+            f"to hold it to a limit; raise --held-out or give more objects in common ({other})."
+        )
+    if limit is not None and error > limit:
+        raise DegradationError(
+            f"{start}on {held} held-out objects the relative error is {error:.4g}, past the limit "
+            f"of {limit:g}; {other}."
+        )
+    if not chance.is_beaten:
+        raise DegradationError(
+            f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
+            f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
+            f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
+            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. "
+            f"{_advice(far)} (--max-error inf publishes it all the same)."
+        )
+
+
+def far_means(old: Path, new: Path, moments: SecondMoments, *, has_offset: bool) -> list[str]:
+    """Return the files, as text, whose mean vector is far from zero, which a map without an offset
+    cannot follow; none if it has one."""
+    if has_offset:
+        return []
+    squares = moments.second()
+    sides = ((old, squares[2], moments.mean_old), (new, squares[0], moments.mean_new))
+    return [
+        str(path)
+        for path, square, mean in sides
+        if float(mean.double().square().sum()) > FAR * float(square.trace())
+    ]
+
+
+def _advice(far: Sequence[str]) -> str:
+    if far:
+        return (
+            f"The mean vector of {' and of '.join(far)} is far from zero: try --transform affine, "
+            "and see whether the same id is the same object in both files"
+        )
+    return (
+        "See whether the same id is the same object in both files, and whether some vectors are "
+        "much longer than others"
+    )
+
 
 QUIET = Progress(quiet=True)
 log: logging.Logger = logging.getLogger(__name__)
@@ -304,3 +456,29 @@ def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
     affine = fitted.transform.requires_grad_(False).affine()
     assert affine is not None
     return affine
+
+
+def take_part_in_alignment(
+    old: EmbeddingFile | int,
+    new: EmbeddingFile,
+    lineage: Lineage | None = None,
+    settings: AlignSettings = DEFAULT,
+) -> None:
+    """Do this process's share of an `align` that the first process calls, which publishes.
+
+    Args:
+        lineage: needed only where `old` is the number of a version.
+    Raises: DataError, LineageError: as `align`. TrainingError: another process has ended.
+    """
+    if isinstance(old, int):
+        if lineage is None:
+            raise DataError(
+                f"The old vectors are those of version {old}, and no lineage is given; give it too."
+            )
+        old = past_file(old, lineage)
+    pairing = Pairing(old, new)
+    groups = pair_groups(id_hashes(pairing.ids), settings.held_out)
+    nothing, dims = torch.zeros(0, dtype=torch.int64), (old.dim, new.dim)
+    read = read_pairs(pairing, dims, groups, nothing, QUIET, join_processes(CPU))
+    if (apart := read.apart(groups)) is not None:
+        read_pairs(pairing, dims, apart, nothing, QUIET, join_processes(CPU))

@@ -22,13 +22,11 @@ from evergram.texts.record import TextEncoderRecord, parse_record, record_of
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
+from evergram.vector_files.base import TEXT_ENCODER
 from evergram.vector_files.open_embeddings import ARROW, PARQUET, Block, open_embeddings
-from evergram.vector_files.parquet import write_embeddings
-from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import TEXT_ENCODER
-from evergram.vector_files.shard_record import ShardRecord
-from evergram.vector_files.shards import Shards, write_shards
-from evergram.vector_files.writers import check_writable, write_vectors
+from evergram.vector_files.pairing import ahead
+from evergram.vector_files.shards import ShardRecord, Shards, write_shards
+from evergram.vector_files.writers import check_writable, write_embeddings, write_vectors
 
 QUIET = Progress(quiet=True)
 # Formats that have a place for the record of the encoder.
@@ -207,11 +205,7 @@ def _vectors(
     advance: Callable[[int, int], None],
     unfinished: Path,
 ) -> Vectors:
-    """Return the vectors of a part of the texts: known ones as they are, the rest encoded.
-
-    Args:
-        unfinished: where they are saved as far as they have come, and gone on with.
-    """
+    """Return the vectors of a part of the texts: known ones as they are, the rest encoded."""
     rows = known.rows[part.start : part.stop]
     vectors = np.empty((len(part), known.vectors.shape[1]), np.float32)
     vectors[rows >= 0] = known.vectors[rows[rows >= 0]]
@@ -262,10 +256,7 @@ def _rows(shards: Shards) -> Iterator[Block]:
 
 
 def _refuse_other_parts(record: TextEncoderRecord, shards: Shards, *, overwrite: bool) -> None:
-    """Refuse parts of an earlier run whose model was another, or remove them.
-
-    Raises: DataError: the model was another, and `overwrite` is False.
-    """
+    """Refuse parts of an earlier run whose model was another, or remove them."""
     paths = [shards.path(number) for number in shards.numbers]
     for path in [*paths, *(_unfinished(shards, number) for number in shards.numbers)]:
         why = None

@@ -10,8 +10,8 @@ import torch
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import canary_rows
-from evergram.releasing.files.first_version import facts_of, first_version
-from evergram.releasing.files.pair_split import id_hashes
+from evergram.releasing.files.pair_moments import id_hashes
+from evergram.releasing.files.past_file import facts_of, first_version
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import refuse_repeats

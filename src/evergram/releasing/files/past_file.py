@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError
+from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publishing.id_types import with_id_type
+from evergram.texts.record import TextEncoderRecord, parse_record
+from evergram.vector_files.base import TEXT_ENCODER, provenance_file
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.pairing import Pairing
-from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import TEXT_ENCODER, provenance_file
+from evergram.vector_files.pairing import Pairing, ahead
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -174,3 +178,50 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
     settings = newest.recipe.get("align") or newest.recipe.get("import") or {}
     file.has_ids = bool(settings.get("has_ids", True))
     return file
+
+
+def facts_of(file: EmbeddingFile) -> dict[str, Any]:
+    """Return what a version records of the file that it is made from, as JSON: whether it has ids,
+    and the fingerprint that it carries if it was exported from a lineage."""
+    return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
+
+
+def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
+    """Return version 0 of a lineage of files."""
+    return Artefact(
+        dim=file.dim,
+        embeddings={SIDE: lambda: file.blocks()},
+        transform=None,
+        metrics={"version": 0, "dim": file.dim, "metrics": {"model": {}}},
+        recipe=recipe,
+        canaries={SIDE: canaries},
+        text_encoder=text_encoder_of(file),
+    )
+
+
+def text_encoder_of(file: EmbeddingFile) -> TextEncoderRecord | None:
+    """Return the encoder that made a file from texts; None if the file does not say.
+
+    Raises: DataError: its record is damaged.
+    """
+    record = file.provenance.get(TEXT_ENCODER)
+    return None if record is None else parse_record(record, str(file.path))
+
+
+# Name of a new lineage, where none is chosen.
+NAME = "embeddings"
+
+
+def open_or_create(place: str | Path, name: str | None = None) -> Lineage:
+    """Return the lineage at a place, created where there is none.
+
+    Args:
+        place: folder or address of the lineage.
+        name: of a new lineage, "embeddings" by default; refused for one that exists.
+    Raises: LineageError: a name was given for a lineage that exists.
+    """
+    if not Lineage.exists(place):
+        return Lineage.create(place, NAME if name is None else name)
+    if name is not None:
+        raise LineageError(f"--name is of a new lineage, and {place} is one already; leave it out.")
+    return Lineage.open(place)

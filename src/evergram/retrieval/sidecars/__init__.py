@@ -1,6 +1,3 @@
-"""Read stored rows as the version before, more exactly than the way back can.
-
-Read in this order: `version_sidecar` (the codes of a published version's objects, on disk and in
-memory), `make_sidecar` (made of both versions' vectors), `reading` (rows and hits of a search, in
-steps from version to version), `sidecar_files` (files and folders, as they change).
+"""Stored rows read as the version before by a few bytes of each old vector: `version_sidecar` (the
+codes of a version's objects) and `sidecar_files` (files and folders of them, as they change).
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,18 +19,43 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.compatibility.sidecar.sidecar_file import (
-    content_digest,
-    sidecar_of,
-    sidecar_tensors,
-)
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.id_lookup import IdLookup
-from evergram.retrieval.sidecars.marks import MARKS, near, same_marks
 from evergram.stores.rows import Rows
 from evergram.stores.store import Floats
 from evergram.system_errors import reason_and_remedy
+
+# Sums over random signs, of each vector.
+MARKS = 3
+# Of a vector's length: between that of a vector rounded to float16, and any other vector's.
+TOLERANCE = 2e-3
+
+
+def marks_of(vectors: Floats) -> Floats:
+    """Return the sums of each vector's coordinates under `MARKS` random signs, float32 [n, MARKS].
+
+    Another vector at a distance d, in lengths of the vector, has marks so near by chance
+    (0.8 · TOLERANCE / d)^MARKS of the time: once in five million for d = 0.3.
+    """
+    # The legacy generator, whose numbers do not change from version to version of NumPy.
+    draw = np.random.RandomState(vectors.shape[1])
+    signs = 2.0 * draw.randint(0, 2, (vectors.shape[1], MARKS)) - 1.0
+    marks: Floats = (vectors.astype(np.float64) @ signs).astype(np.float32)
+    return marks
+
+
+def same_marks(vectors: Floats, marks: Floats) -> npt.NDArray[np.bool_]:
+    """Return which vectors [n, D] are those that the marks [n, MARKS] were made of."""
+    return near(marks_of(vectors), marks, np.linalg.norm(vectors.astype(np.float64), axis=1))
+
+
+def near(marks: Floats, others: Floats, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which marks [n, MARKS] are of vectors of these lengths [n] that are the same."""
+    apart = np.abs(marks.astype(np.float64) - others).max(axis=1, initial=0.0)
+    same: npt.NDArray[np.bool_] = apart <= TOLERANCE * lengths
+    return same
+
 
 KEY = "evergram.version_sidecar"
 FORMAT_VERSION = 1
@@ -48,7 +75,7 @@ class VersionSidecar:
         sidecar: from one to the other.
         error, way_back_error: √(E‖error‖² / E‖z_target‖²), measured over all of its objects, with
             codes and without.
-        worse: the share of its objects that codes read worse than the way back alone.
+        worse: the share of its objects that codes read worse than the backward transform alone.
         ids: [N], as the lineage stores them.
         codes: uint8 [N, size].
         marks, old_marks: `marks_of` the vectors of both versions that the codes were made of.
@@ -145,7 +172,7 @@ class VersionSidecar:
 
         Raises: DataError: the file cannot be written.
         """
-        tensors = sidecar_tensors(self.sidecar) | {
+        tensors = self.sidecar.tensors() | {
             "codes": torch.from_numpy(np.ascontiguousarray(self.codes)),
             "marks": torch.from_numpy(np.ascontiguousarray(self.marks)),
             "old_marks": torch.from_numpy(np.ascontiguousarray(self.old_marks)),
@@ -189,7 +216,7 @@ class VersionSidecar:
                     f"reads {FORMAT_VERSION}; read it with a later Evergram."
                 )
             codes = tensors["codes"]
-            sidecar = sidecar_of(tensors, codes, record)
+            sidecar = Sidecar.of_tensors(tensors, codes, record)
             ids, marks = _ids_of(tensors), (tensors["marks"], tensors["old_marks"])
             shapes = {tuple(part.shape) for part in marks} | {(len(ids), MARKS)}
             whole = record["content"] == content_digest(tensors)
@@ -219,6 +246,16 @@ class VersionSidecar:
             raise DataError(
                 f"{path} is no sidecar of a version, or not all of it is there yet; {made}."
             ) from error
+
+
+def content_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors, their names and their shapes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
 
 
 def _id_tensors(ids: pa.Array) -> dict[str, Tensor]:

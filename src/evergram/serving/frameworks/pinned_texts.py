@@ -14,7 +14,7 @@ from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.serving.client import Client
-from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role, Vectors
 
 # Texts of one request; a service takes 2,048 where its owner did not say otherwise.

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from evergram.retrieval.migrating.cascade import KeptVectors
-from evergram.retrieval.migrating.reranked_search import (
+from evergram.migration.cascade import KeptVectors
+from evergram.migration.reranked_search import (
     EncodingLimitError,
     Reranked,
     reranked_search,

@@ -49,7 +49,7 @@ from evergram.serving.http.vector_answers import (
 )
 from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
-from evergram.texts.matryoshka import checked_dims, cut
+from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import torch
 
 from evergram.errors import DataError, EvergramError, ServiceError
-from evergram.retrieval.migrating.cascade import KeptVectors
+from evergram.migration.cascade import KeptVectors
 from evergram.texts.record import TextEncoderRecord
 from evergram.texts.text_encoder import Vectors
 from evergram.texts.text_files import read_texts
+from evergram.vector_files.base import FINGERPRINT, TEXT_ENCODER, provenance_of
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import FINGERPRINT, TEXT_ENCODER, provenance_of
 from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")

@@ -1,0 +1,278 @@
+"""A view of a lineage as a function from Arrow to Arrow, which engines apply to whole tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from evergram.compatibility.chain import Chain
+from evergram.errors import DataError, LineageError, ShapeError
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.remote.addresses import local_folder
+from evergram.lineage.view import View
+from evergram.retrieval.id_lookup import IdLookup
+from evergram.vector_files.base import first_not_finite, not_finite, out_of_range
+from evergram.vector_files.open_embeddings import FLOATS
+
+Batch = TypeVar("Batch", pa.RecordBatch, pa.Table)
+ListKind = Literal["fixed", "list"]
+# Of any width.
+Floats = npt.NDArray[np.floating[Any]]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ArrowFunction:
+    """Reads vectors, or the ids of stored objects, as a past version: a batch in, a batch out.
+
+    Made by `arrow_function`. It holds a lineage's place and two version numbers, so it is a
+    few hundred bytes when it is pickled; a process that applies it opens the lineage once, at its
+    first batch. All other columns, and the number and order of rows, stay.
+
+    >>> import pyarrow as pa
+    >>> from evergram import Lineage
+    >>> from evergram.exporting import arrow_function
+    >>> as_v0 = arrow_function(Lineage.open("lineages/films").view(version=0), side="candidate")
+    >>> batch = as_v0(pa.record_batch({"id": [12, 7], "day": ["Mon", "Tue"]}))
+    >>> batch.schema.names, len(batch["vector"][0])
+    (['id', 'day', 'vector'], 4)
+
+    Args:
+        address: the lineage's folder or address; where the engine has several machines, one that
+            all of them can open.
+        version, source: j and k: vectors of version k become those of version j.
+        fingerprints: of j and k. A process that opens another lineage at that address is refused.
+        side: the side whose stored embeddings the column of ids names; None reads the column of
+            vectors, which are of version k.
+        id_column, vector_column: the vectors are put into the place of `vector_column`, or beside
+            the other columns if there is none.
+        lists: "fixed" writes fixed-size lists, "list" lists of any length, as Spark needs them.
+    """
+
+    address: str
+    version: int
+    source: int
+    fingerprints: tuple[str, str]
+    side: str | None = None
+    id_column: str = "id"
+    vector_column: str = "vector"
+    lists: ListKind = "fixed"
+
+    def __post_init__(self) -> None:
+        if self.lists not in get_args(ListKind):
+            raise DataError(f"lists={self.lists!r} is no kind of lists; there is fixed and list.")
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return a record batch or a table with the vectors of version j.
+
+        A null in the column that is read, and an id that is not stored, give a null.
+
+        Raises: DataError: the column is missing or there twice, holds no lists of floats, or holds
+            a number that is not finite, as float32 or in version j; or ids are of another type than
+            the stored ones. ShapeError: vectors of another dim than version k's. LineageError: the
+            lineage cannot be opened, or is another than the one that this was made of.
+        """
+        name = self._column_read
+        self._check(batch.schema)
+        column = batch.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        vectors, there = self._of_vectors(column) if self.side is None else self._of_ids(column)
+        read = self._as_column(self._read(vectors, there, batch), there)
+        field = self.field
+        if self.vector_column in batch.schema.names:
+            place = batch.schema.get_field_index(self.vector_column)
+            return batch.set_column(place, field, read)
+        return batch.append_column(field, read)
+
+    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield each batch as `__call__` returns it; Spark's `mapInArrow` takes this."""
+        for batch in batches:
+            yield self(batch)
+
+    def reader(self, batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        """Return a stream of the batches of a stream, each rewritten when it is read."""
+        return pa.RecordBatchReader.from_batches(self.schema(batches.schema), self.batches(batches))
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema of what `__call__` makes of this schema; raises as it does."""
+        self._check(schema)
+        if self.vector_column in schema.names:
+            return schema.set(schema.get_field_index(self.vector_column), self.field)
+        return schema.append(self.field)
+
+    @property
+    def dim(self) -> int:
+        """D_j, the length of the vectors that it writes."""
+        return _applied(self).view.dim
+
+    @property
+    def field(self) -> pa.Field:
+        """The column of vectors that it writes: lists of float32, D_j long."""
+        kind = pa.list_(pa.float32(), self.dim) if self.lists == "fixed" else pa.list_(pa.float32())
+        return pa.field(self.vector_column, kind)
+
+    @property
+    def _column_read(self) -> str:
+        return self.vector_column if self.side is None else self.id_column
+
+    def _check(self, schema: pa.Schema) -> None:
+        name, names = self._column_read, schema.names
+        if name not in names:
+            raise DataError(
+                f"A batch has no column {name!r}; its columns are {', '.join(names)}. "
+                "Select it under that name, or name it to arrow_function."
+            )
+        for each in (name, self.vector_column):
+            if names.count(each) > 1:
+                raise DataError(
+                    f"A batch has {names.count(each)} columns {each!r}; its columns are "
+                    f"{', '.join(names)}. Give each a name of its own, or leave one out."
+                )
+
+    def _of_vectors(self, column: pa.Array) -> tuple[Floats, Mask]:
+        """Return the vectors of version k that a column has, [m, D_k], and its m rows."""
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        dim = _applied(self).source_dim
+        return _floats_of(column, there, dim, self.vector_column), there
+
+    def _of_ids(self, column: pa.Array) -> tuple[Floats, Mask]:
+        applied = _applied(self)
+        assert applied.lookup is not None
+        assert applied.stored is not None
+        rows = applied.lookup.rows(column)
+        there = rows >= 0
+        return applied.stored[rows[there]], there
+
+    def _read(self, vectors: Floats, there: Mask, batch: Batch) -> Floats:
+        """Return vectors of version k, [m, D_k], of m rows of a batch, as float32 of version j."""
+        # Copied, as Arrow's memory must not be written to.
+        tensor = torch.from_numpy(np.array(vectors, order="C"))
+        row = first_not_finite(tensor.float())
+        if row is not None:
+            raise self._error(row, f"has {not_finite(tensor[row])}", there, batch)
+        view = _applied(self).view
+        read = _applied(self).chain.apply(tensor, view.source, view.version).float()
+        row = first_not_finite(read)
+        if row is not None:
+            raise self._error(row, out_of_range(tensor[row], view.version), there, batch)
+        narrow: Floats = read.numpy()
+        return narrow
+
+    def _error(self, row: int, what: str, there: Mask, batch: Batch) -> DataError:
+        """Return the error on the vector [row] of those of the rows that are `there`."""
+        place = int(np.flatnonzero(there)[row])
+        where = f"Row {place + 1} of a batch"
+        if batch.schema.names.count(self.id_column) == 1:
+            where += f" (id {batch.column(self.id_column)[place].as_py()!r})"
+        vector = "its vector" if self.side is None else f"the stored vector of side {self.side!r}"
+        return DataError(
+            f"{where}: {vector} (column {self._column_read!r}) {what}; correct it or leave the row "
+            "out."
+        )
+
+    def _as_column(self, read: Floats, there: Mask) -> pa.Array:
+        """Return vectors of version j [m, D_j] as a column, with m rows `there`."""
+        dim = _applied(self).view.dim
+        if there.all():
+            column = _as_lists(read, dim)
+        else:
+            places = np.where(there, np.cumsum(there) - 1, 0)
+            column = _as_lists(read, dim).take(pa.array(places, mask=~there))
+        return column if self.lists == "fixed" else column.cast(pa.list_(pa.float32()))
+
+
+def arrow_function(
+    view: View,
+    side: str | None = None,
+    *,
+    id_column: str = "id",
+    vector_column: str = "vector",
+    lists: ListKind = "fixed",
+) -> ArrowFunction:
+    """Return a view as a function from an Arrow batch to an Arrow batch, for engines.
+
+    Args:
+        side: None reads a column of vectors of version k; "query", "candidate" or "object" reads a
+            column of ids, and looks up that side's stored embeddings.
+        id_column, vector_column, lists: as of `ArrowFunction`.
+    Raises: LineageError: there is no such side, or the vectors of version k are not stored.
+        DataError: `lists` is neither "fixed" nor "list".
+    """
+    # A worker of an engine may run in another folder.
+    folder = local_folder(view.address)
+    place = view.address if folder is None else str(folder.resolve())
+    fingerprints = view.fingerprint, view.computed_from
+    if side is not None:
+        ReadOnlyLineage.open(place).stored(side, view.source)
+    columns = id_column, vector_column
+    return ArrowFunction(place, view.version, view.source, fingerprints, side, *columns, lists)
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """The opened lineage's part of a function: its view, and the stored vectors it looks up."""
+
+    view: View
+    chain: Chain
+    source_dim: int
+    lookup: IdLookup | None
+    stored: Floats | None
+
+
+@lru_cache(maxsize=8)
+def _applied(function: ArrowFunction) -> _Applied:
+    """Open the lineage of a function, once in each process."""
+    lineage = ReadOnlyLineage.open(function.address)
+    view = lineage.view(function.version, source=function.source)
+    if (view.fingerprint, view.computed_from) != function.fingerprints:
+        raise LineageError(
+            f"{function.address} holds another lineage than when this function was made: its "
+            f"version {function.version} or {function.source} has another fingerprint. Make the "
+            "function again from the lineage that is there."
+        )
+    dim = lineage.manifest(function.source).dim
+    if function.side is None:
+        return _Applied(view, lineage.chain, dim, None, None)
+    ids, vectors = lineage.embeddings(function.side, function.source)
+    return _Applied(view, lineage.chain, dim, IdLookup(ids), vectors.numpy())
+
+
+def _floats_of(column: pa.Array, there: Mask, dim: int, name: str) -> Floats:
+    """Return the vectors of a column's rows that are `there`, [m, D_k]."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    fixed = pa.types.is_fixed_size_list(kind)
+    if not (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise DataError(f"Column {name!r} is {kind}; lists of floats are needed.")
+    if kind.value_type not in FLOATS:
+        raise DataError(
+            f"Column {name!r} holds {kind.value_type}; float16, float32 or float64 is needed."
+        )
+    lists = column if there.all() else column.filter(pa.array(there))
+    lengths = pc.unique(pc.list_value_length(lists)).to_pylist()
+    if any(length != dim for length in lengths):
+        raise ShapeError(
+            f"A vector in column {name!r} has {next(n for n in lengths if n != dim)} numbers; "
+            f"those of the version that it is read from have {dim}."
+        )
+    flat = lists.flatten()
+    if flat.null_count:
+        raise DataError(f"A vector in column {name!r} has a null in it; leave its row out.")
+    values = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=FLOATS[kind.value_type])
+    return values.reshape(-1, dim)
+
+
+def _as_lists(vectors: Floats, dim: int) -> pa.FixedSizeListArray:
+    """Return [m, D] as fixed-size lists, also where m is 0."""
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1), pa.float32())
+    return pa.FixedSizeListArray.from_arrays(flat, dim)

@@ -1,0 +1,40 @@
+"""From one embedding model to another.
+
+`migration_plan`: the `ways` measured on judged queries, and the verdict. `cascade` and
+`reranked_search`: old hits, re-ranked by new vectors. `half_migrated`: search while an index moves.
+`make_sidecar`: a few bytes beside each new vector for old readers. `finish_migration`: the file
+that ends a migration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.migration.cascade import KeptVectors, cascade
+    from evergram.migration.half_migrated import HalfMigratedSearch
+    from evergram.migration.make_sidecar import make_sidecar
+    from evergram.migration.migration_plan import plan_migration
+    from evergram.migration.reranked_search import reranked_search
+
+__all__ = [
+    "HalfMigratedSearch",
+    "KeptVectors",
+    "cascade",
+    "make_sidecar",
+    "plan_migration",
+    "reranked_search",
+]
+
+export_lazily(
+    __name__,
+    {
+        "cascade": "KeptVectors cascade",
+        "half_migrated": "HalfMigratedSearch",
+        "make_sidecar": "make_sidecar",
+        "migration_plan": "plan_migration",
+        "reranked_search": "reranked_search",
+    },
+)

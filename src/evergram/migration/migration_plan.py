@@ -1,0 +1,365 @@
+"""The report on the ways to another model, and the verdict where queries are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergram.compatibility.aligner.aligner import Aligner
+from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
+from evergram.compatibility.degenerate import MOST_ZEROS
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.evaluation.judged.beir_files import Judgements
+from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged.mean_bound import mean_bound
+from evergram.evaluation.judged.paired_bootstrap import bootstrap, paired_bootstrap
+from evergram.migration.ways import MigrationVectors, Way, WaySettings, measure_ways, unit
+
+# With fewer judged queries there is no verdict.
+LEAST_QUERIES = 20
+# Queries whose vectors have such a cosine by both models are one query.
+SAME_QUERY = 1 - 1e-5
+# Queries compared at once.
+BLOCK = 1024
+# Texts by which a file is searched for a second model, and principal components that they keep.
+TEXTS, NEW_DIMS, OLD_DIMS = 2000, 16, 64
+# How far a row is from following two maps alike is |e₁ − e₂| / (e₁ + e₂). Where one model made all
+# rows, it is spread around 0, and its first decile was at most .31 of its median in 384 made-up
+# pairs of models. Where two did, hardly any row is near 0, and it is .4 to .8.
+APART = 0.4
+# Starts that are tried; two groups are settled when at most such a share of the rows changes.
+STARTS, SETTLED, ROUNDS = 3, 0.01, 50
+
+
+def distinct_queries(vectors: MigrationVectors) -> Tensor:
+    """Return a number of each query, from 0, that those with the same vectors by both models share,
+    int64 [Q]."""
+    sides = unit(vectors.old_queries), unit(vectors.new_queries)
+    first = []
+    for start in range(0, len(sides[0]), BLOCK):
+        same = torch.stack([s[start : start + BLOCK] @ s.T >= SAME_QUERY for s in sides]).all(0)
+        rows = torch.arange(len(same))
+        same[rows, rows + start] = True  # a vector of zeros, too, is its own
+        first.append(same.int().argmax(1))
+    of_query: Tensor = torch.unique(torch.cat(first), return_inverse=True)[1]
+    return of_query
+
+
+def reasons_not_to_judge(vectors: MigrationVectors, queries: int) -> list[str]:
+    """Return a sentence for each reason; none if the models can be compared by these vectors.
+
+    Args:
+        queries: how many different ones there are.
+    """
+    reasons = [
+        f"{zeros} of the {len(vectors.files[name])} vectors of {name} are zeros, as failed calls "
+        "of an encoder leave them, so its model is not measured; encode them again."
+        for name, zeros in vectors.zeros.items()
+        if zeros > MOST_ZEROS * len(vectors.files[name])
+    ]
+    if reasons:
+        return reasons
+    old, new, old_queries, new_queries = map(unit, vectors.files.values())
+    drawn = torch.randperm(len(old), generator=torch.Generator().manual_seed(0))[:TEXTS]
+    map_ = Aligner("affine").fit(new[drawn], old[drawn])
+    if map_.report().better_than_chance is False:
+        return [
+            "A map from new to old vectors of texts is no better than with the texts mixed up, so "
+            "the same id is not the same text in both files; look at how their ids were written."
+        ]
+    weight, offset = map_.as_transform().affine() or (None, None)
+    assert weight is not None
+    pairs = SecondMoments(old.shape[1], new.shape[1])
+    pairs.add(old_queries, new_queries)
+    chance = beside_chance(pairs, weight, offset, queries)
+    if queries >= LEAST_QUERIES and chance.deviations < LEAST_DEVIATIONS:
+        reasons.append(
+            "The map that reads new vectors of texts as old ones reads those of queries no better "
+            "than with the queries mixed up: the two files of queries were swapped, are of other "
+            "models than the texts, or the same id is not the same query in both."
+        )
+    for name, source, target in (("old texts", new, old), ("new texts", old, new)):
+        share = second_model(source[drawn], target[drawn])
+        if share is not None:
+            reasons.append(
+                f"{name[:3].capitalize()} vectors of about {share:.0%} of the texts follow another "
+                f"map than the rest: the file of {name} holds vectors of two models; encode all "
+                "texts by one."
+            )
+    return reasons
+
+
+def second_model(source: Tensor, target: Tensor) -> float | None:
+    """Return the share of the rows of `target` that another model made than the others; None if
+    one model made all.
+
+    Two linear maps from `source` are fitted to one half of the rows, each to those that it reads
+    better than the other does, again and again. The other half says whether rows follow one map or
+    the other. Residuals of the one map that fits all rows show where to start: between rows i and j
+    of one model, ⟨rᵢ, rⱼ⟩⟨xᵢ, xⱼ⟩ is positive in the mean, and negative between those of two.
+    """
+    x, y = _components(source, NEW_DIMS), _components(target, OLD_DIMS)
+    x = torch.cat([x, x.square().sum(1).mean().sqrt().expand(len(x), 1)], dim=1)
+    half = len(x) // 2
+    seen, others = slice(0, half), slice(half, None)
+    residual = y[seen] - x[seen] @ _fit(x[seen], y[seen])
+    kernel = (residual @ residual.T) * (x[seen] @ x[seen].T)
+    directions = torch.linalg.eigh(kernel)[1][:, -STARTS:].T
+    found = [_two_maps(x[seen], y[seen], direction > 0) for direction in directions]
+    if not (groups := [maps for maps in found if maps is not None]):
+        return None
+    maps = min(groups, key=lambda maps: float(_nearer(x[seen], y[seen], maps).sum()))
+    one, two = (_errors(x[others], y[others], map_) for map_ in maps)
+    apart = (one - two).abs() / (one + two).clamp_min(1e-30)
+    few, half_of_rows = apart.quantile(torch.tensor([0.1, 0.5], dtype=apart.dtype)).tolist()
+    share = float((one < two).double().mean())
+    return min(share, 1 - share) if few > APART * half_of_rows else None
+
+
+def _two_maps(x: Tensor, y: Tensor, first: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return two maps, each fitted to the rows that it reads better than the other does; None if
+    nearly all rows follow one. `first` are those that the first map is fitted to at the start."""
+    maps = None
+    for _ in range(ROUNDS):
+        if min(int(first.sum()), int((~first).sum())) < 2 * x.shape[1]:
+            return None
+        maps = _fit(x[first], y[first]), _fit(x[~first], y[~first])
+        nearer = _errors(x, y, maps[0]) < _errors(x, y, maps[1])
+        if int((nearer != first).sum()) <= SETTLED * len(x):
+            break
+        first = nearer
+    return maps
+
+
+def _components(vectors: Tensor, most: int) -> Tensor:
+    """Return centred vectors [n, D] by their first principal components, float64 [n, ≤ most]."""
+    centred = vectors.double() - vectors.double().mean(0)
+    components: Tensor = torch.linalg.eigh(centred.T @ centred)[1][:, -most:]
+    return centred @ components
+
+
+def _fit(x: Tensor, y: Tensor) -> Tensor:
+    square = x.T @ x
+    ridge = 0.01 * square.trace() / len(square) * torch.eye(len(square), dtype=x.dtype)
+    map_: Tensor = torch.linalg.solve(square + ridge, x.T @ y)
+    return map_
+
+
+def _nearer(x: Tensor, y: Tensor, maps: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.minimum(*(_errors(x, y, map_) for map_ in maps))
+
+
+def _errors(x: Tensor, y: Tensor, map_: Tensor) -> Tensor:
+    return (y - x @ map_).square().sum(1)
+
+
+# Ways from the cheapest to the one that encodes all texts.
+CHANGES = ("bridge", "cascade", "bridge_cascade", "reindex")
+# Ways that encode queries by the old model.
+BY_OLD_MODEL = ("stay", "cascade")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which way to take.
+
+    Args:
+        way: its name; None if the inputs cannot be judged.
+        accepted: all ways that meet the rule, the cheapest first.
+        reasons: sentences that say why.
+    """
+
+    way: str | None
+    accepted: list[str]
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What must be kept.
+
+    Args:
+        tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
+        old_model_ends: the old model will encode no queries any more.
+        old_readers: somebody will go on to read old vectors.
+        worth: the nDCG@10 for which a change pays. If it is given, means decide: a way must be
+            expected to gain more than this, and to lose no more than `tolerance`. None asks for
+            bounds that show both.
+    """
+
+    tolerance: float = 0.01
+    old_model_ends: bool = False
+    old_readers: bool = False
+    worth: float | None = None
+
+
+def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
+    """Return the verdict: the cheapest way that is accepted, else *stay*.
+
+    There is one rule: a difference in nDCG@10 is at least its `mean_bound` (with
+    `situation.worth`, its mean). *bridge*, *cascade*, *bridge_cascade* and *reindex* are accepted
+    if they gain more than 0 (or `worth`) over staying and lose at most `tolerance` of reindexing.
+    If the old model ends, staying is not possible, and only the loss counts. If *reindex* is
+    chosen and old vectors are still read, it is *sidecar*, provided that old readers lose at most
+    `tolerance` of what they have now; that is to be shown by the bound in any case.
+
+    The bound never falls where a query's value rises, so a way that is no worse on any query is
+    accepted wherever a worse one is. A way that does not meet the rule is accepted in at most 5 %
+    of samples, each way by itself.
+
+    Args:
+        ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
+    """
+    accepted, reasons = [], []
+
+    def differs(way: str, other: str, needed: float, *, more: bool, means: bool) -> bool:
+        """Note the difference of two ways, and return whether it is as large as needed."""
+        interval = paired_bootstrap(ndcg[way], ndcg[other], seed)
+        least = interval.mean if means else mean_bound(ndcg[way] - ndcg[other], seed)
+        enough = least > needed if more else least >= needed
+        shown = "expected" if means else "shown"
+        reasons.append(
+            f"{way} beside {other}: {interval} in nDCG@10, {shown} to be at least {least:.4f}; "
+            f"{'more than' if more else 'at least'} {needed:.4f} is needed: "
+            f"{'yes' if enough else 'no'}."
+        )
+        return enough
+
+    means = situation.worth is not None
+    for way in CHANGES:
+        if situation.old_model_ends and way in BY_OLD_MODEL:
+            continue
+        most_lost = situation.tolerance * float(ndcg["reindex"].mean())
+        keeps = way == "reindex" or differs(way, "reindex", -most_lost, more=False, means=means)
+        if keeps and (
+            situation.old_model_ends
+            or differs(way, "stay", situation.worth or 0.0, more=True, means=means)
+        ):
+            accepted.append(way)
+    chosen = accepted[0] if accepted else "stay"
+    if chosen == "reindex" and situation.old_readers:
+        most_lost = situation.tolerance * float(ndcg["stay"].mean())
+        if differs("sidecar", "stay", -most_lost, more=False, means=False):
+            accepted.append("sidecar")
+            chosen = "sidecar"
+        else:
+            reasons.append(
+                "Keep the old index for old readers, give the sidecar more bytes, or judge more "
+                "queries."
+            )
+    return Verdict(chosen, accepted, reasons)
+
+
+DEFAULT, ORDINARY = WaySettings(), Situation()
+AGREEMENT_DEPTH = 10
+
+
+def plan_migration(
+    vectors: MigrationVectors,
+    judgements: Judgements | None = None,
+    settings: WaySettings = DEFAULT,
+    situation: Situation = ORDINARY,
+) -> dict[str, Any]:
+    """Measure every way to a new model, and choose one where judgements allow it.
+
+    Without judgements there is no verdict: which of two rankings is better cannot be seen from the
+    rankings. What is then measured is the share of the first ten hits that each way has in common
+    with reindexing, and the costs. Figures are of the queries that are judged and whose relevant
+    texts are all here, each different query counted once.
+
+    Returns: JSON: `texts`, `queries` (different ones that were measured), `judged`, `repeated`
+        (queries with the vectors of another), `incomplete` (judged queries that were left out, as
+        relevant texts of theirs are not among the texts), `absent` (how many such pairs),
+        `lengths_ignored` (searches must be by cosine to have these figures), `zeros` (how many
+        vectors of each file that was measured are zeros), `unjudged` (why there
+        can be no verdict; see `reasons_not_to_judge`), `ways` by name (`encoded`, `bytes_a_text`,
+        `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
+        `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
+        `low`, `high`), `verdict`, `accepted` (all ways that meet its rule) and `reasons`.
+    Raises: DataError: no query is judged; or as of `measure_ways`.
+    """
+    judged, whole, incomplete, absent = None, 0, 0, 0
+    if judgements is not None:
+        judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
+        complete, absent = judged.complete, judged.absent
+        whole, incomplete = len(complete), len(judged) - len(complete)
+        # Figures of incomplete queries are shown if there are no others, without a verdict.
+        judged = complete if whole else judged
+        vectors = vectors.of_queries(judged.rows)
+    of_query = distinct_queries(vectors)
+
+    def each(values: Tensor) -> Tensor:
+        """Return the mean of the values of all queries that are the same one."""
+        counts = torch.bincount(of_query).double()
+        return torch.zeros_like(counts).index_add_(0, of_query, values.double()) / counts
+
+    ways = measure_ways(vectors, settings)
+    best = ways["reindex"].ranked
+    report = {
+        name: _costs(way, each(_agreement(way.ranked, best)), settings.seed)
+        for name, way in ways.items()
+    }
+    queries = len(torch.unique(of_query))
+    unjudged = reasons_not_to_judge(vectors, queries)
+    if judged is None:
+        unjudged.insert(0, "There are no judgements, so that no way is known to be better.")
+    elif min(whole, queries) < LEAST_QUERIES:
+        unjudged.insert(
+            0,
+            f"Only {min(whole, queries)} different queries are judged by texts that are all here, "
+            f"and {LEAST_QUERIES} are needed: {len(of_query) - queries} repeat another, and of "
+            f"{incomplete} some relevant texts are not among the texts.",
+        )
+    verdict = Verdict(None, [], unjudged)
+    if judged is not None:
+        metrics = {
+            name: {k: each(v) for k, v in judged_metrics(way.ranked, judged).items()}
+            for name, way in ways.items()
+        }
+        ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
+        for name, values in metrics.items():
+            report[name] |= {k: asdict(bootstrap(v, settings.seed)) for k, v in values.items()}
+            for other in ("stay", "reindex"):
+                difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
+                report[name][f"beside_{other}"] = asdict(difference)
+        if not unjudged:
+            verdict = decide(ndcg, situation, settings.seed)
+    cosine = settings.similarity == "cosine"
+    return {
+        "texts": len(vectors.texts),
+        "queries": queries,
+        "judged": judged is not None,
+        "repeated": len(of_query) - queries,
+        "incomplete": incomplete,
+        "absent": absent,
+        "dims": {"old": vectors.old.shape[1], "new": vectors.new.shape[1]},
+        "lengths_ignored": cosine and vectors.lengths_differ,
+        "zeros": vectors.zeros,
+        "settings": {**asdict(settings), **asdict(situation)},
+        "unjudged": unjudged,
+        "ways": report,
+        "verdict": verdict.way,
+        "accepted": verdict.accepted,
+        "reasons": verdict.reasons,
+    }
+
+
+def _costs(way: Way, agreement: Tensor, seed: int) -> dict[str, Any]:
+    return {
+        "encoded": way.encoded,
+        "bytes_a_text": way.bytes_a_text,
+        "milliseconds": way.milliseconds,
+        f"agreement@{AGREEMENT_DEPTH}": asdict(bootstrap(agreement, seed)),
+        **way.facts,
+    }
+
+
+def _agreement(ranked: Tensor, best: Tensor) -> Tensor:
+    """Return the share of the first ten rows of two rankings that are in both, [Q]."""
+    one, other = ranked[:, :AGREEMENT_DEPTH], best[:, :AGREEMENT_DEPTH]
+    shared: Sequence[int] = [int(torch.isin(a, b).sum()) for a, b in zip(one, other, strict=True)]
+    return torch.tensor(shared, dtype=torch.float64) / other.shape[1]

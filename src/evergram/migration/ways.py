@@ -1,0 +1,361 @@
+"""The ways from one embedding model to another, each measured on the same texts and queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.aligner.aligner import Aligner
+from evergram.compatibility.degenerate import SHORTEST
+from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.errors import DataError
+from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
+from evergram.evaluation.score_blocks import best_candidates
+from evergram.evaluation.version_distance import as_dim
+from evergram.migration.cascade import DEPTH, KeptVectors, cascade
+from evergram.releasing.files.past_file import text_encoder_of
+from evergram.retrieval.sidecars.sidecar_files import DEPTH as SIDECAR_DEPTH
+from evergram.stores.rows import Hits
+from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.pairing import Pairing
+
+# Lengths that differ by a larger share move hits, if they are not divided by.
+SAME_LENGTH = 0.01
+
+
+@dataclass(frozen=True)
+class MigrationVectors:
+    """The same texts and queries by two models.
+
+    Args:
+        texts, queries: their ids, as text, in the order of the rows; `of` has them from the last to
+            the first, whatever order files have, so that hits of equal score are as trec_eval ranks
+            them.
+        old, new: of the texts, float32 [N, D_old] and [N, D_new], of their own lengths.
+        old_queries, new_queries: [Q, D_old] and [Q, D_new].
+    """
+
+    texts: list[str]
+    queries: list[str]
+    old: Tensor
+    new: Tensor
+    old_queries: Tensor
+    new_queries: Tensor
+
+    @property
+    def files(self) -> dict[str, Tensor]:
+        """The vectors of each of the four files, by what they are of."""
+        return {
+            "old texts": self.old,
+            "new texts": self.new,
+            "old queries": self.old_queries,
+            "new queries": self.new_queries,
+        }
+
+    @property
+    def zeros(self) -> dict[str, int]:
+        """How many vectors of each file are zeros."""
+        return {
+            name: int((rows.norm(dim=1, dtype=torch.float64) < SHORTEST).sum())
+            for name, rows in self.files.items()
+        }
+
+    @property
+    def lengths_differ(self) -> bool:
+        """Whether texts have vectors of different lengths by one model: searches by inner product
+        and by cosine then have different hits."""
+        return _differ_in_length(self.old) or _differ_in_length(self.new)
+
+    def of_queries(self, rows: Tensor) -> MigrationVectors:
+        """Return the same texts with some of the queries."""
+        return replace(
+            self,
+            queries=[self.queries[row] for row in rows.tolist()],
+            old_queries=self.old_queries[rows],
+            new_queries=self.new_queries[rows],
+        )
+
+    @classmethod
+    def of(
+        cls,
+        texts: tuple[EmbeddingFile, EmbeddingFile],
+        queries: tuple[EmbeddingFile, EmbeddingFile],
+    ) -> MigrationVectors:
+        """Read four files into memory.
+
+        Args:
+            texts, queries: the old file and the new one.
+        Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
+            part of the texts is easier than to search all, so that a comparison needs the same ones
+            on both sides. Or a query has another number of dims than the texts of its model, or
+            its file was made by another encoder; or as of `Pairing` and `EmbeddingFile.blocks`.
+        """
+        text_ids, old, new = _paired(*texts)
+        query_ids, old_queries, new_queries = _paired(*queries)
+        for file, vectors, of, of_file in (
+            (queries[0], old_queries, old, texts[0]),
+            (queries[1], new_queries, new, texts[1]),
+        ):
+            if vectors.shape[1] != of.shape[1]:
+                raise DataError(
+                    f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
+                    f"{of.shape[1]}; give queries and texts of one model."
+                )
+            _check_encoders(of_file, file)
+        return cls(text_ids, query_ids, old, new, old_queries, new_queries)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return vectors [N, D] of length 1; one of zeros stays as it is."""
+    return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def _differ_in_length(vectors: Tensor) -> bool:
+    lengths = vectors.norm(dim=1)
+    return bool((lengths - lengths.mean()).abs().max() > SAME_LENGTH * lengths.mean())
+
+
+def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, Tensor]:
+    if old.has_ids != new.has_ids:
+        with_ids, without = (old, new) if old.has_ids else (new, old)
+        raise DataError(
+            f"{with_ids.path} has ids and {without.path} has none; write the ids of the second "
+            f"into {without.path.with_suffix('.ids.txt').name} beside it, one a line."
+        )
+    pairing = Pairing(old, new)
+    if pairing.only_old or pairing.only_new:
+        raise DataError(
+            f"{pairing.only_old} ids are in {old.path} alone and {pairing.only_new} in {new.path} "
+            "alone; give files with the same ids, such as those of a sample of all texts."
+        )
+    blocks = zip(*pairing.blocks(), strict=True)
+    sides = [torch.cat([block.float() for block in side]) for side in blocks]
+    ids = [str(id_) for id_ in pairing.ids.to_pylist()]
+    last_first = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+    return [ids[row] for row in last_first], sides[0][last_first], sides[1][last_first]
+
+
+def _check_encoders(texts: EmbeddingFile, queries: EmbeddingFile) -> None:
+    """Raises: DataError: both files say which encoder made them, and it is not the same."""
+    of_texts, of_queries = text_encoder_of(texts), text_encoder_of(queries)
+    if of_texts is None or of_queries is None:
+        return
+    if (why := of_texts.record_mismatch(of_queries)) is not None:
+        raise DataError(
+            f"{queries.path} was not encoded by the encoder of {texts.path}: {why}; give queries "
+            "and texts of one model."
+        )
+
+
+Similarity = Literal["cosine", "dot"]
+# Bytes of a coordinate in an index of float32.
+FLOAT = 4
+# A backward transform is fitted to at least so many texts.
+LEAST_PAIRS = 100
+
+
+@dataclass(frozen=True)
+class WaySettings:
+    """How the ways are taken.
+
+    Args:
+        pairs: share of the texts, drawn, that the backward transform of queries is fitted to.
+        depth: hits of the old index that a cascade re-ranks.
+        sidecar_bytes: beside each new vector; None is a tenth of the bytes of an old vector.
+        sidecar_error: the relative error that a sidecar may leave, which then chooses its bytes.
+        similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
+            inner product of vectors as they are.
+        seed: draws the pairs and the intervals.
+        threshold: of scores of old queries and texts; `pinned` then counts the pairs that pass it.
+    Raises: DataError: a value is not allowed.
+    """
+
+    pairs: float = 1.0
+    depth: int = DEPTH
+    sidecar_bytes: int | None = None
+    sidecar_error: float | None = None
+    similarity: Similarity = "cosine"
+    seed: int = 0
+    threshold: float | None = None
+
+    def searched(self, vectors: Tensor) -> Tensor:
+        """Return vectors [n, D] whose inner products are the scores of a search."""
+        return unit(vectors) if self.similarity == "cosine" else vectors
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pairs <= 1:
+            raise DataError(f"pairs is {self.pairs:g}; it must be above 0 and at most 1.")
+        if self.depth < RECALL_DEPTH:
+            raise DataError(
+                f"depth is {self.depth}; it must be at least {RECALL_DEPTH}, as Recall@"
+                f"{RECALL_DEPTH} is measured."
+            )
+        if self.sidecar_bytes is not None and self.sidecar_error is not None:
+            raise DataError("A sidecar has a budget of bytes or an error; give one of them.")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way, on the queries that it was measured with.
+
+    Args:
+        ranked: rows of texts, best first, int64 [Q, k].
+        encoded: texts that the new model has to encode, for the fit and for these queries.
+        bytes_a_text: of the vectors in the index that the way searches, on average.
+        milliseconds: of a query, by exact search on this machine, without encoding.
+        facts: further figures, for the report.
+    """
+
+    ranked: Tensor
+    encoded: int
+    bytes_a_text: float
+    milliseconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, Way]:
+    """Return every way by its name.
+
+    stay: old queries, old index. naive: new queries on the old index, cut or filled up with zeros,
+    as happens where nobody takes care. bridge: new queries through an orthogonal backward
+    transform, old index. cascade: old queries propose `depth` texts of the old index, and the new
+    model's vectors rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a
+    reader with old queries gets where only new vectors and a `Sidecar` are stored. pinned: what a
+    client gets that stays at the old version and sends strings, of which the new model makes the
+    vectors as it does of the texts; both are read back. reindex: new queries, new index.
+
+    The maps are those that `align` publishes of the same vectors, whatever lengths they have, but
+    for which tenth of the texts is held out: the bridge's by `--transform orthogonal`, those of the
+    sidecar and of pinned clients by its default, least squares. Least squares has the smaller error
+    on texts, to which it is fitted, but queries are not texts. docs/migrate.md, "On real text", has
+    both. What proposes the hits that a sidecar reads is the backward transform, as in a service.
+
+    Raises: DataError: there are too few texts to fit a backward transform; or as of `Aligner`.
+    """
+    count = len(vectors.texts)
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
+    pairs = drawn[: round(settings.pairs * count)]
+    if len(pairs) < LEAST_PAIRS:
+        raise DataError(
+            f"The backward transform would be fitted to {len(pairs)} texts, and at least "
+            f"{LEAST_PAIRS} are "
+            "needed; give more texts, or a larger share of them as pairs."
+        )
+    back = Aligner("orthogonal").fit(vectors.new[pairs], vectors.old[pairs])
+    back.report()  # solves for the map, which is no part of a query's time
+    old_bytes, new_bytes = FLOAT * vectors.old.shape[1], FLOAT * vectors.new.shape[1]
+    deep = min(settings.depth, count)
+
+    searched = settings.searched
+    old, new = searched(vectors.old), searched(vectors.new)
+    old_queries, new_queries = searched(vectors.old_queries), searched(vectors.new_queries)
+
+    def bridged(k: int) -> Tensor:
+        return best_candidates(searched(back.transform(vectors.new_queries)), old, k)
+
+    def stayed(k: int) -> Tensor:
+        return best_candidates(old_queries, old, k)
+
+    def swapped() -> Tensor:
+        return best_candidates(searched(as_dim(vectors.new_queries, old.shape[1])), old, top)
+
+    top = min(RECALL_DEPTH, count)
+    ways = {
+        "stay": _timed(lambda: stayed(top), 0, old_bytes),
+        "naive": _timed(swapped, 0, old_bytes),
+        "bridge": _timed(lambda: bridged(top), len(pairs), old_bytes),
+    }
+    proposers: dict[str, tuple[Callable[[int], Tensor], Tensor]] = {
+        "cascade": (stayed, pairs[:0]),
+        "bridge_cascade": (bridged, pairs),
+    }
+    for name, (propose, fitted) in proposers.items():
+        kept = KeptVectors(lambda ids: new.numpy()[ids.to_numpy()], new.shape[1])
+        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), new_queries, v), 0, 0)  # type: ignore[misc]
+        touched = len(set(kept.ids().to_pylist()) | set(fitted.tolist()))
+        share = touched / count
+        size = old_bytes + share * new_bytes
+        ways[name] = Way(way.ranked, touched, size, way.milliseconds, {"encoded_share": share})
+    published = Aligner("linear").fit(vectors.new, vectors.old)
+    published.report()
+    texts, queries = (
+        searched(published.transform(rows)) for rows in (vectors.new, vectors.new_queries)
+    )
+    proposed = best_candidates(old_queries, texts, min(SIDECAR_DEPTH, count))
+    ways["sidecar"] = _with_sidecar(published, vectors, settings, proposed, top)
+    ways["pinned"] = _timed(lambda: best_candidates(queries, texts, top), count, new_bytes)
+    if settings.threshold is not None:
+        pairs_then = _passing(old_queries, old, settings.threshold)
+        pairs_now = _passing(queries, texts, settings.threshold)
+        ways["pinned"].facts.update(pairs_then=pairs_then, pairs_now=pairs_now)
+    ways["reindex"] = _timed(lambda: best_candidates(new_queries, new, top), count, new_bytes)
+    return ways
+
+
+def _passing(queries: Tensor, texts: Tensor, threshold: float) -> int:
+    """Return how many scores are at least the threshold."""
+    blocks = torch.split(queries, max(1, (1 << 24) // len(texts)))
+    return sum(int((block @ texts.T >= threshold).sum()) for block in blocks)
+
+
+def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
+    start = time.perf_counter()
+    ranked = search()
+    milliseconds = 1000 * (time.perf_counter() - start) / max(1, len(ranked))
+    return Way(ranked, encoded, size, milliseconds)
+
+
+def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
+    """Return the rows that `cascade` ranks first, [Q, k]."""
+    none = np.zeros(proposed.shape[1])
+    first = [
+        Hits(pa.array(rows.numpy()), none.astype(np.float32), none.astype(np.int64))
+        for rows in proposed
+    ]
+    hits = cascade(first, queries.numpy(), kept, min(RECALL_DEPTH, proposed.shape[1]))
+    return torch.stack([torch.from_numpy(part.ids.to_numpy().copy()) for part in hits])
+
+
+def _with_sidecar(
+    published: Aligner, vectors: MigrationVectors, settings: WaySettings, proposed: Tensor, top: int
+) -> Way:
+    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
+    affine = published.as_transform().affine()
+    assert affine is not None
+    if settings.sidecar_error is not None:
+        sidecar = Sidecar.fit_for_error(*affine, vectors.new, vectors.old, settings.sidecar_error)
+    else:
+        dim = vectors.old.shape[1]
+        budget = settings.sidecar_bytes
+        if budget is not None and not 0 <= budget <= dim:
+            raise DataError(
+                f"A sidecar of {budget} bytes was asked for; it may have 0 to {dim}, a byte for "
+                "each dim of the old model at most."
+            )
+        size = int(FLOAT * dim / 10) if budget is None else budget
+        sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, size)
+    read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
+    error = (read - vectors.old).double().square().sum(1).mean().sqrt() / sidecar.power**0.5
+    read, queries = settings.searched(read), settings.searched(vectors.old_queries)
+
+    def search() -> Tensor:
+        scores = torch.stack(
+            [read[rows] @ query for rows, query in zip(proposed, queries, strict=True)]
+        )
+        return proposed.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :top]
+
+    way = _timed(search, len(read), FLOAT * vectors.new.shape[1] + sidecar.size)
+    facts = {
+        "sidecar_bytes": float(sidecar.size),
+        "share_of_old_bytes": sidecar.size / (FLOAT * vectors.old.shape[1]),
+        "predicted_error": sidecar.relative_error,
+        "measured_error": float(error),
+    }
+    return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)

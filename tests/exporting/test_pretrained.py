@@ -1,0 +1,324 @@
+"""A published encoder embeds ids, features and tables, and is saved, loaded and pushed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.encoders import CANDIDATES, DIM, QUERIES, lineage_with_encoder, two_tower
+from tests.support.hub_folder import HubFolder, refusal
+from tests.support.lineages import lineage_of
+from tests.support.optional import need
+
+import evergram
+from evergram.data.corpus import Corpus
+from evergram.encoders.features import EntityInputs
+from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
+from evergram.exporting.encoder_folder import (
+    CardPlace,
+    EncoderFacts,
+    model_card,
+)
+from evergram.exporting.pretrained_encoder import PretrainedEncoder, is_repository
+from evergram.lineage.disk.manifest import EncoderRecord, sha256
+from evergram.lineage.lineage import Lineage
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
+    return lineage_with_encoder(tmp_path_factory.mktemp("pretrained") / "films")
+
+
+@pytest.fixture(scope="module")
+def encoder(films: Lineage) -> PretrainedEncoder:
+    return films.encoder()
+
+
+def expected(rows: list[int], genres: list[list[int]]) -> np.ndarray:
+    """Vectors of candidates by rows of the vocabularies, straight from the module."""
+    flat = torch.tensor([g for bag in genres for g in bag], dtype=torch.int64)
+    offsets = torch.tensor([0, *np.cumsum([len(bag) for bag in genres])], dtype=torch.int64)
+    inputs = EntityInputs(torch.tensor(rows, dtype=torch.int64), {"genre": (flat, offsets)})
+    with torch.no_grad():
+        return two_tower().embed("candidate", inputs).numpy()
+
+
+def test_ids_are_embedded_in_any_container(encoder: PretrainedEncoder) -> None:
+    truth = expected([3, 0, 3], [[], [], []])
+    ids = [103, 100, 103]
+    containers: list[Any] = [ids, tuple(ids), np.array(ids), pa.array(ids), torch.tensor(ids)]
+    containers += [pa.chunked_array([ids[:1], ids[1:]]), np.array(ids, np.int32)]
+    for container in containers:
+        vectors = encoder.encode(container)
+        assert vectors.dtype == np.float32
+        np.testing.assert_array_equal(vectors, truth)
+
+
+def test_features_are_embedded_with_and_without_an_id(encoder: PretrainedEncoder) -> None:
+    objects = [
+        {"id": 103, "genre": ["war", "drama"]},
+        {"genre": "noir"},
+        {"id": 105, "genre": []},
+        {"id": 999, "genre": ["drama", "unheard of"]},
+        {"id": None, "genre": ("noir",)},
+    ]
+    truth = expected([3, -1, 5, -1, -1], [[2, 0], [1], [], [0], [1]])
+    np.testing.assert_allclose(encoder.encode(objects), truth, atol=1e-6)
+    table = pa.table(
+        {
+            "id": pa.array([103, None, 105, 999, None]),
+            "genre": [["war", "drama"], ["noir"], None, ["drama", "unheard of"], ["noir"]],
+        }
+    )
+    np.testing.assert_allclose(encoder.encode(table), truth, atol=1e-6)
+    batch = table.combine_chunks().to_batches()[0]
+    np.testing.assert_allclose(encoder.encode(batch), truth, atol=1e-6)
+    for module in filter(importlib.util.find_spec, ("pandas", "polars")):
+        frames = importlib.import_module(module)
+        frame = frames.DataFrame({"id": [103, 105], "genre": ["war", "noir"]})
+        truth = expected([3, 5], [[2], [1]])
+        np.testing.assert_allclose(encoder.encode(frame), truth, atol=1e-6)
+        np.testing.assert_array_equal(encoder.encode(frame["id"]), expected([3, 5], [[], []]))
+
+
+def test_known_ids_without_their_features_are_warned_of_once(
+    films: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = films.encoder()
+    encoder.encode([{"id": key, "genre": "war"} for key in CANDIDATES])
+    encoder.encode(QUERIES, "query")
+    encoder.encode([{"id": 999, "genre": "war"}, {"genre": "noir"}])
+    genres = pa.table({"id": CANDIDATES, "genre": ["war"] * len(CANDIDATES)})
+    pairs = [("ann", key) for key in CANDIDATES]
+    encoder.encode(Corpus.of(pairs, candidate_features=genres))
+    assert caplog.text == ""
+    encoder.encode(CANDIDATES)
+    assert "40 of 40 objects of side 'candidate' are known by id" in caplog.text
+    assert 'encode([{"id": …, "genre": …}, …])' in caplog.text
+    encoder.encode(CANDIDATES)
+    assert len(caplog.records) == 1
+    films.encoder().encode(Corpus.of(pairs))
+    assert len(caplog.records) == 2
+
+
+def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> None:
+    table = pa.table({"query": ["eve", "ann"], "candidate": [105, 103]})
+    corpus = Corpus.from_tables(table)
+    np.testing.assert_array_equal(encoder.encode(corpus), expected([5, 3], [[], []]))
+    np.testing.assert_array_equal(
+        encoder.encode(corpus, "query"), encoder.encode(["eve", "ann"], "query")
+    )
+    unknown = Corpus.of([("eve", 105), ("eve", 999), ("ann", 998)])
+    with pytest.raises(DataError, match=r"no vector for 2 of 3 objects.*number 1 \(id 999\)"):
+        encoder.encode(unknown)
+    assert len(encoder.encode(unknown, "query")) == 2
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    ([1], "user", "no side 'user'; there is query and candidate"),
+    ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
+    ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
+    (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
+    ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
+    ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
+    (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
+    ([1.5], "candidate", "'id' holds double"),
+    ([103, 2**63], "candidate", "'id' cannot be read"),
+    (np.array([2**63], np.uint64), "candidate", "9223372036854775808"),
+    ("ann", "query", "One str was given; give a list"),
+    ({"id": 103}, "candidate", "One dict was given; give a list"),
+    ([{}], "candidate", "No ids and no features"),
+]
+
+
+def test_an_object_that_cannot_be_embedded_is_named(encoder: PretrainedEncoder) -> None:
+    for objects, side, message in REFUSED:
+        with pytest.raises(DataError, match=message):
+            encoder.encode(objects, side)
+    with pytest.raises(DataError, match="batch_size is 0"):
+        encoder.encode([103], batch_size=0)
+
+
+def test_versions_are_named_as_everywhere(films: Lineage, tmp_path: Path) -> None:
+    films.label("stable", 0)
+    assert films.encoder("stable").facts == films.encoder("v0").facts
+    assert (films.encoder().kind, films.encoder().dim) == ("two_tower", DIM)
+    assert PretrainedEncoder.of_version(films, 0).features == {
+        "query": ["id"],
+        "candidate": ["id", "genre"],
+    }
+    with pytest.raises(LineageError, match="came from a file"):
+        lineage_of(tmp_path / "files", 1).encoder()
+
+
+def test_batches_change_nothing_and_the_bar_is_not_on_stdout(
+    encoder: PretrainedEncoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = encoder.encode(CANDIDATES)
+    parts = encoder.encode(CANDIDATES, batch_size=7, show_progress_bar=True, convert_to_numpy=False)
+    assert isinstance(parts, torch.Tensor)
+    np.testing.assert_allclose(parts.numpy(), whole, rtol=1e-4, atol=1e-5)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Encoding" in captured.err
+    assert encoder.encode([]).shape == (0, DIM)
+
+
+def test_an_encoder_is_saved_and_loaded_whole(encoder: PretrainedEncoder, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    encoder.save_pretrained(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors", ".md"}
+    again = evergram.PretrainedEncoder.from_pretrained(folder)
+    assert (again.facts, again.record, again.metrics) == (
+        encoder.facts,
+        encoder.record,
+        encoder.metrics,
+    )
+    objects = [{"id": 103, "genre": ["war"]}]
+    np.testing.assert_array_equal(again.encode(objects), encoder.encode(objects))
+    np.testing.assert_array_equal(again.encode(["eve"], "query"), encoder.encode(["eve"], "query"))
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: evergram\n")
+    assert "| recall@20 | 0.25 |\n| map@10 | not measured |" in card
+    assert "| candidate | `id`, `genre` |" in card
+    with pytest.raises(DataError, match="is there already"):
+        encoder.save_pretrained(folder)
+    encoder.save_pretrained(folder, overwrite=True)
+    with pytest.raises(DataError, match="holds no encoder"):
+        encoder.save_pretrained(tmp_path, overwrite=True)
+
+
+def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(DataError, match=r"config\.json cannot be read"):
+        PretrainedEncoder.from_pretrained(folder)
+    encoder.save_pretrained(folder)
+    for name in ("model.safetensors", "vocabularies.json", "metrics.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(IntegrityError, match=name):
+            PretrainedEncoder.from_pretrained(folder)
+        (folder / name).write_bytes(content)
+    config = json.loads((folder / "config.json").read_text())
+    vocabularies = folder / "vocabularies.json"
+    vocabularies.write_text('{"query.id": [{}]}')
+    hashes = {**config["files"], vocabularies.name: sha256(vocabularies)}
+    for text, error, named in (
+        (json.dumps({**config, "format_version": 2}), FormatError, "upgrade Evergram"),
+        (json.dumps({**config, "files": {}}), IntegrityError, "does not list"),
+        (json.dumps({**config, "files": hashes}), IntegrityError, r"vocabularies\.json"),
+        ("{", IntegrityError, r"config\.json"),
+        ("[]", IntegrityError, r"config\.json"),
+        (json.dumps({**config, "encoder": {"kind": "odd"}}), IntegrityError, r"config\.json"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(error, match=named):
+            PretrainedEncoder.from_pretrained(folder)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubFolder:
+    need("huggingface_hub")
+    monkeypatch.chdir(tmp_path)
+    return HubFolder(tmp_path / "hub").install(monkeypatch)
+
+
+def test_an_encoder_comes_back_as_it_was_pushed(
+    hub: HubFolder, encoder: PretrainedEncoder, tmp_path: Path
+) -> None:
+    commit = encoder.push_to_hub("me/films", license="mit", private=True, token="t")
+    assert {p.suffix for p in (hub.root / commit).iterdir()} == {".json", ".safetensors", ".md"}
+    assert ("create_repo", {"repo_id": "me/films", "private": True, "exist_ok": True}) in hub.calls
+    assert hub.calls[0][1]["token"] == "t"
+    message = f"{encoder.facts.name}, {encoder.facts.fingerprint}"
+    assert ("upload_folder", {"commit_message": message}) in hub.calls
+    card = (hub.root / commit / "README.md").read_text()
+    assert "\nlicense: mit\n" in card
+    assert 'PretrainedEncoder.from_pretrained("me/films")' in card
+    # Other files of a repository are not fetched.
+    (hub.root / commit / "weights.pkl").write_bytes(b"x")
+    (hub.root / commit / "modeling.py").write_text("raise SystemExit")
+    again = PretrainedEncoder.from_pretrained("me/films")
+    assert (again.facts, again.metrics) == (encoder.facts, encoder.metrics)
+    fetched = {path.name for path in (tmp_path / "cache" / commit).iterdir()}
+    assert fetched == {"config.json", "metrics.json", "model.safetensors", "vocabularies.json"}
+    # A revision is a branch or a commit.
+    second = encoder.push_to_hub("me/films", revision="next")
+    assert hub.branches["me/films", "main"] == commit != second
+    for revision in (commit, "main", "next"):
+        again = PretrainedEncoder.from_pretrained("me/films", revision=revision)
+        assert again.facts == encoder.facts
+    encoder.save_pretrained("folder")
+    for place, named in (("folder", "no revisions"), ("me/films", "no such revision of me/films")):
+        with pytest.raises(DataError, match=named):
+            PretrainedEncoder.from_pretrained(place, revision="v9")
+
+
+def test_what_is_no_name_of_a_repository_asks_no_hub(
+    hub: HubFolder, encoder: PretrainedEncoder
+) -> None:
+    for name in ("films", "me/films/x", "../films", "me/..", "me/a--b", "", "/x"):
+        assert not is_repository(name)
+        with pytest.raises(DataError, match="OWNER/NAME"):
+            encoder.push_to_hub(name)
+    assert hub.calls == []
+
+
+def test_refusals_of_the_hub_and_its_absence_are_sentences(
+    hub: HubFolder, encoder: PretrainedEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="no such repository of me/nothing"):
+        PretrainedEncoder.from_pretrained("me/nothing")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise refusal("HfHubHTTPError", 403)
+
+    monkeypatch.setattr(hub, "create_repo", refuse)
+    with pytest.raises(ServiceError, match="me/films: 403 from the Hub"):
+        encoder.push_to_hub("me/films")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[hub\]'"):
+        encoder.push_to_hub("me/films")
+
+
+def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
+    inputs = {"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}}
+    record = EncoderRecord(kind=kind, options={}, inputs=inputs, vocabularies={})
+    facts = EncoderFacts(name="shop@v3", version=3, fingerprint="x", dim=64, created="2024-05-01")
+    return model_card(record, facts, metrics, CardPlace("models/shop"))
+
+
+def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
+    text = card({})
+    assert 'encoder.encode([ID, ...], side="query")\n' in text
+    assert 'encoder.encode([{"id": ID, "genre": [KEYS]}, ...], side="candidate")\n' in text
+    graph = card({}, "graphsage")
+    assert 'encoder.encode(corpus, side="candidate")  # an evergram.Corpus\n' in graph
+    assert "ID" not in graph
+    assert "\nNo test figure: of thirty.\n" in card({"untested": "No test figure: of thirty."})
+
+
+def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
+    ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
+    errors = {"chain": {"recall@20": 0.01}}
+    sampled = {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}}
+    past = {"0": {"ranking": ranking, "sampled": {"errors": errors}}}
+    model = {"model": {"recall@20": 0.25}}
+    text = card({"metrics": model, "sampled": sampled, "compatibility": past})
+    assert "| recall@20 | 0.25 ±0.0123 |" in text
+    assert "Measured on 5,000 of 60,000 test queries" in text
+    assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text
+
+
+def test_a_licence_that_is_no_word_of_the_hub_is_refused() -> None:
+    for text in ("", "MIT License", "mit\ntags: x", "mit: x", "-", "a" * 65):
+        with pytest.raises(DataError):
+            CardPlace("me/shop", text)

@@ -1,0 +1,370 @@
+"""The file that ends a migration has every text's own vector, and encodes only what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.text_encoders import ADDRESSES, CALLS, sentences, word_vectors
+
+from evergram.errors import DataError
+from evergram.migration.cascade import KeptVectors
+from evergram.migration.finish_migration import (
+    KeptFiles,
+    check_kept,
+    finish_migration,
+    plan_rest,
+    read_kept,
+)
+from evergram.releasing.files import encode_file as encoding
+from evergram.releasing.files.encode_file import KnownVectors, Texts, encode_file
+from evergram.releasing.files.past_file import text_encoder_of
+from evergram.texts.addresses import open_text_encoder
+from evergram.texts.record import record_of
+from evergram.texts.text_encoder import Prompts, TextEncoder, Vectors
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
+
+ROWS = sentences(50)
+TEXTS = Texts(pa.array(range(50)), ROWS)
+OWN = word_vectors(ROWS, 1, 12)
+
+
+def kept_file(path: Path, rows: list[int]) -> Path:
+    some = Texts(TEXTS.ids.take(pa.array(rows)), [ROWS[row] for row in rows])
+    encode_file(some, open_text_encoder(ADDRESSES[1]), path, overwrite=True)
+    return path
+
+
+def read(path: Path) -> Any:
+    blocks = list(open_embeddings(path).blocks())
+    assert [i for ids, _ in blocks for i in ids.to_pylist()] == TEXTS.ids.to_pylist()
+    return torch.cat([vectors for _, vectors in blocks]).numpy()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sets(st.integers(0, 49), min_size=1), st.integers(2, 20), st.integers(1, 60))
+def test_the_file_is_that_of_encoding_all_and_each_missing_text_is_encoded_once(
+    tmp_path_factory: pytest.TempPathFactory, rows: set[int], batch: int, part: int
+) -> None:
+    folder = tmp_path_factory.mktemp("migration")
+    kept = kept_file(folder / "kept.parquet", sorted(rows, key=lambda row: row * 7 % 50))
+    encoder = open_text_encoder(ADDRESSES[1])
+    encoder.batch = batch
+    rest = plan_rest(TEXTS, encoder, [kept], check=5)
+    assert rest.to_encode == 50 - len(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "PART", part)
+        CALLS.clear()
+        record = finish_migration(TEXTS, encoder, rest, folder / "new.parquet")
+    asked = [text for call in CALLS for text in call if text in ROWS]
+    assert sorted(asked) == sorted(ROWS[row] for row in range(50) if row not in rows)
+    np.testing.assert_allclose(read(folder / "new.parquet"), OWN, rtol=1e-6)
+    assert text_encoder_of(open_embeddings(folder / "new.parquet")) == record
+
+
+def test_kept_vectors_are_written_as_they_are(tmp_path: Path) -> None:
+    """Not computed again: a rounding of 1 % of their length, which the check allows, stays."""
+    rounded = OWN * np.float32(1.01)
+    kept = tmp_path / "kept.parquet"
+    write_vectors(kept, [(TEXTS.ids.slice(10, 20), torch.from_numpy(rounded[10:30]))])
+    encoder = open_text_encoder(ADDRESSES[1])
+    rest = plan_rest(TEXTS, encoder, [kept], unrecorded=True)
+    finish_migration(TEXTS, encoder, rest, tmp_path / "new.npy")
+    vectors = read(tmp_path / "new.npy")
+    np.testing.assert_array_equal(vectors[10:30], rounded[10:30])
+    np.testing.assert_allclose(vectors[:10], OWN[:10], rtol=1e-6)
+
+
+def test_the_plan_counts_what_is_left(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.parquet"
+    ids = pa.array([*range(20), 999])
+    vectors = torch.from_numpy(np.concatenate([OWN[:20], OWN[:1]]))
+    write_vectors(kept, [(ids, vectors)])
+    again = kept_file(tmp_path / "again.parquet", [19, 20])
+    encoder = open_text_encoder(ADDRESSES[1])
+    rest = plan_rest(TEXTS, encoder, [kept, again], check=4, unrecorded=True)
+    report = rest.report()
+    assert report == {
+        "texts": 50,
+        "to_encode": 29,
+        "kept": 21,
+        "share_to_encode": 29 / 50,
+        "text_bytes": len("".join(ROWS[21:]).encode()),
+        "vector_bytes": 50 * 12 * 4,
+        "unknown_ids": 1,
+        "repeated": 1,
+        "checked": rest.checked,
+        "differing": pytest.approx(1 - 0.05 ** (1 / 4)),
+    }
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_a_killed_run_goes_on_and_other_kept_vectors_begin_anew_only_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "PART", 10)
+    encoder: Any = open_text_encoder(ADDRESSES[1])
+    encoder.batch = 9
+    kept = kept_file(tmp_path / "kept.parquet", list(range(0, 50, 2)))
+    rest = plan_rest(TEXTS, encoder, [kept])
+    whole, calls = encoder._function, []
+
+    def dying(texts: list[str]) -> Any:
+        calls.append(texts)
+        if len(calls) == 4:  # canaries, then two calls for each part
+            raise KeyboardInterrupt
+        return whole(texts)
+
+    encoder._function = dying
+    out = tmp_path / "new.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        finish_migration(TEXTS, encoder, rest, out)
+    encoder._function = whole
+    more = plan_rest(TEXTS, encoder, [kept, kept_file(tmp_path / "more.parquet", [49])])
+    with pytest.raises(DataError, match=r"new\.parquet\.parts has shards of other settings"):
+        finish_migration(TEXTS, encoder, more, out)
+    CALLS.clear()
+    finish_migration(TEXTS, encoder, rest, out)
+    asked = {text for call in CALLS for text in call}
+    assert ROWS[1] not in asked
+    assert ROWS[49] in asked
+    np.testing.assert_allclose(read(out), OWN, rtol=1e-6)
+    # The parts of a run that is given up are kept vectors, too, and nothing is encoded twice.
+    encoder._function = dying
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        finish_migration(TEXTS, encoder, rest, tmp_path / "two.parquet")
+    encoder._function = whole
+    parts = tmp_path / "two.parquet.parts"
+    rest = plan_rest(TEXTS, encoder, [kept, parts])
+    assert 0 < rest.to_encode < 25
+    finish_migration(TEXTS, encoder, rest, tmp_path / "three.parquet")
+    np.testing.assert_allclose(read(tmp_path / "three.parquet"), OWN, rtol=1e-6)
+    finish_migration(TEXTS, encoder, rest, tmp_path / "two.parquet", overwrite=True)
+    assert not parts.exists()
+
+
+def test_a_plan_of_other_texts_and_queries_are_refused(tmp_path: Path) -> None:
+    encoder = open_text_encoder(ADDRESSES[1])
+    kept = kept_file(tmp_path / "kept.parquet", [1, 2])
+    rest = plan_rest(TEXTS, encoder, [kept])
+    fewer = Texts(TEXTS.ids.slice(0, 49), ROWS[:49])
+    with pytest.raises(DataError, match="The plan is of 50 texts, and 49 were given"):
+        finish_migration(fewer, encoder, rest, tmp_path / "new.parquet")
+    with pytest.raises(DataError, match="not queries"):
+        plan_rest(Texts(TEXTS.ids, ROWS, "query"), encoder, [kept])
+
+
+def test_an_encoder_whose_dims_change_midway_is_refused(tmp_path: Path) -> None:
+    encoder: Any = open_text_encoder(ADDRESSES[1])
+    whole = encoder._function
+    assert encoder.dim == 12
+    encoder._function = lambda texts: whole(texts) if "query: " in texts[1] else whole(texts)[:, :5]
+    known = KnownVectors(np.full(50, -1), np.empty((0, 12), np.float32))
+    with pytest.raises(DataError, match="its vectors have 5 dims, not 12"):
+        encode_file(TEXTS, encoder, tmp_path / "new.parquet", known=known)
+    assert not (tmp_path / "new.parquet").exists()
+
+
+@pytest.mark.parametrize("swap", [1, 2, 3, 4, 5])
+def test_kept_vectors_and_the_rest_are_of_one_model(swap: int, tmp_path: Path) -> None:
+    """From a call on another model answers: while kept vectors are compared, or after."""
+    kept = kept_file(tmp_path / "kept.parquet", list(range(0, 50, 2)))
+    encoder: Any = open_text_encoder(ADDRESSES[1])
+    calls: list[int] = []
+
+    def changing(texts: list[str]) -> Any:
+        calls.append(1)
+        return word_vectors(texts, 1 if len(calls) <= swap else 4, 12)
+
+    encoder._function = changing
+    out = tmp_path / "new.parquet"
+    with pytest.raises(DataError, match=r"changed while|is not the model that the kept"):
+        finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+    assert not out.exists()
+    encoder._function = lambda texts: word_vectors(texts, 1, 12)
+    finish_migration(TEXTS, encoder, plan_rest(TEXTS, encoder, [kept]), out)
+    np.testing.assert_allclose(read(out), OWN, rtol=1e-6)
+
+
+KEPT_ROWS = sentences(60)
+KEPT_TEXTS = Texts(pa.array([f"t{i}" for i in range(60)]), KEPT_ROWS)
+DIM = 12
+
+
+@pytest.fixture(scope="module")
+def new() -> TextEncoder:
+    return open_text_encoder(ADDRESSES[1])
+
+
+def own(rows: list[int]) -> Vectors:
+    return word_vectors([KEPT_ROWS[row] for row in rows], 1, DIM)
+
+
+def saved(path: Path, encoder: TextEncoder, ids: list[str], vectors: Vectors) -> Path:
+    """Save vectors as a cascade does, with the record of an encoder."""
+    by_id = dict(zip(ids, vectors, strict=True))
+    kept = KeptVectors(lambda asked: np.stack([by_id[i] for i in asked.to_pylist()]), DIM)
+    kept.of(pa.array(ids))
+    kept.save(path, record_of(encoder))
+    return path
+
+
+def kept_of(path: Path, encoder: TextEncoder, rows: list[int]) -> Path:
+    return saved(path, encoder, [f"t{row}" for row in rows], own(rows))
+
+
+def by_text(kept: KeptFiles) -> dict[int, Vectors]:
+    return {int(row): kept.known.vectors[kept.known.rows[row]] for row in kept.texts}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 79), unique=True, min_size=1), min_size=1, max_size=4))
+def test_each_text_gets_its_own_kept_vector_whatever_the_files(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]]
+) -> None:
+    """Beside a dictionary; the numbers from 60 on are ids that no text has."""
+    folder = tmp_path_factory.mktemp("kept")
+    encoder = open_text_encoder(ADDRESSES[1])
+    vectors = word_vectors([*KEPT_ROWS, *["word1"] * 20], 1, DIM)
+    paths, unknown_ids = [], 0
+    expected: dict[int, Vectors] = {}
+    for number, rows in enumerate(files):
+        ids = [f"t{row}" for row in rows]
+        paths.append(saved(folder / f"{number}.parquet", encoder, ids, vectors[rows]))
+        expected |= {row: vectors[row] for row in rows if row < 60}
+        unknown_ids += sum(row >= 60 for row in rows)
+    if not expected:
+        with pytest.raises(DataError, match="is among the 60 texts"):
+            read_kept(paths, KEPT_TEXTS, encoder)
+        return
+    kept = read_kept(paths, KEPT_TEXTS, encoder)
+    assert by_text(kept).keys() == expected.keys()
+    for row, vector in by_text(kept).items():
+        np.testing.assert_array_equal(vector, expected[row])
+    assert kept.unknown_ids == unknown_ids
+    assert kept.repeated == sum(map(len, files)) - unknown_ids - len(expected)
+    check = check_kept(kept, KEPT_TEXTS, encoder, 1000)
+    assert (check.checked, check.differing) == (len(expected), 0)
+
+
+def test_a_folder_is_its_parquet_files_and_a_file_counts_once(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    kept_of(tmp_path / "a.parquet", new, [3, 1])
+    kept_of(tmp_path / "b.parquet", new, [1, 7])
+    (tmp_path / "notes.txt").write_text("mine")
+    kept = read_kept([tmp_path, tmp_path / "a.parquet"], KEPT_TEXTS, new)
+    assert kept.texts.tolist() == [1, 3, 7]
+    assert (kept.repeated, len(kept.paths)) == (1, 2)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has no Parquet files"):
+        read_kept([tmp_path / "empty"], KEPT_TEXTS, new)
+    with pytest.raises(DataError, match="No kept vectors were given"):
+        read_kept([], KEPT_TEXTS, new)
+
+
+def test_numbers_are_the_same_ids_as_text(tmp_path: Path, new: TextEncoder) -> None:
+    numbered = Texts(pa.array(range(60)), KEPT_ROWS)
+    path = saved(tmp_path / "k.parquet", new, ["4", "2", "002"], own([4, 2, 5]))
+    kept = read_kept([path], numbered, new)
+    assert kept.texts.tolist() == [2, 4]
+    assert kept.unknown_ids == 1
+
+
+def test_vectors_of_another_encoder_of_other_prompts_or_dims_are_refused(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    other = open_text_encoder(ADDRESSES[1], Prompts("", "passage "))
+    path = kept_of(tmp_path / "k.parquet", other, [1, 2])
+    with pytest.raises(DataError, match=r"k\.parquet was not made by .*its prompts are"):
+        read_kept([path], KEPT_TEXTS, new)
+    old = open_text_encoder(ADDRESSES[0])
+    encode_file(Texts(KEPT_TEXTS.ids.slice(0, 5), KEPT_ROWS[:5]), old, tmp_path / "old.parquet")
+    with pytest.raises(DataError, match=r"has vectors of 10 dims, and .* gives 12"):
+        read_kept([tmp_path / "old.parquet"], KEPT_TEXTS, new)
+    mixed: Any = open_text_encoder(ADDRESSES[1])
+    mixed._function = lambda texts: word_vectors(texts, 5, DIM)
+    path = kept_of(tmp_path / "mixed.parquet", mixed, [1, 2])
+    with pytest.raises(DataError, match="its vectors of the canary texts differ"):
+        read_kept([path], KEPT_TEXTS, new)
+
+
+def test_a_file_that_records_no_encoder_is_taken_only_on_request(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    path = tmp_path / "k.parquet"
+    write_vectors(path, [(KEPT_TEXTS.ids.slice(0, 3), torch.from_numpy(own([0, 1, 2])))])
+    with pytest.raises(DataError, match=r"does not say which encoder.*--unrecorded"):
+        read_kept([path], KEPT_TEXTS, new)
+    assert read_kept([path], KEPT_TEXTS, new, unrecorded=True).texts.tolist() == [0, 1, 2]
+
+
+def test_an_id_twice_in_a_file_or_with_two_vectors_is_refused(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    twice = tmp_path / "twice.parquet"
+    ids = pa.array(["t1", "t2", "t1"])
+    write_vectors(twice, [(ids, torch.from_numpy(own([1, 2, 1])))])
+    with pytest.raises(DataError, match="has 1 ids more than once, such as 't1'"):
+        read_kept([twice], KEPT_TEXTS, new, unrecorded=True)
+    one = kept_of(tmp_path / "one.parquet", new, [1, 2])
+    two = saved(tmp_path / "two.parquet", new, ["t1", "t2"], own([1, 3]))
+    with pytest.raises(DataError, match=r"two\.parquet and a file before it.*the id 't2'"):
+        read_kept([one, two], KEPT_TEXTS, new)
+
+
+def test_a_wrong_vector_in_the_sample_is_refused_with_its_id_and_its_file(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    good = kept_of(tmp_path / "good.parquet", new, list(range(40)))
+    wrong = saved(tmp_path / "wrong.parquet", new, ["t50"], own([51]))
+    kept = read_kept([good, wrong], KEPT_TEXTS, new)
+    # Each file has one vector in the sample, however small the sample and the file are.
+    with pytest.raises(DataError, match=r"1 of 2 kept vectors .*'t50' in .*wrong\.parquet"):
+        check_kept(kept, KEPT_TEXTS, new, 1)
+    with pytest.raises(DataError, match="check at least 1"):
+        check_kept(kept, KEPT_TEXTS, new, 0)
+
+
+def test_a_share_of_wrong_vectors_is_caught_as_often_as_the_check_says(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    """6 of 60 are wrong: 24 without replacement miss all with a probability of C(36,6)/C(60,6)."""
+    vectors = own(list(range(60)))
+    vectors[::10] = -vectors[::10]
+    path = saved(tmp_path / "k.parquet", new, KEPT_TEXTS.ids.to_pylist(), vectors)
+    kept = read_kept([path], KEPT_TEXTS, new)
+    missed = 0
+    for seed in range(60):
+        try:
+            check_kept(kept, KEPT_TEXTS, new, 24, seed)
+        except DataError:
+            continue
+        missed += 1
+    # Expected: 60 · 0.039 = 2.3; 9 or more have a probability below 1e-3.
+    assert missed < 9
+    whole = read_kept([kept_of(tmp_path / "w.parquet", new, list(range(60)))], KEPT_TEXTS, new)
+    check = check_kept(whole, KEPT_TEXTS, new, 24)
+    assert check.checked == 24
+    # The share whose absence from 24 draws has a probability of 5 %.
+    assert (1 - check.differing) ** 24 == pytest.approx(0.05)
+
+
+def test_the_encoder_computes_only_canaries_and_the_sample(
+    tmp_path: Path, new: TextEncoder
+) -> None:
+    paths = [kept_of(tmp_path / f"{n}.parquet", new, [n, n + 20]) for n in range(3)]
+    CALLS.clear()
+    kept = read_kept(paths, KEPT_TEXTS, new)
+    assert len(CALLS) <= 2  # its dim, and the canaries of the one record that all files have
+    CALLS.clear()
+    check_kept(kept, KEPT_TEXTS, new, 4)
+    assert 4 <= sum(map(len, CALLS)) <= 6

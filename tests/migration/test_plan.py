@@ -1,0 +1,336 @@
+"""The whole report: its figures, and a verdict only where there are judgements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.text_encoders import ADDRESSES, HERE, encoded
+from tests.support.two_models import QUERIES, TEXTS, by_two_models
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.evaluation.judged.beir_files import Judgements
+from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.migration.migration_plan import plan_migration
+from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
+from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
+
+
+def without_times(report: dict) -> str:  # type: ignore[type-arg]
+    for way in report["ways"].values():
+        del way["milliseconds"]
+    return json.dumps(report, sort_keys=True)
+
+
+def test_a_better_model_is_reindexed_and_a_worse_one_is_not_taken() -> None:
+    for noises, expected in (((3.0, 0.1), "reindex"), ((0.1, 3.0), "stay")):
+        vectors, judgements = by_two_models(*noises)
+        report = plan_migration(vectors, judgements, WaySettings(depth=100))
+        assert report["verdict"] == expected, report["reasons"]
+        assert report["judged"]
+
+
+def test_the_figures_are_those_of_the_rankings() -> None:
+    vectors, judgements = by_two_models(1.0, 0.5)
+    report = plan_migration(vectors, judgements)
+    judged = JudgedQueries.of(judgements, vectors.queries, vectors.texts)
+    for name, way in measure_ways(vectors, WaySettings()).items():
+        ndcg = judged_metrics(way.ranked, judged)["ndcg@10"]
+        measured = report["ways"][name]["ndcg@10"]
+        assert measured["mean"] == pytest.approx(float(ndcg.mean()))
+        assert measured["low"] <= measured["mean"] <= measured["high"]
+    reindex = report["ways"]["reindex"]
+    assert reindex["agreement@10"]["mean"] == 1
+    assert reindex["beside_reindex"] == {"mean": 0, "low": 0, "high": 0}
+
+
+def test_only_judged_queries_whose_texts_are_all_here_count() -> None:
+    vectors, judgements = by_two_models(3.0, 0.1)
+    some = {query: judgements[query] for query in vectors.queries[:30]}
+    some["q5"] = {"d5": 1, "gone": 2}
+    report = plan_migration(vectors, some)
+    assert (report["queries"], report["incomplete"], report["absent"]) == (29, 1, 1)
+    few = {q: judgements[q] | ({} if n < 19 else {"gone": 1}) for n, q in enumerate(judgements)}
+    report = plan_migration(vectors, few, WaySettings(depth=100))
+    assert (report["queries"], report["verdict"]) == (19, None)
+    assert report["unjudged"] == report["reasons"]
+    assert "Only 19 different queries" in report["reasons"][0]
+    few[vectors.queries[19]] = judgements[vectors.queries[19]]
+    assert plan_migration(vectors, few, WaySettings(depth=100))["verdict"] is not None
+    none_whole = {query: grades | {"gone": 1} for query, grades in judgements.items()}
+    report = plan_migration(vectors, none_whole)
+    assert (report["verdict"], report["incomplete"]) == (None, QUERIES)
+    for others, named in (
+        ({"other": {"d1": 1}}, "None of the 60 queries"),
+        ({q: {"gone": 1} for q in vectors.queries}, "nothing would be measured"),
+    ):
+        with pytest.raises(DataError, match=named):
+            plan_migration(vectors, others)
+
+
+def repeated(count: int, times: int) -> tuple[MigrationVectors, Judgements]:
+    """Return the first queries of two models, each several times under other ids."""
+    vectors, judgements = by_two_models(3.0, 0.1)
+    rows = torch.arange(count).repeat(times)
+    again = replace(vectors.of_queries(rows), queries=[f"r{n}" for n in range(len(rows))])
+    return again, {f"r{n}": judgements[f"q{row}"] for n, row in enumerate(rows.tolist())}
+
+
+def test_a_query_that_is_repeated_counts_once() -> None:
+    report = plan_migration(*repeated(1, 50))
+    assert (report["queries"], report["repeated"], report["verdict"]) == (1, 49, None)
+    assert "Only 1 different queries" in report["unjudged"][0]
+    once, thrice = (plan_migration(*repeated(30, times)) for times in (1, 3))
+    assert thrice["repeated"] == 60
+    for name, way in once["ways"].items():
+        for measure in ("ndcg@10", "agreement@10", "beside_stay"):
+            assert thrice["ways"][name][measure] == pytest.approx(way[measure]), (name, measure)
+
+
+def mixed_up(vectors: MigrationVectors, *names: str) -> MigrationVectors:
+    order = {name: torch.randperm(len(getattr(vectors, name))) for name in names}
+    return replace(vectors, **{name: getattr(vectors, name)[order[name]] for name in names})
+
+
+def swapped(vectors: MigrationVectors) -> MigrationVectors:
+    return replace(vectors, old_queries=vectors.new_queries, new_queries=vectors.old_queries)
+
+
+def with_two_models(vectors: MigrationVectors, name: str) -> MigrationVectors:
+    """Return vectors of which every second text's, by one model, are those of a third model."""
+    rows = getattr(vectors, name).clone()
+    turn = torch.linalg.qr(torch.randn(len(rows.T), len(rows.T)))[0]
+    rows[::2] = rows[::2] @ turn
+    return replace(vectors, **{name: rows})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda v: mixed_up(v, "new"), "texts mixed up"),
+        (lambda v: mixed_up(v, "new", "new_queries"), "texts mixed up"),
+        (lambda v: mixed_up(v, "new_queries"), "queries were swapped"),
+        (swapped, "queries were swapped"),
+        (lambda v: with_two_models(v, "old"), "file of old texts holds vectors of two models"),
+        (lambda v: with_two_models(v, "new"), "file of new texts holds vectors of two models"),
+    ],
+)
+def test_files_that_cannot_be_judged_get_no_verdict(
+    spoil: Callable[[MigrationVectors], MigrationVectors], said: str
+) -> None:
+    torch.manual_seed(0)
+    vectors, judgements = by_two_models(0.3, 0.1, old_dim=24, new_dim=24, count=1000)
+    assert plan_migration(vectors, judgements)["unjudged"] == []
+    report = plan_migration(spoil(vectors), judgements)
+    assert (report["verdict"], report["accepted"]) == (None, [])
+    assert any(said in reason for reason in report["unjudged"]), report["unjudged"]
+    assert report["reasons"] == report["unjudged"]
+
+
+def test_without_judgements_there_is_no_verdict() -> None:
+    vectors, _ = by_two_models(3.0, 0.1)
+    report = plan_migration(vectors)
+    assert (report["verdict"], report["judged"]) == (None, False)
+    assert "no judgements" in report["reasons"][0]
+    assert all("ndcg@10" not in way for way in report["ways"].values())
+
+
+def test_the_same_seed_gives_the_same_report() -> None:
+    vectors, judgements = by_two_models(1.0, 0.5)
+    settings = WaySettings(pairs=0.5, seed=3)
+    first = without_times(plan_migration(vectors, judgements, settings))
+    torch.manual_seed(9)
+    assert first == without_times(plan_migration(vectors, judgements, settings))
+
+
+@pytest.mark.parametrize("file", ["old", "new", "old_queries", "new_queries"])
+def test_a_model_whose_vectors_are_zeros_was_not_measured(file: str) -> None:
+    vectors, judgements = by_two_models(3.0, 0.1)
+    lacking = getattr(vectors, file).clone()
+    lacking[: len(lacking) // 10] = 0
+    report = plan_migration(replace(vectors, **{file: lacking}), judgements)
+    assert report["verdict"] is None
+    assert "are zeros, as failed calls of an encoder leave them" in report["reasons"][0]
+    lacking[1:] = getattr(vectors, file)[1:]
+    assert plan_migration(replace(vectors, **{file: lacking}), judgements)["verdict"] == "reindex"
+
+
+def sorted_all(queries: Tensor, texts: Tensor) -> Tensor:
+    """Return the rows of all texts in the order of their scores, sorted as a whole."""
+    return (queries.double() @ texts.double().T).argsort(dim=1, descending=True)
+
+
+def test_each_way_searches_the_vectors_that_it_says() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    ways = measure_ways(vectors, WaySettings())
+    old = sorted_all(vectors.old_queries, vectors.old)
+    expected = {
+        "stay": old,
+        "naive": sorted_all(vectors.new_queries[:, :10], vectors.old),
+        "reindex": sorted_all(vectors.new_queries, vectors.new),
+    }
+    for name, order in expected.items():
+        assert torch.equal(ways[name].ranked, order[:, :100]), name
+    scores = vectors.new_queries.double() @ vectors.new.double().T
+    proposed = torch.full_like(scores, -torch.inf).scatter(1, old[:, :200], 0.0)
+    cascaded = (scores + proposed).argsort(dim=1, descending=True)[:, :100]
+    assert torch.equal(ways["cascade"].ranked, cascaded)
+
+
+def test_a_model_that_was_only_turned_loses_nothing_by_the_bridge() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    turn = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(1)))[0]
+    turned = type(vectors)(
+        vectors.texts,
+        vectors.queries,
+        vectors.old,
+        vectors.old @ turn,
+        vectors.old_queries,
+        vectors.old_queries @ turn,
+    )
+    ways = measure_ways(turned, WaySettings(pairs=0.5))
+    for name in ("bridge", "cascade", "bridge_cascade", "sidecar", "pinned"):
+        same = (ways[name].ranked[:, :10] == ways["stay"].ranked[:, :10]).double().mean()
+        assert same > 0.99, name
+    swapped = (ways["naive"].ranked[:, :10] == ways["stay"].ranked[:, :10]).double().mean()
+    assert swapped < 0.2
+
+
+def test_the_costs_are_counted() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    ways = measure_ways(vectors, WaySettings(pairs=0.4, depth=100, sidecar_bytes=3))
+    proposed = sorted_all(vectors.old_queries, vectors.old)[:, :100]
+    touched = len(set(proposed.flatten().tolist()))
+    encoded = {name: way.encoded for name, way in ways.items()}
+    assert encoded["stay"] == encoded["naive"] == 0
+    assert encoded["bridge"] == 120 <= encoded["bridge_cascade"] <= TEXTS
+    assert encoded["cascade"] == touched
+    assert encoded["reindex"] == encoded["sidecar"] == encoded["pinned"] == TEXTS
+    assert ways["cascade"].bytes_a_text == pytest.approx(40 + 48 * touched / TEXTS)
+    assert ways["sidecar"].bytes_a_text == 48 + 3
+    assert ways["reindex"].bytes_a_text == ways["pinned"].bytes_a_text == 48
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_pinned_client_that_sends_strings_searches_what_is_read_back(
+    similarity: Similarity,
+) -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    back = torch.linalg.lstsq(vectors.new.double(), vectors.old.double()).solution
+    queries, texts = vectors.new_queries.double() @ back, vectors.new.double() @ back
+    if similarity == "cosine":
+        texts = texts / texts.norm(dim=1, keepdim=True)
+    expected = sorted_all(queries, texts)[:, :10]
+    pinned = measure_ways(vectors, WaySettings(similarity=similarity))["pinned"].ranked[:, :10]
+    # The aligner holds a tenth of the texts out.
+    shared = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(expected, pinned, strict=True)]
+    assert sum(shared) > 9 * len(shared)
+
+
+def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicted() -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    whole = measure_ways(vectors, WaySettings(sidecar_bytes=10))["sidecar"]
+    stay = measure_ways(vectors, WaySettings())["stay"]
+    both = torch.cat([whole.ranked[:, :10], stay.ranked[:, :10]], dim=1).sort(dim=1).values
+    assert float((both[:, 1:] == both[:, :-1]).sum() / stay.ranked[:, :10].numel()) > 0.97
+    for settings in (WaySettings(sidecar_error=0.3), WaySettings(sidecar_bytes=4)):
+        facts = measure_ways(vectors, settings)["sidecar"].facts
+        assert facts["measured_error"] == pytest.approx(facts["predicted_error"], rel=1e-5)
+    tenth = measure_ways(vectors, WaySettings())["sidecar"].facts
+    assert (tenth["sidecar_bytes"], tenth["share_of_old_bytes"]) == (4, 0.1)
+    allowed = measure_ways(vectors, WaySettings(sidecar_error=0.3))["sidecar"].facts
+    assert allowed["measured_error"] <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pairs": 0.0}, "above 0"),
+        ({"pairs": 1.5}, "at most 1"),
+        ({"depth": 99}, "at least 100"),
+        ({"sidecar_bytes": 1, "sidecar_error": 0.1}, "give one of them"),
+        ({"sidecar_bytes": 11}, "may have 0 to 10"),
+        ({"pairs": 0.3}, "fitted to 90 texts, and at least 100"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    vectors, _ = by_two_models(0.5, 0.2)
+    with pytest.raises(DataError, match=message):
+        measure_ways(vectors, WaySettings(**settings))  # type: ignore[arg-type]
+
+
+def put(path: Path, ids: list[str], dim: int) -> EmbeddingFile:
+    """Write vectors whose first coordinate says which id they are of."""
+    rows = torch.ones(len(ids), dim)
+    rows[:, 0] = torch.tensor([float(i[1:]) for i in ids])
+    write_vectors(path, [(pa.array(ids), rows)])
+    return open_embeddings(path)
+
+
+Pair = tuple[EmbeddingFile, EmbeddingFile]
+
+
+def files(folder: Path, new: list[str]) -> tuple[Pair, Pair]:
+    texts = put(folder / "o.parquet", ["d1", "d2", "d3"], 2), put(folder / "n.npy", new, 3)
+    queries = put(folder / "oq.parquet", ["q1", "q2"], 2), put(folder / "nq.npy", ["q2", "q1"], 3)
+    return texts, queries
+
+
+@pytest.mark.parametrize("order", [["d1", "d2", "d3"], ["d3", "d1", "d2"]])
+def test_rows_of_all_four_are_from_the_last_id_to_the_first(
+    tmp_path: Path, order: list[str]
+) -> None:
+    """Whatever the files, so that texts of equal score are ranked as trec_eval does."""
+    vectors = MigrationVectors.of(*files(tmp_path, order))
+    assert vectors.texts == ["d3", "d2", "d1"]
+    for ids, sides in (
+        (vectors.texts, (vectors.old, vectors.new)),
+        (vectors.queries, (vectors.old_queries, vectors.new_queries)),
+    ):
+        for side in sides:
+            assert side[:, 0].tolist() == [float(i[1:]) for i in ids]
+
+
+def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Path) -> None:
+    made = {address: encoded(tmp_path, address) for address in ADDRESSES[:2]}
+    other = encoded(tmp_path, f"{HERE}:shifted")
+    old, new = made.values()
+    assert MigrationVectors.of((old, new), (old, new)).queries
+    with pytest.raises(DataError, match=r"was not encoded by the encoder of .* texts differ"):
+        MigrationVectors.of((old, new), (other, new))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "differ"), [((1.0, 2.0), False), ((1.5, 2.0), True), ((1.0, 3.0), True)]
+)
+def test_it_is_known_whether_lengths_differ(
+    tmp_path: Path, lengths: tuple[float, float], differ: bool
+) -> None:
+    pair = []
+    for length, rest in zip(lengths, (1.0, 2.0), strict=True):
+        path, rows = tmp_path / f"{rest}.npy", torch.diag(torch.tensor([length, rest, rest]))
+        write_vectors(path, [(pa.array(["a", "b", "c"]), rows)])
+        pair.append(open_embeddings(path))
+    both = pair[0], pair[1]
+    assert MigrationVectors.of(both, both).lengths_differ is differ
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    texts, queries = files(tmp_path, ["d3", "d1"])
+    with pytest.raises(DataError, match=r"1 ids are in .* alone and 0 in"):
+        MigrationVectors.of(texts, queries)
+    texts, queries = files(tmp_path, ["d3", "d1", "d2"])
+    with pytest.raises(DataError, match="has 3 dims, and the texts of its model have 2"):
+        MigrationVectors.of(texts, (queries[1], queries[0]))
+    np.save(tmp_path / "bare.npy", np.ones((3, 3), np.float32))
+    with pytest.raises(DataError, match=r"bare.npy has none; write the ids .* bare.ids.txt"):
+        MigrationVectors.of((texts[0], open_embeddings(tmp_path / "bare.npy")), queries)
