@@ -74,16 +74,7 @@ def make_sidecar(
             "affine one."
         )
     stored, is_stored = open_embeddings(lineage.stored(side, number)), old is None
-    if old is None:
-        if target not in lineage.versions_with_embeddings:
-            raise LineageError(
-                f"The vectors of version {target} are not stored in {lineage} any more; give the "
-                "file of them (--old)."
-            )
-        old = open_embeddings(lineage.stored(side, target))
-    else:
-        lineage.check_fingerprint(old.fingerprint, target, str(old.path))
-        _refuse_another(old, lineage, target, side)
+    old = _old_file(lineage, old, target, side)
     pairing = Pairing(old, stored)
     weight, offset = lineage.chain.affine(number, target)
     shift = offset if bool(offset.any()) else None
@@ -95,31 +86,12 @@ def make_sidecar(
         if progress is not None:
             progress(0, len(pairing))  # the bytes for an error take a while to be found
         sidecar = Sidecar.fit_for_error(weight, shift, after, before, error)
-        if not sidecar.size:
-            log.warning(
-                "The backward transform alone leaves a relative error of %.3g, and %g may be left: "
-                "the sidecar has no bytes, and readers need none.",
-                *(sidecar.relative_error, error),
-            )
-    kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
-    compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
     encoded = _encoded(pairing, sidecar, progress)
     if not is_stored:
+        kept = lineage.canaries(target).get(side, (pa.array([], pa.string()), None))[0]
+        compared = pc.is_in(pairing.ids.cast(pa.string()), value_set=kept.cast(pa.string()))
         _refuse_mixed_up(encoded.distances, compared.to_numpy(zero_copy_only=False), str(old.path))
-    if error is not None and encoded.error > error:
-        log.warning(
-            "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
-            "bytes. Ask for a little less.",
-            encoded.error,
-            error,
-        )
-    if encoded.worse > MANY:
-        log.warning(
-            "%.0f %% of the objects are read worse with codes than by the backward transform "
-            "alone. The bits go to where most of the error is, such as to a few long vectors: "
-            "scale vectors to one length, or give more bytes.",
-            100 * encoded.worse,
-        )
+    _warn(sidecar, encoded, error)
     return VersionSidecar(
         number,
         target,
@@ -134,6 +106,44 @@ def make_sidecar(
         encoded.marks,
         encoded.old_marks,
     )
+
+
+def _old_file(
+    lineage: ReadOnlyLineage, old: EmbeddingFile | None, target: int, side: str
+) -> EmbeddingFile:
+    """Return the vectors of the version before. Raises: LineageError: as `make_sidecar`."""
+    if old is not None:
+        lineage.check_fingerprint(old.fingerprint, target, str(old.path))
+        _refuse_another(old, lineage, target, side)
+        return old
+    if target not in lineage.versions_with_embeddings:
+        raise LineageError(
+            f"The vectors of version {target} are not stored in {lineage} any more; give the file "
+            "of them (--old)."
+        )
+    return open_embeddings(lineage.stored(side, target))
+
+
+def _warn(sidecar: Sidecar, encoded: _Encoded, error: float | None) -> None:
+    if error is not None and not sidecar.size:
+        log.warning(
+            "The backward transform alone leaves a relative error of %.3g, and %g may be left: the "
+            "sidecar has no bytes, and readers need none.",
+            *(sidecar.relative_error, error),
+        )
+    if error is not None and encoded.error > error:
+        log.warning(
+            "Over all objects the relative error is %.3g, and %g was asked for: a sample chose the "
+            "bytes. Ask for a little less.",
+            *(encoded.error, error),
+        )
+    if encoded.worse > MANY:
+        log.warning(
+            "%.0f %% of the objects are read worse with codes than by the backward transform "
+            "alone. The bits go to where most of the error is, such as to a few long vectors: "
+            "scale vectors to one length, or give more bytes.",
+            100 * encoded.worse,
+        )
 
 
 @dataclass(frozen=True)

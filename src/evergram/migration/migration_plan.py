@@ -320,13 +320,9 @@ def plan_migration(
             name: {k: each(v) for k, v in judged_metrics(way.ranked, judged).items()}
             for name, way in ways.items()
         }
-        ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
-        for name, values in metrics.items():
-            report[name] |= {k: asdict(bootstrap(v, settings.seed)) for k, v in values.items()}
-            for other in ("stay", "reindex"):
-                difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
-                report[name][f"beside_{other}"] = asdict(difference)
+        _add_metrics(report, metrics, settings.seed)
         if not unjudged:
+            ndcg = {name: values["ndcg@10"] for name, values in metrics.items()}
             verdict = decide(ndcg, situation, settings.seed)
     cosine = settings.similarity == "cosine"
     return {
@@ -346,6 +342,17 @@ def plan_migration(
         "accepted": verdict.accepted,
         "reasons": verdict.reasons,
     }
+
+
+def _add_metrics(
+    report: dict[str, dict[str, Any]], metrics: Mapping[str, Mapping[str, Tensor]], seed: int
+) -> None:
+    """Add each way's metrics, and its nDCG@10 next to that of staying and of reindexing."""
+    for name, values in metrics.items():
+        report[name] |= {k: asdict(bootstrap(v, seed)) for k, v in values.items()}
+        for other in ("stay", "reindex"):
+            difference = paired_bootstrap(values["ndcg@10"], metrics[other]["ndcg@10"], seed)
+            report[name][f"beside_{other}"] = asdict(difference)
 
 
 def _costs(way: Way, agreement: Tensor, seed: int) -> dict[str, Any]:
