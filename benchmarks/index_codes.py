@@ -19,7 +19,6 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -216,6 +215,8 @@ def by_server(vectors: Vectors) -> list[Measured]:
     there are more rows than it indexes in a minute or two."""
     if len(vectors.rows) > MOST_BY_SERVER:
         return []
+    import psycopg
+
     with tempfile.TemporaryDirectory() as name, stores(Path(name), 0) as addresses:
         if "pgvector" not in addresses:
             return []

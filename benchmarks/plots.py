@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cluster_bias import ClusterBias
 from benchmarks.crossover import Crossover
 from benchmarks.errors import Errors
 from benchmarks.growth import Growth
 from benchmarks.quality import Quality
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The errors' picture shows one batch size, and of each estimator the settings worth comparing.
 BATCH = 1024
@@ -52,7 +54,7 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
 def errors_figure(measured: Sequence[Errors]) -> Figure:
     """Draw the Gramian's error step by step, one panel for each encoder."""
     chosen = [e for e in measured if e.batch == BATCH]
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = _figure(figsize=(9, 4), layout="constrained")
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for panel, result in zip(panels, chosen, strict=True):
         for name, colour in SHOWN.items():
@@ -67,7 +69,7 @@ def errors_figure(measured: Sequence[Errors]) -> Figure:
 
 def quality_figure(measured: Quality) -> Figure:
     """Draw Recall@20 on the selection pairs by seconds of training; a library is one point."""
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    figure = _figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     for row in measured.rows:
         if row.curve:
@@ -86,7 +88,7 @@ def quality_figure(measured: Quality) -> Figure:
 
 def growth_figure(measured: Growth) -> Figure:
     """Draw milliseconds of the estimator's part of a step by the number of entities."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = _figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, values in measured.milliseconds.items():
         axes.plot(measured.sizes, values, marker="o", label=name)
@@ -99,7 +101,7 @@ def growth_figure(measured: Growth) -> Figure:
 
 def cluster_bias_figure(measured: ClusterBias) -> Figure:
     """Draw bias (lines) and deviation (dots) of each side's gradient by K, a panel for each D."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = _figure(figsize=(9, 4), layout="constrained")
     dims = list(dict.fromkeys(cell.dim for cell in measured.cells))
     panels = figure.subplots(1, len(dims), sharey=True, squeeze=False)[0]
     for panel, dim in zip(panels, dims, strict=True):
@@ -120,7 +122,7 @@ def cluster_bias_figure(measured: ClusterBias) -> Figure:
 
 def crossover_figure(measured: Crossover) -> Figure:
     """Draw the time of the pair form over that of the Gramian form, by batch size."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = _figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for dim, ratios in measured.ratios.items():
         line = axes.plot(list(ratios), list(ratios.values()), marker="o", label=f"D = {dim}")[0]
@@ -138,3 +140,9 @@ def _label(axes: Axes, title: str, horizontal: str, vertical: str) -> None:
     axes.set_xlabel(horizontal)
     axes.set_ylabel(vertical)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _figure(**settings: Any) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(**settings)

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.isotonic import IsotonicRegression
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks import judged_corpora, migrations
@@ -154,6 +152,8 @@ def _isotonic(
     now: Doubles, then: Doubles, draw: np.random.Generator
 ) -> Callable[[Doubles], Doubles]:
     rows = draw.permutation(len(now))[:PAIRS]
+    from sklearn.isotonic import IsotonicRegression
+
     fitted: Any = IsotonicRegression(out_of_bounds="clip").fit(now[rows], then[rows])
     predict: Callable[[Doubles], Doubles] = fitted.predict
     return predict
@@ -196,6 +196,8 @@ def _confidence(
     kept = was_hit.gather(1, top).flatten().numpy()
     of_hits = distance[top].flatten().numpy()
     # Nearer should mean that the hit was one before, too.
+    from sklearn.metrics import roc_auc_score
+
     auc = float(roc_auc_score(kept, -of_hits)) if 0 < kept.sum() < len(kept) else 0.5
     return {
         "text": _rank_correlation(distance.numpy(), error.numpy()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,10 @@ from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from tests.support.running_service import Running
+
+# Without compiled modules on disk, each worker and each command it starts would compile them again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A machine may be slow at times, and no test is of time.
 settings.register_profile("patient", settings.default, deadline=None)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -42,10 +42,6 @@ NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     ("model", "two_tower"): {"hash_rows": 5},
     ("task", "softmax_all"): {"neighbour_share": 0.1},
 }
-
-
-def test_each_table_of_kinds_is_a_table_of_a_recipe() -> None:
-    assert {name: table.kinds for name, table in KIND_TABLES.items()} == TABLES
 
 
 def extra(table: str) -> dict[str, Any]:
@@ -88,37 +84,6 @@ def test_a_recipe_is_checked_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_two_kinds_that_share_a_name_or_disagree_on_a_key_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Slow(EstimatorSettings):
-        kind = "slow"
-        rate: float = 3.0
-
-        def build(self, *_: Any) -> GramianEstimator:
-            raise NotImplementedError
-
-    class Copied(KindSettings):
-        kind = "slow"
-
-    class Taken(EstimatorSettings):
-        kind = "taken"
-        sampler: Literal["mine"] = "mine"
-
-        def build(self, *_: Any) -> GramianEstimator:
-            raise NotImplementedError
-
-    with pytest.raises(ValueError, match="Slow, Copied have the same kind"):
-        table_of(Slow, Copied)
-    monkeypatch.setitem(ESTIMATORS, "slow", Slow)
-    monkeypatch.setitem(ESTIMATORS, "taken", Taken)
-    assert Recipe.of(BASE, ["gramian.rate=0.5"]).gramian.chosen.model_dump()["rate"] == 0.5
-    with pytest.raises(RecipeError, match=r"'slow' .* a key 'rate' of another type"):
-        Recipe.of(BASE, ["gramian.kind=slow"])
-    with pytest.raises(RecipeError, match=r"'taken' .* 'sampler' which is a key of the table"):
-        Recipe.of(BASE, ["gramian.kind=taken"])
 
 
 def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import subprocess
 import sys
-import tomllib
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -93,15 +92,6 @@ def test_importing_rooms_loads_none_of_their_files_and_no_library() -> None:
     imports = "\n".join(f"import {name}" for name in lazy_packages())
     loaded = run_python(f"import sys\n{imports}\nprint([n for n in {HEAVY!r} if n in sys.modules])")
     assert loaded == "[]"
-
-
-def test_rooms_are_reached_from_the_package() -> None:
-    run_python("import evergram\nassert evergram.stores.open_store.__name__ == 'open_store'")
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert evergram.__version__ == project["version"]
 
 
 def test_every_public_object_has_a_short_repr(tmp_path: Path) -> None:

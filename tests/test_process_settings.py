@@ -1,4 +1,4 @@
-"""Settings of the process inside a block: memory that is kept, denormals that are zero."""
+"""Settings of the process inside a block, its spans, and its share of rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from evergram import process_settings
+from evergram import process_settings, tracing
+from evergram.collectives import Collectives, is_first_process, process_count
 from evergram.process_settings import (
     CHOSEN,
     kept_memory,
     no_denormals,
     ordered_sums,
-    while_training,
 )
+from evergram.tracing import span, trace_with
 
 # Prints the pages that are made for twenty tensors of 64 MiB, one after the other, in a block; and
 # the resident pages when all are freed, in the block and after it, beyond those before it.
@@ -75,13 +78,6 @@ def test_freed_memory_is_used_again_inside_the_block_and_given_back_after_it() -
     assert left < A_TENSOR / 2
 
 
-@pytest.mark.usefixtures("glibc")
-def test_settings_that_somebody_chose_stay() -> None:
-    made, kept, _ = pages(MALLOC_MMAP_MAX_="65536")
-    assert made > 10 * A_TENSOR
-    assert kept < A_TENSOR / 2
-
-
 def test_the_last_of_nested_blocks_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
 
@@ -120,18 +116,6 @@ def test_denormals_are_zero_inside_the_block_alone() -> None:
     assert (inside, float(tiny * 0.5) > 0) == (0.0, True)
 
 
-@pytest.mark.parametrize(("large", "kept"), [(8, True), (7, False)])
-def test_beside_many_parameters_memory_is_given_back(
-    monkeypatch: pytest.MonkeyPatch, large: int, kept: bool
-) -> None:
-    monkeypatch.setattr(process_settings, "LARGE", large)
-    tiny = torch.tensor([1e-310], dtype=torch.float64)
-    with while_training([torch.zeros(2)]):
-        assert (process_settings._KEEPING.blocks == 1) is kept
-        assert float(tiny * 0.5) == 0
-    assert process_settings._KEEPING.blocks == 0
-
-
 def test_sums_have_one_order_inside_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     chosen: Any = torch.utils.deterministic
@@ -146,3 +130,71 @@ def test_sums_have_one_order_inside_the_block_alone(monkeypatch: pytest.MonkeyPa
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert chosen.fill_uninitialized_memory == fills
+
+
+def test_off_no_span_is_made_and_nothing_of_ours_asks_for_opentelemetry() -> None:
+    """FastAPI loads its API itself; so the SDK is made to fail, and all goes on."""
+    program = (
+        "import sys\n"
+        "sys.modules['opentelemetry.sdk'] = None\n"
+        "import evergram.tracing as t, evergram.retrieval.reader, evergram.serving.app\n"
+        "from evergram.serving.monitoring.exporting import export_traces\n"
+        "assert not export_traces({})\n"
+        "assert t.tracer() is None and t.span('a', rows=1) is t.span('b')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_provider_gets_spans_until_it_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs evergram[telemetry]")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    monkeypatch.setattr(tracing, "_tracer", None)
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    trace_with(provider)
+    with span("beside all requests"):
+        pass
+    with provider.get_tracer("a caller's").start_as_current_span("request"):
+        with span("outer", rows=3), span("inner"):
+            pass
+        trace_with(None)
+        with span("unseen"):
+            pass
+    inner, outer, request = kept.get_finished_spans()
+    assert [s.name for s in (inner, outer, request)] == [
+        "evergram.inner", "evergram.outer", "request",
+    ]  # fmt: skip
+    assert dict(outer.attributes) == {"evergram.rows": 3}
+    assert inner.parent.span_id == outer.context.span_id
+    assert outer.parent.span_id == request.context.span_id
+
+
+@given(st.integers(0, 200), st.integers(1, 9))
+def test_shares_are_all_rows_once_and_in_order(count: int, size: int) -> None:
+    rows: list[int] = []
+    for rank in range(size):
+        collectives = Collectives()
+        collectives.rank, collectives.size = rank, size
+        place = collectives.share(count)
+        mine = range(count)[place]
+        assert len(mine) == collectives.counts(count)[rank]
+        rows += mine
+    assert rows == list(range(count))
+    sizes = collectives.counts(count)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "count", "first"),
+    [("", "", 1, True), ("1", "0", 1, True), ("2", "0", 2, True), ("2", "1", 2, False)],
+)
+def test_torchrun_says_which_process_this_is(
+    monkeypatch: pytest.MonkeyPatch, size: str, rank: str, count: int, first: bool
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setenv("RANK", rank)
+    assert process_count() == count
+    assert is_first_process() is first

@@ -1,7 +1,8 @@
-"""The wheel and the sdist: built, whole, and installed into an empty environment."""
+"""The wheel, the sdist, the Makefile and the Dockerfile."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,10 +14,13 @@ import venv
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlparse
 
 import pytest
+import typer
 
 import evergram
+from evergram.cli import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -159,13 +163,120 @@ def test_wheel_and_sdist_are_installed_without_constraints(
     subprocess.run([command, "demo", "--out", tmp_path / "sdist", *small], check=True, timeout=600)
 
 
-def test_the_page_of_supported_pythons_has_those_of_the_package() -> None:
-    page = (ROOT / "docs" / "production.md").read_text()
-    rows = re.findall(r"^\| (3\.\d+) \|", page, re.MULTILINE)
-    assert rows == PYTHONS
-    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
-    assert f"at most {LARGEST / 1e9:.1f} GB" in page
+def planned(folder: Path, *arguments: str) -> str:
+    """Return the commands that make would run in a fresh checkout, without running them."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    done = subprocess.run(
+        ["make", "--dry-run", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
-def test_the_command_for_a_release_runs_this_file() -> None:
-    assert "pytest -s -rs tests/test_release.py" in (ROOT / "Makefile").read_text()
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+class TestMakefile:
+    def test_the_demo_installs_the_package_alone(self, tmp_path: Path) -> None:
+        commands = planned(tmp_path, "demo")
+        assert "--editable ." in commands
+        assert "[dev]" not in commands
+        assert ".venv-demo/bin/evergram demo" in commands
+
+    def test_the_demo_uses_the_environment_of_a_developer(self, tmp_path: Path) -> None:
+        (tmp_path / ".venv").mkdir()
+        (tmp_path / ".venv" / "ready").touch()
+        assert ".venv/bin/evergram demo" in planned(tmp_path, "demo")
+
+    def test_tests_install_what_they_need(self, tmp_path: Path) -> None:
+        assert '".[dev]"' in planned(tmp_path, "test")
+
+    def test_torch_is_looked_for_in_one_more_index_where_it_is_named(self, tmp_path: Path) -> None:
+        assert "--extra-index-url" not in planned(tmp_path, "demo")
+        for target in ("demo", "test"):
+            commands = planned(tmp_path, target, "TORCH_INDEX=https://example.org/cpu")
+            assert commands.count("--extra-index-url https://example.org/cpu torch==") == 1
+
+
+CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return each instruction with its arguments; continued lines are joined."""
+    text = (ROOT / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ")
+    split = [line.strip().split(maxsplit=1) for line in whole.splitlines() if line.strip()]
+    return [(name, re.sub(r"\s+", " ", rest)) for name, rest in split]
+
+
+def arguments(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
+def project() -> dict[str, dict[str, list[str]]]:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    table: dict[str, dict[str, list[str]]] = document["project"]
+    return table
+
+
+def test_copied_files_exist_and_are_in_the_build_context() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    copies = arguments("COPY")
+    assert len(copies) >= 3
+    for copy in copies:
+        *sources, _ = copy.split()
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert f"!{source}" in ignored, source
+    kept = {name[1:] for name in ignored if name.startswith("!")}
+    assert "*" in ignored
+    assert kept == {source for copy in copies for source in copy.split()[:-1]}
+
+
+def test_installed_packages_are_pinned() -> None:
+    steps = [step for step in arguments("RUN") if "pip install" in step]
+    assert len(steps) == 2
+    for step in steps:
+        assert "--constraint constraints.txt" in step
+    assert re.findall(r"torch==\S+", steps[0]) == [
+        c for c in CONSTRAINTS if c.startswith("torch==")
+    ]
+    [extras] = re.findall(r'"\.\[(.*)\]"', steps[1])
+    assert set(extras.split(",")) <= set(project()["optional-dependencies"])
+    assert "PIP_NO_CACHE_DIR=1" in arguments("ENV")[0]
+
+
+def test_it_does_not_run_as_root() -> None:
+    [user] = arguments("USER")
+    assert user not in ("root", "0")
+    assert any("useradd --uid 10001 --no-create-home" in s and user in s for s in arguments("RUN"))
+    order = [name for name, _ in instructions()]
+    assert order.index("USER") > max(i for i, name in enumerate(order) if name in ("RUN", "COPY"))
+    assert order.index("USER") < order.index("CMD")
+
+
+def test_command_exposed_port_and_health_check_agree() -> None:
+    command = json.loads(arguments("CMD")[0])
+    [port] = arguments("EXPOSE")
+    assert command[command.index("--port") + 1] == port
+    check = json.loads(arguments("HEALTHCHECK")[0].split(" CMD ")[1])
+    assert check[:2] == ["python", "-c"]
+    compile(check[2], "HEALTHCHECK", "exec")
+    [address] = re.findall(r"http://[^']+", check[2])
+    assert urlparse(address)[1:3] == (f"127.0.0.1:{port}", "/healthz")
+
+
+def test_the_container_runs_evergram_serve() -> None:
+    name, *words = json.loads(arguments("CMD")[0])
+    assert name in project()["scripts"]
+    group = typer.main.get_command(app)
+    context = group.make_context(name, list(words), resilient_parsing=False)
+    assert isinstance(group, typer.core.TyperGroup)
+    subcommand, command, rest = group.resolve_command(context, words)
+    assert (subcommand, command is None) == ("serve", False)
+    assert command is not None
+    [volume] = arguments("VOLUME")
+    parsed = command.make_context("serve", rest, parent=context).params
+    assert volume in map(str, parsed.values())
+    assert "0.0.0.0" in parsed.values()
+    with pytest.raises(Exception, match="no-such-option"):
+        command.make_context("serve", [*rest, "--no-such-option"], parent=context)

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import typer
-from website.__main__ import ROOT, place_of, relinked, sources
+from website.__main__ import ROOT
 from website.api_pages import api_pages, homes, rooms
 from website.command_pages import commands_page, listed
 from website.docstrings import fenced
@@ -53,32 +53,6 @@ def test_every_path_of_the_service_is_on_the_page() -> None:
     search = page.split("## `POST /v1/search`")[1].split("\n## ")[0]
     assert "| `k` |" in search
     assert "| 404 |" in search
-
-
-@pytest.mark.parametrize(
-    ("page", "link", "expected"),
-    [
-        ("README.md", "[a](docs/data.md)", "[a](data.md)"),
-        ("README.md", "[a](docs/index.md#words)", "[a](documents.md#words)"),
-        ("docs/data.md", "[a](index.md#words)", "[a](documents.md#words)"),
-        ("docs/data.md", "[a](../README.md)", "[a](index.md)"),
-        ("docs/extend/task.md", "[a](../method.md#x)", "[a](../method.md#x)"),
-        ("docs/extend/index.md", "[a](../../CONTRIBUTING.md)", "[a](../CONTRIBUTING.md)"),
-        ("docs/data.md", "[a](../recipes/synthetic.toml)", "[a](recipes/synthetic.toml)"),
-        ("docs/data.md", "[`x`](../benchmarks/steps.py)", "`x`"),
-        ("docs/reproduction.md", "[a](reproduction.html)", "[a](reproduction-report.html)"),
-        ("docs/data.md", "![a](demo.png)", "![a](demo.png)"),
-        ("docs/data.md", "[a](#words) [b](https://x.org/y)", "[a](#words) [b](https://x.org/y)"),
-    ],
-)
-def test_a_link_leads_to_the_same_page_on_the_site(page: str, link: str, expected: str) -> None:
-    assert relinked(link, page) == expected
-
-
-def test_no_two_files_have_one_place() -> None:
-    places = [place for _, place in sources()]
-    assert len(places) == len(set(places))
-    assert place_of("docs/index.md") == "documents.md"
 
 
 def test_an_example_in_a_docstring_is_fenced_up_to_the_next_empty_line() -> None:

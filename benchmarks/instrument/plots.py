@@ -7,13 +7,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Drawing
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.instrument.figures import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's, which readers with any colour vision can tell apart; shapes differ as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -88,6 +87,9 @@ def fingerprint(figures: Sequence[Figure]) -> str:
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Drawing
+
     with mpl.rc_context({"svg.hashsalt": "evergram", "svg.fonttype": "none", "font.size": 9}):
         drawing = Drawing(figsize=size, layout="constrained")
         axes = drawing.subplots()

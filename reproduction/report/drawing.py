@@ -8,14 +8,13 @@ import json
 import re
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from reproduction.experiment import Line, Panel
 from reproduction.intervals import interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's colours, which readers with any colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -30,6 +29,9 @@ def draw(panels: Sequence[Panel]) -> str:
     """
     if not panels:
         return ""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))

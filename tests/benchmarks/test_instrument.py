@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
-import random
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.instrument import machine, page, runs
-from benchmarks.instrument.compare import Change, changes, table
-from benchmarks.instrument.figures import Figure, figure_of, figures_of_table
+from benchmarks.instrument import page, runs
+from benchmarks.instrument.compare import Change, table
+from benchmarks.instrument.figures import Figure, figures_of_table
 from benchmarks.instrument.runs import Measured, Run
 
 from benchmarks import ROOT, pairs, their_code
-from evergram.errors import DataError
 
 TABLE = """
 | method | seconds | loop / bare | Recall@20 | rows a second |
@@ -55,15 +50,6 @@ def test_units_are_of_the_cell_its_column_or_its_row() -> None:
     }
 
 
-def test_json_keeps_six_digits_and_has_no_nan() -> None:
-    text = json.dumps(Figure("a", "x", "s", [1 / 3, math.nan]).plain(), allow_nan=False)
-    back = figure_of(json.loads(text))
-    assert back.values[0] == 0.333333
-    assert math.isnan(back.values[1])
-    with pytest.raises(ValueError, match="no values"):
-        figure_of({"row": "a", "column": "b", "unit": "s", "values": []})
-
-
 KEPT = Run(
     "2026-11-22T21:27:24Z",
     {"processor": "a", "cores": 2},
@@ -80,33 +66,6 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert runs.read(path) == KEPT
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert runs.write(KEPT, tmp_path / "one.json") == tmp_path / "one.json"
-
-
-def test_the_last_run_is_chosen_for_each_section(tmp_path: Path) -> None:
-    later = replace(KEPT, date="2026-12-01T00:00:00Z", sections={"growth": KEPT.sections["steps"]})
-    for run in (later, KEPT):
-        runs.write(run, tmp_path)
-    (tmp_path / ".half.json.part").write_text("{")
-    assert runs.kept(tmp_path) == [KEPT, later]
-    assert runs.last_of_each(runs.kept(tmp_path)) == {"steps": KEPT, "growth": later}
-    assert runs.kept(tmp_path / "nowhere") == []
-
-
-def test_what_is_no_run_is_refused_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    whole = json.loads(runs.as_json(KEPT))
-    for text, words in (
-        ("{", "is no run"),
-        ("[]", "is no run"),
-        (json.dumps({**whole, "format": 9}), "has format 9"),
-        (json.dumps({k: v for k, v in whole.items() if k != "load"}), "is no run"),
-        (json.dumps({**whole, "sections": {"a": {"load": 1}}}), "is no run"),
-    ):
-        path.write_text(text)
-        with pytest.raises(DataError, match=words):
-            runs.read(path)
-    with pytest.raises(DataError, match="is no run"):
-        runs.read(tmp_path / "absent.json")
 
 
 RUN = Run("2026-11-22T21:27:24Z", {"processor": "a", "cores": 2}, {}, "81ad43d1b3", 0.1)
@@ -138,29 +97,6 @@ def test_moved_is_more_than_either_side_varies(
     assert Change(ratio(*before), ratio(*now)).moved is moved
 
 
-def test_noise_alone_is_seldom_marked_and_a_change_beyond_it_often() -> None:
-    draw = random.Random(0)
-
-    def share(shift: float, count: int) -> float:
-        def drawn(middle: float) -> Figure:
-            return ratio(*(draw.gauss(middle, 0.01) for _ in range(count)))
-
-        return sum(bool(Change(drawn(1), drawn(1 + shift)).moved) for _ in range(4000)) / 4000
-
-    assert share(0.0, 3) < 0.07
-    assert share(0.0, 5) < 0.01
-    assert share(0.1, 5) > 0.99
-
-
-def test_only_ratios_that_both_have_are_compared() -> None:
-    seconds = Figure("a", "time", "s", [1])
-    before = run_of(ratio(2), seconds, Figure("gone", "x", "ratio", [1]))
-    now = run_of(ratio(3), seconds, Figure("new", "x", "ratio", [1]))
-    compared = changes(before.sections["steps"], now.sections["steps"])
-    assert [(c.now.name, c.ratio) for c in compared] == [(("a", "x"), 1.5)]
-    assert Change(ratio(0), ratio(1)).ratio is None
-
-
 def test_the_table_says_what_moved_and_what_disturbed_it() -> None:
     quiet = run_of(ratio(1, 1.01, 1.02))
     lines = table("steps", quiet, run_of(ratio(2, 2, 2), load=3.0, processor="b")).splitlines()
@@ -170,27 +106,6 @@ def test_the_table_says_what_moved_and_what_disturbed_it() -> None:
     assert len(table("steps", quiet, quiet).splitlines()) == 3
     assert "| no spread |" in table("steps", run_of(ratio(1)), run_of(ratio(1)))
     assert "times are not compared" in table("steps", run_of(), run_of())
-
-
-def git(folder: Path, *arguments: str) -> None:
-    name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", "-C", str(folder), *name, *arguments], check=True, capture_output=True)
-
-
-def test_a_changed_checkout_is_told_from_its_commit(tmp_path: Path) -> None:
-    assert machine.commit(tmp_path) == ""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    git(folder, "init", "-q")
-    (folder / "file").write_text("one")
-    git(folder, "add", "file")
-    git(folder, "commit", "-q", "-m", "one")
-    machine.commit.cache_clear()
-    clean = machine.commit(folder)
-    assert len(clean) >= 10
-    (folder / "file").write_text("two")
-    machine.commit.cache_clear()
-    assert machine.commit(folder) == clean + "+"
 
 
 DOCS = ROOT / "docs"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from benchmarks.defaults import NotKeptError, Runs
 from benchmarks.peer_models import Result
 from benchmarks.peers import judge
 from benchmarks.published_peers import Tuned, tune
@@ -21,7 +17,6 @@ from benchmarks.scale_model import (
     StepRates,
     exchanged,
     gathered_batch,
-    memory,
     parts,
     plan,
     seconds,
@@ -29,13 +24,11 @@ from benchmarks.scale_model import (
 )
 from benchmarks.training_rate import LoopStep, Model, Shape, bare_of, corpus_of
 from benchmarks.which_loss import OBJECTIVES, _row
-from benchmarks.which_loss_report import Kind
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.optional import need
 
 from benchmarks import published_peers
-from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.data.split import Split
 from evergram.training.corpora import load_corpus, split_for
@@ -43,14 +36,6 @@ from evergram.training.recipe import Recipe
 
 RATES = StepRates(1e-3, 1e-7, 2e-7, 3e-7, 5e-8, 4e-8, 1e-10, 1e-11)
 SIZE = Size(1000, 5000, 4, 16)
-
-
-def test_bytes_are_those_of_the_tensors() -> None:
-    kept = memory(SIZE)
-    assert kept["tables"] == 1000 * 4 * 4
-    assert kept["optimiser"] == 1000 * 4
-    assert kept["Gramians"] == 2 * 16 * 4
-    assert kept["order of an epoch"] == 5000 * 8
 
 
 def test_each_rate_is_charged_for_what_it_is_of() -> None:
@@ -156,26 +141,6 @@ def test_a_search_that_was_interrupted_fits_nothing_twice(
     assert len(fits) == 6
 
 
-KIND = Kind(5, 1000, 60, 7, 0.25, 0.5)
-
-
-def test_kind_counts_pairs_by_query_and_by_candidate() -> None:
-    # One candidate of two hundred has a half of all pairs, and it is the most popular hundredth
-    # together with the next.
-    query = [n % 50 for n in range(400)]
-    candidate = [0] * 200 + list(range(200))
-    draw = random.Random(0)
-    order = draw.sample(range(400), 400)
-    pairs = {"query": [query[n] for n in order], "candidate": [candidate[n] for n in order]}
-    kind = Kind.of(Corpus.of(pa.table(pairs)))
-    assert (kind.queries, kind.candidates, kind.pairs) == (50, 200, 400)
-    assert kind.per_query == 8
-    assert kind.top == pytest.approx((201 + 1) / 400)
-    distinct = len(set(zip(query, candidate, strict=True)))
-    assert kind.repeats == pytest.approx(1 - distinct / 400)
-    assert kind.density == pytest.approx(distinct / (50 * 200))
-
-
 def test_nothing_is_trained_where_only_kept_results_are_wanted(tmp_path: Path) -> None:
     values = {
         "data": {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 400},
@@ -187,20 +152,3 @@ def test_nothing_is_trained_where_only_kept_results_are_wanted(tmp_path: Path) -
     made = _row("d", values, 1, range(2), tmp_path, short)
     assert set(made.recalls) == set(OBJECTIVES)
     assert _row("d", values, 1, range(2), tmp_path, short, trains=False) == made
-
-
-def test_results_are_kept_by_what_the_data_is_not_by_where(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    pairs = pa.table({n: [draw.randrange(30) for _ in range(300)] for n in ("query", "candidate")})
-
-    def values(folder: str) -> dict[str, object]:
-        (tmp_path / folder).mkdir()
-        pq.write_table(pairs, tmp_path / folder / "pairs.parquet")
-        data = {"kind": "table", "path": str(tmp_path / folder / "pairs.parquet")}
-        return {"data": data, "split": {"kind": "random", "share": 0.2}, "model": {"dim": 2}}
-
-    kept, settings = tmp_path / "kept.jsonl", ["training.epochs=1"]
-    measured = Runs(values("here"), kept).select(settings, 0)
-    assert Runs(values("there"), kept, trains=False).select(settings, 0) == measured
-    with pytest.raises(NotKeptError):
-        Runs(values("elsewhere"), kept, trains=False).select(["training.epochs=2"], 0)

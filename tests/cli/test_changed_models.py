@@ -47,19 +47,6 @@ def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: 
     assert "…" not in printed.out, "the table is cut off in 80 columns"
 
 
-def test_plan_migration_refuses_in_one_sentence(tmp_path: Path, evergram: Command) -> None:
-    files, qrels = four_files(tmp_path, (3.0, 0.1))
-    both = ["--sidecar-bytes", 3, "--sidecar-error", 0.1]
-    for options, named in (
-        (["--judgements", tmp_path / "none.tsv"], "none.tsv"),
-        (["--judgements", qrels, *both], "one of them"),
-        (["--seed", 2**32], "--seed is '4294967296'"),
-    ):
-        assert named in evergram.refused("vectors", "plan-migration", *files, *options)
-    unjudged = evergram("vectors", "plan-migration", *files)
-    assert (unjudged.code, "Verdict: none." in unjudged.out) == (1, True)
-
-
 def test_vectors_of_zeros_are_said(tmp_path: Path, evergram: Command) -> None:
     files, qrels = four_files(tmp_path, (3.0, 0.1))
     files += ["--judgements", qrels]
@@ -152,24 +139,6 @@ def test_the_file_is_aligned_as_any_other(
     assert f"90 texts, 12 dims, by {ADDRESSES[1]}: {new}" in evergram(*command).out
 
 
-def test_bad_input_is_refused(
-    texts: Path, kept: Path, tmp_path: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    for options, named in (
-        (("--encoder", ADDRESSES[0], "--kept", "kept.parquet"), "12 dims"),
-        ((*NEW, "--kept", "nowhere"), "nowhere is not there"),
-        ((*NEW, "--kept", "kept.parquet", "--document-prompt", "a "), "prompts"),
-        (NEW, "--kept"),
-        ((*NEW, "--kept", "kept.parquet", "--check", "0"), "--check"),
-    ):
-        assert named in evergram.refused(
-            "vectors", "finish-migration", texts, "n.parquet", *options
-        )
-    assert sorted(tmp_path.iterdir()) == before
-
-
 TEXTS = sentences()
 COLUMNS = ("--id-column", "key", "--text-column", "body")
 
@@ -198,21 +167,3 @@ def test_texts_become_two_versions_that_record_their_encoders(
     assert evergram("vectors", "align", "0", tmp_path / "new.npy", "--lineage", line).code == 0
     records = [manifest.text_encoder for manifest in Lineage.open(line).versions]
     assert [record and record.address for record in records] == ADDRESSES[:2]
-
-
-def test_prompts_and_the_role_are_passed_on(jsonl: Path, tmp_path: Path, evergram: Command) -> None:
-    options = ("--query-prompt", "ask ", "--role", "query", "--encoder", ADDRESSES[0])
-    ran = evergram("vectors", "encode", jsonl, tmp_path / "q.parquet", *options, *COLUMNS)
-    assert ran.code == 0
-    assert "400 texts, 10 dims, by python:" in ran.out
-    assert "known again by its canaries alone" in ran.out
-
-
-def test_bad_input_of_encode_is_refused(jsonl: Path, tmp_path: Path, evergram: Command) -> None:
-    for options, named in (
-        (("--encoder", "nonsense", *COLUMNS), "nonsense"),
-        (("--encoder", ADDRESSES[0], "--role", "title"), "title"),
-        (("--encoder", ADDRESSES[0]), "'id' and 'text'"),
-    ):
-        assert named in evergram.refused("vectors", "encode", jsonl, tmp_path / "v.npy", *options)
-    assert not (tmp_path / "v.npy").exists()

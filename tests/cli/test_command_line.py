@@ -118,9 +118,9 @@ def test_a_training_as_json_has_the_figures_of_its_lines(evergram: Command, shop
 
 
 def test_every_line_of_a_process_is_json(tmp_path: Path) -> None:
-    before = "import warnings, logging, evergram.cli as cli; old = cli.app\n"
+    before = "import warnings, logging, evergram.cli as cli; old = cli.parser\n"
     before += "def app(**options):\n warnings.warn('w'); logging.getLogger('other').warning('o')\n"
-    before += " return old(**options)\ncli.app = app\n"
+    before += " return old()(**options)\ncli.parser = lambda: app\n"
     ran = run_process("--log-format=json", "lineage", "lisst", tmp_path / "x", before=before)
     lines = lines_of(ran.err)
     assert (ran.code, ran.out) == (2, "")

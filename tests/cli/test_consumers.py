@@ -120,22 +120,6 @@ def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
-def test_an_impossible_consumer_is_refused(evergram: Command, files: Path) -> None:
-    for arguments, named in (
-        (("add", "l", "a", "--pin", "v9"), "no version 9"),
-        (("add", "l", "A b", "--pin", "v0"), "A b"),
-        (("add", "l", *ADD[:5]), "--probe and --data"),
-        (("add", "l", "a", "--pin", "v0", "--min", "1"), "probe"),
-        (("add", "l", *ADD, "--metric", "f1"), "metric"),
-        (("add", "l", *ADD, "--max", "1"), "min"),
-        (("add", "l", *ADD, "--min", "2"), "between 0 and 1"),
-        (("remove", "l", "a"), "'a'"),
-        (("probe", "l", "a"), "'a'"),
-        (("list", "nowhere"), "is not a lineage"),
-    ):
-        assert named in evergram.refused("consumer", *arguments)
-
-
 def test_a_lineage_elsewhere_is_written_as_an_address(
     evergram: Command, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,52 +142,6 @@ def test_a_lineage_elsewhere_is_written_as_an_address(
     assert other.code == 2
     assert "memory://bucket/other is not a lineage" in other.err
     assert not (files / "memory:").exists()
-
-
-RECIPE = """
-name = "shop"
-[data]
-kind = "synthetic"
-queries = 150
-candidates = 100
-interactions = 4000
-[split]
-kind = "time"
-versions = [0.5, 0.7]
-[model]
-dim = [4, 6]
-[task]
-penalty = 2.0
-l2 = 0.1
-[training]
-epochs = 2
-batch_size = 256
-"""
-
-
-@pytest.mark.long
-def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> None:
-    Path("r.toml").write_text(RECIPE)
-    assert evergram("train", "r.toml", "--lineage", "l").code == 0
-    ids, vectors = Lineage.open("l").embeddings("candidate")
-    save_file({"weight": vectors[:1].clone()}, "m.safetensors")
-    scores = vectors @ vectors[0]
-    pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
-    probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
-    added = evergram("consumer", "add", "l", "ads", "--pin", "v0", *probe, "--json")
-    assert added.json["probe"]["baseline"]["value"] == 1.0
-    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc",
-               "--set", "upgrade.alone=false")  # fmt: skip
-    refused = evergram(*upgrade, "--strict-probes")
-    assert refused.code == 2
-    assert "The new version was not published: The probe of ads (v0) has auc 0." in refused.err
-    assert Lineage.open("l").newest == 0
-    warned = evergram(*upgrade, "--json")
-    assert warned.code == 0
-    assert "warning: The probe of ads (v0) has auc 0." in warned.err
-    probes = warned.json["probes"]
-    assert (probes[0]["consumer"], probes[0]["broken"], probes[0]["source"]) == ("ads", True, 1)
-    assert Lineage.open("l").metrics(1)["probes"] == probes
 
 
 def test_align_and_lineage_check_count_the_pairs_that_pass_a_registered_threshold(

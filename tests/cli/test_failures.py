@@ -111,7 +111,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(**_: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "parser", lambda: fail)
 
 
 def test_an_error_is_one_line_and_exit_code_2(
@@ -127,7 +127,7 @@ def test_an_interrupted_command_says_that_nothing_was_changed(
     raising(monkeypatch, KeyboardInterrupt())
     assert evergram() == (INTERRUPTED, "", "interrupted; the lineage is as it was\n")
     # Click turns Ctrl-C into this exit code while it runs a command.
-    monkeypatch.setattr(cli, "app", lambda **_: INTERRUPTED)
+    monkeypatch.setattr(cli, "parser", lambda: lambda **_: INTERRUPTED)
     assert evergram().err == "interrupted; the lineage is as it was\n"
 
 
@@ -136,5 +136,5 @@ def test_a_commands_own_exit_code_is_that_of_the_process(
 ) -> None:
     raising(monkeypatch, SystemExit(1))
     assert evergram() == (1, "", "")
-    monkeypatch.setattr(cli, "app", lambda **_: 3)
+    monkeypatch.setattr(cli, "parser", lambda: lambda **_: 3)
     assert evergram() == (3, "", "")

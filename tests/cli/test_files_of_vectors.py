@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import save_file
 from tests.support.command import Command
 from tests.support.lineages import lineage_of, read_as
 from torch import Tensor
@@ -217,74 +214,6 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command
     done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--max-error", "inf", "--json")
     assert done.code == 0, done.err
     assert done.json["alignment"]["transform"]["rank"] == rank
-
-
-def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
-    new = new_vectors()
-    good = put(tmp_path / "good.parquet", new)
-    holed = new.clone()
-    holed[17, 2] = float("nan")
-    bad = put(tmp_path / "bad.npy", holed)
-    save_file({"a": new, "b": new + 1}, tmp_path / "two.safetensors")
-    lineage, out = tmp_path / "l", tmp_path / "x.npy"
-    for arguments, named in (
-        ((good, bad), "bad.npy row 18 (id 'id17')"),
-        ((tmp_path / "no.npy", good), "no.npy is not there"),
-        ((good, tmp_path / "two.safetensors"), "'vector'"),
-        ((good, good, "--id-column", "key"), "'key'; its columns are: id, vector"),
-        ((good, good, "--transform", "mlp"), "'mlp'"),
-        ((good, good, "--held-out", 0), "--held-out"),
-        ((good, good, "--new-ids", bad), "column"),
-    ):
-        assert named in evergram.refused("vectors", "align", *arguments, "--lineage", lineage)
-        assert not lineage.exists()
-    assert evergram("vectors", "align", good, good, "--lineage", lineage).code == 0
-    small = put(tmp_path / "small.npy", new[:, :3])
-    wrong: list[tuple[tuple[object, ...], str]] = [
-        ((small, "--as", 0, "--out", out), "has dim 3; version 1"),
-        ((good, "--as", 5, "--out", out), "no version 5; its versions are: 0, 1"),
-        ((good, "--as", 0, "--out", tmp_path / "x.txt"), "x.txt"),
-        ((bad, "--as", 0, "--out", out), "row 18 (id 'id17')"),
-    ]
-    for options, named in wrong:
-        assert named in evergram.refused("vectors", "transform", *options, "--lineage", lineage)
-        assert not out.exists()
-    later = (good, "--as", 1, "--from", 0, "--out", out, "--lineage", lineage)
-    assert "by the forward map, approximately: " in evergram("vectors", "transform", *later).out
-
-
-@pytest.mark.long
-def test_memory_is_flat(tmp_path: Path) -> None:
-    new = new_vectors()
-    put(tmp_path / "old.npy", planted(2, 256, new))
-    put(tmp_path / "new.npy", new)
-    align(
-        open_embeddings(tmp_path / "old.npy"),
-        open_embeddings(tmp_path / "new.npy"),
-        Lineage.create(tmp_path / "l"),
-    )
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from evergram.lineage.lineage import Lineage\n"
-        "from evergram.vector_files.open_embeddings import open_embeddings\n"
-        "from evergram.releasing.files.transform_file import transform_file\n"
-        "file = open_embeddings(Path(sys.argv[1]))\n"
-        "transform_file(file, Lineage.open(sys.argv[2]), 0, Path(sys.argv[3]), overwrite=True)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-    )
-    peaks = {}
-    for rows in (20_000, 160_000):
-        path = tmp_path / f"{rows}.npy"
-        np.save(path, np.ones((rows, NEW_DIM), dtype=np.float32))
-        arguments: list[Any] = [sys.executable, "-c", code, path, tmp_path / "l"]
-        arguments.append(tmp_path / "out.npy")
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        peaks[rows] = int(done.stdout) / 1024
-        (tmp_path / "out.npy").unlink()
-        path.unlink()
-    # What is written has 140,000 · 256 · 4 bytes, 137 MB, more.
-    assert peaks[160_000] < peaks[20_000] + 70, peaks
 
 
 def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_path: Path) -> None:

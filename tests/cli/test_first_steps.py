@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -69,16 +68,6 @@ def test_a_training_is_limited_by_minutes_and_made_thorough(
     assert thorough["training"]["optimizer"] == "adaptive"
 
 
-def test_json_has_what_was_counted_and_chosen(evergram: Command, clicks: Path) -> None:
-    facts = evergram.json("init", "clicks.csv", "--out", "a.toml", "--column", "query=user_id")
-    assert facts["recipe"] == "a.toml"
-    assert facts["rows"] == 900
-    assert facts["guessed"] == ["candidate", "value", "time"]
-    assert 0 <= facts["cold_share"] < 1
-    assert Path("a.toml").is_file()
-    assert json.loads(evergram("init", "clicks.csv", "--json").out)["rows"] == 900
-
-
 def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clicks: Path) -> None:
     Path("recipe.toml").write_text("mine")
     sentence = evergram.refused("init", "clicks.csv")
@@ -109,54 +98,6 @@ def test_a_german_log_is_read_as_it_is_written(evergram: Command, clicks: Path) 
     )  # fmt: skip
     assert "--weight" in evergram.refused("init", "log.csv", "--force", *weights[:2])
     assert "--column weight" in evergram.refused("init", "log.csv", "--force", *weights[2:])
-
-
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        (("value=komma",), "row 2: komma is '1.5'"),
-        (("time=tag",), "row 2: tag is '02.01.2025'"),
-        (("time=monat",), "monat is '13/01/2025'"),
-    ],
-)
-def test_a_column_is_written_in_one_way_that_can_be_told(
-    evergram: Command, clicks: Path, more: tuple[str, ...], problem: str
-) -> None:
-    rows = ["user,item,komma,tag,monat"]
-    for i in range(300):
-        komma = '"2,5"' if i % 2 == 0 else "1.5"
-        month = "13/01/2025" if i == 9 else "01/14/2025"
-        rows.append(f"{i % 20},{i % 31},{komma},{i % 12 + 1:02}.01.2025,{month}")
-    Path("log.csv").write_text("\n".join(rows))
-    assert problem in evergram.refused(
-        "init", "log.csv", *(w for m in more for w in ("--column", m))
-    )
-
-
-def test_several_files_are_to_be_put_into_one_folder(evergram: Command, clicks: Path) -> None:
-    assert "one folder" in evergram.refused("init", "clicks.csv", "other.csv")
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "problem"),
-    [
-        ("user,film,item\n1,2,3\n", (), "Say it by --column candidate=NAME."),
-        ("", (), "is empty"),
-        ("user,film\n1,\n", (), "film is empty; it must be an id"),
-        ("1,2\n3,4\n", (), "write a line above it"),
-        ("user,film\n1,2\n", (), "too few"),
-        ("user,film\n1,2\n", ("--kind", "tabel"), "--kind is 'tabel'; it is one of"),
-        ("user,film\n1,2\n", ("--column", "query"), "it is ROLE=NAME"),
-        ("user,film\n1,2\n", ("--out", "recipe.json"), "must end in .toml"),
-        ("user,film\n1,2\n", ("--out", "none/recipe.toml"), "a folder that is not there"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_writes_nothing(
-    evergram: Command, clicks: Path, text: str, more: tuple[str, ...], problem: str
-) -> None:
-    Path("bad.csv").write_text(text)
-    assert problem in evergram.refused("init", "bad.csv", *more)
-    assert not list(clicks.rglob("*.toml"))
 
 
 TEXT = "user,item,stars,when\n7,a,5,3\n9,b,1,1\n7,b,4,2\n7,a,3,4\n"
@@ -193,15 +134,3 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     later = evergram.json("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
     assert (later["parts"], later["interactions"]) == (2, 3)
     assert load_prepared(tmp_path / "out").column("time").tolist() == [2, 3, 9]
-
-
-def test_wrong_options_are_one_sentence(tmp_path: Path, evergram: Command) -> None:
-    (tmp_path / "events.csv").write_text(TEXT)
-    start = ("prepare", tmp_path / "events.csv", tmp_path / "out")
-    assert "--column query=user" in evergram.refused(*start)
-    assert "it is ROLE=NAME" in evergram.refused(*start, "--column", "user")
-    twice = ("--column", "query=a", "--column", "query=b")
-    assert "names query twice" in evergram.refused(*start, *twice)
-    assert "no size of memory" in evergram.refused(*start, "--memory", "lots")
-    assert "There is no file" in evergram.refused("prepare", tmp_path / "x.csv", tmp_path / "out")
-    assert not (tmp_path / "out").exists()

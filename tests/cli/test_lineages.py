@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support.command import Command, exit_code
-from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.base import COMPUTED_FROM, FINGERPRINT
@@ -46,16 +45,6 @@ def lineage(published: Path, tmp_path: Path) -> Path:
     """A lineage of an imported version 0, and of version 1."""
     shutil.copytree(published, tmp_path, dirs_exist_ok=True)
     return tmp_path / "lineage"
-
-
-def test_canaries_are_of_the_imported_version_and_stay(lineage: Path) -> None:
-    opened = Lineage.open(lineage)
-    ids, _ = opened.canaries(0)["object"]
-    assert len(ids) > 10
-    later, vectors = opened.canaries(1)["object"]
-    assert set(later.to_pylist()) == set(ids.to_pylist())
-    everything = dict(zip(*(x.tolist() for x in opened.embeddings("object")), strict=True))
-    assert vectors.tolist() == [everything[i] for i in later.to_pylist()]
 
 
 def test_a_canary_is_tried_promoted_and_rolled_back(
@@ -131,53 +120,6 @@ def test_files_say_what_they_are_and_others_are_refused(
         assert named in evergram.refused("vectors", *arguments)
     # The newest version's own export goes on from it.
     assert evergram("vectors", "align", files[1], new, "--lineage", lineage).code == 0
-
-
-def test_an_impossible_change_is_refused(lineage: Path, tmp_path: Path, evergram: Command) -> None:
-    before = (lineage / "lineage.json").read_bytes()
-    repeated = tmp_path / "repeated.parquet"
-    write_vectors(repeated, [(pa.array(["a", "a"]), torch.ones(2, 3))])
-    for arguments, named in (
-        (("vectors", "import", put(tmp_path, 0), "--lineage", lineage), "lineage"),
-        (("vectors", "import", repeated, "--lineage", tmp_path / "new"), "'a'"),
-        (("vectors", "import", tmp_path / "no.npy", "--lineage", tmp_path / "new"), "no.npy"),
-        (("lineage", "label", lineage, "canary"), "--remove"),
-        (("lineage", "label", lineage, "canary", 0, "--remove"), "--remove"),
-        (("lineage", "label", lineage, "canary", "--remove"), "'canary'"),
-        (("lineage", "label", lineage, "v7", 0), "'v7'"),
-        (("lineage", "label", lineage, "canary", 7), "version 7; its versions are: 0, 1"),
-        (("lineage", "promote", lineage, 0), "Version 0"),
-        (("lineage", "withdraw", lineage, "--reason", "worse"), "version 0"),
-        (("lineage", "withdraw", lineage, "--reason", " "), "reason"),
-        (("lineage", "retire", lineage, "newest"), "retired"),
-        (("lineage", "retire", tmp_path, 0), "is not a lineage"),
-    ):
-        assert named in evergram.refused(*arguments)
-    assert (lineage / "lineage.json").read_bytes() == before
-    assert not (tmp_path / "new").exists()
-
-
-def test_versions_are_listed_with_dims_labels_and_fingerprints(
-    evergram: Command, tmp_path: Path
-) -> None:
-    lineage = lineage_of(tmp_path / "line")
-    lineage.label("canary", 1)
-    lineage.promote(2)
-    facts = evergram.json("lineage", "list", tmp_path / "line")
-    assert (facts["name"], facts["labels"]) == ("line", {"canary": 1, "stable": 2})
-    rows = facts["versions"]
-    assert [(r["version"], r["name"], r["dim"], r["encoder"]) for r in rows] == [
-        (0, "line@v0", 6, "file"),
-        (1, "line@v1", 8, "file"),
-        (2, "line@v2", 10, "file"),
-    ]
-    assert [r["labels"] for r in rows] == [[], ["canary"], ["stable"]]
-    assert [r["production"] for r in rows] == [False, False, True]
-    assert [r["fingerprint"] for r in rows] == [m.fingerprint for m in lineage.versions]
-    assert "lineage.json" in facts["checked"]
-    table = evergram("lineage", "list", tmp_path / "line").out
-    assert "line, in " in table
-    assert "stable, production" in table
 
 
 def test_check_as_json_has_what_it_measured_and_what_is_past_a_limit(

@@ -43,26 +43,6 @@ def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
     assert "not run yet" in (tmp_path / "reproduction.md").read_text()
 
 
-def test_a_wrong_name_or_option_is_refused(evergram: Command, tmp_path: Path) -> None:
-    for arguments, named in (
-        (["gramian/tabl2"], "gramian/table2"),
-        (["zzz"], "`evergram reproduce`"),
-        (["gramian/table1"], "data"),
-        (["gramian/figure1"], "a drawing"),
-        (["gramian/table2", "--preset", "huge"], "tiny, small, gowalla, paper"),
-        (["gramian/table2", "--device", "tpu"], "auto, cpu or cuda"),
-    ):
-        assert named in evergram.refused("reproduce", *arguments, "--out", tmp_path)
-
-
-def test_data_that_is_not_there_is_refused_before_anything_is_trained(
-    evergram: Command, tmp_path: Path
-) -> None:
-    answer = evergram("reproduce", "gramian/table2", "--data", tmp_path / "none", "--out", tmp_path)
-    assert "wikispeedia" in answer.refusal()
-    assert list(tmp_path.iterdir()) == []
-
-
 ROOT = Path(__file__).parents[2]
 
 

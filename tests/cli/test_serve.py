@@ -78,19 +78,6 @@ def test_people_read_where_it_listens_and_machines_one_line_of_json(
     assert facts["url"].startswith("http://127.0.0.1:")
 
 
-def test_settings_that_cannot_be_served_are_refused(
-    evergram: Command, line: Path, servers: list[Server]
-) -> None:
-    for options, named in (
-        (("--host", "0.0.0.0"), "--no-auth"),
-        (("--allowed-host", "http://shop"), "--allowed-host http://shop"),
-        (("--store", "object"), "SIDE=ADDRESS"),
-        (("--store", "side=s"), "side"),
-    ):
-        assert named in evergram.refused("serve", line, "--port", 0, *options)
-    assert servers == []
-
-
 def test_named_stores_are_read_in_place_of_snapshots(
     evergram: Command, line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

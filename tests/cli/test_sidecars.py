@@ -152,29 +152,3 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
     assert not service.problems
     np.testing.assert_array_equal(read(), by_way_back)
     service.close()
-
-
-def test_what_cannot_be_done_is_refused(folder: Path, evergram: Command) -> None:
-    command = ("vectors", "sidecar", "line", "v1.safetensors")
-    old = ("--old", "old.parquet")
-    for arguments, sentence in (
-        ((), "give one of the two"),
-        (("--bytes", "3", "--error", "0.1", *old), "give one of the two"),
-        # Only the newest vectors are stored.
-        (("--bytes", "3"), "give the file of them (--old)"),
-        (("--bytes", "3", "--old", "new.parquet"), "its dim is 8, not 6"),
-        (("--bytes", "7", *old), "it must be 0 to 6"),
-        (("--bytes", "3", "--id-column", "id"), "are of the file --old"),
-        (("--bytes", "3", "--side", "query", *old), "no side 'query'"),
-        (("--bytes", "3", "--version", "v0", *old), "needs no sidecar"),
-    ):
-        assert sentence in evergram.refused(*command, *arguments)
-    assert "1e-05" in evergram.refused(*command, "--error", "0.00001", *old)
-    assert ".safetensors" in evergram.refused(*command[:3], "v1.npy", "--bytes", "3", *old)
-    assert "--sidecar-depth" in evergram.refused("serve", "line", "--sidecar-depth", "50")
-    assert not (folder / "v1.safetensors").exists()
-    (folder / "v1.safetensors").write_text("mine")
-    assert "--force" in evergram.refused(*command, "--bytes", "3", *old)
-    wrong = evergram.refused("serve", "line", "--port", "0", "--sidecar", "v1.safetensors")
-    assert "no sidecar of a version" in wrong
-    assert (folder / "v1.safetensors").read_text() == "mine"

@@ -54,13 +54,6 @@ def test_fill_says_what_it_has_written_where(evergram: Command, line: Path) -> N
     }
 
 
-def test_fill_writes_the_version_that_is_asked_for(evergram: Command, outdated: Path) -> None:
-    out = evergram.json("store", "fill", "line", "--store", "object=new", "--as", "newest")
-    assert (out["version"], versions_in("new")) == (1, {1: ROWS})
-    wrong = evergram.refused("store", "fill", "line", "--store", "object=other", "--as", "v7")
-    assert "7" in wrong
-
-
 def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
     evergram: Command, line: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,12 +86,6 @@ def test_a_store_is_indexed_by_codes_and_too_few_rows_are_said(
     assert "local mode" in evergram.refused(
         "store", "index", "qdrant:points#films", "--codes", "int8"
     )
-
-
-def test_a_backfill_of_two_stores_is_refused(evergram: Command, line: Path) -> None:
-    stores = ("--store", "object=a", "--store", "other=b")
-    for command in ("plan", "apply", "status", "rollback"):
-        assert "--store" in evergram.refused("store", "backfill", command, "line", *stores)
 
 
 def test_progress_on_a_terminal_is_one_line_that_is_written_over(
@@ -241,19 +228,3 @@ def test_a_version_that_was_not_measured_fails(
     few = evergram(*asked, "--sample", 4)
     assert few.code == 1
     assert "return 1.0000 of the best rows, and other queries might have" in few.err
-
-
-@pytest.mark.usefixtures("filled")
-def test_what_cannot_be_checked_is_one_sentence(evergram: Command) -> None:
-    check = ("store", "check", "line")
-    assert "once for each" in evergram.refused(*check, *STORE, "--store", "object=other")
-    assert "would return them all" in evergram.refused(*check, *STORE, "-k", 300)
-    assert "'user'" in evergram.refused(*check, "--store", "user=rows")
-    assert "rows2" in evergram.refused(*check, "--store", "object=rows2")
-    assert "no version 7" in evergram.refused(*check, *STORE, "--as", "v7").lower()
-    assert "one --as" in evergram.refused(*check, *STORE, "--queries", "q.parquet")
-    both = ("--as", "v0", "--as", "v1", "--queries", "q.parquet")
-    assert "one --as" in evergram.refused(*check, *STORE, *both)
-    assert "not given" in evergram.refused(*check, *STORE, "--id-column", "name")
-    gone = evergram.refused(*check, *STORE, "--as", "v0", "--queries", "q.parquet")
-    assert "q.parquet is not there" in gone

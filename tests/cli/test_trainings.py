@@ -91,17 +91,6 @@ def test_a_comparison_is_a_table_and_one_json_object(
     assert "--fresh" in err
 
 
-def test_options_are_checked_before_a_training(evergram: Command, growing_shop: Path) -> None:
-    for options in (
-        ("--checkpoint-every", "soon"),
-        ("--keep-checkpoints", "0"),
-        ("--resume", "always"),
-    ):
-        for command in ("train", "upgrade"):
-            refused = evergram.refused(command, "shop.toml", "--lineage", "other", *options)
-            assert " ".join(options) in refused
-
-
 @pytest.mark.long
 def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     ran = evergram(
@@ -184,17 +173,6 @@ def test_no_finished_trial_writes_no_recipe(
     search = ("tune", recipe, "--over", "model.dim=2..6", "--out", out, "--minutes", 1e-9)
     assert "No trial of the search has finished" in evergram.refused(*search)
     assert not (out / "best.toml").exists()
-
-
-def test_a_search_that_cannot_be_is_refused(
-    evergram: Command, recipe: Path, tmp_path: Path
-) -> None:
-    for over, named in (
-        ("model.dmi=1..2", "model.dim"),
-        ("model.dim=8..2", "8..2"),
-        ("data.queries=8..20", "data.queries"),
-    ):
-        assert named in evergram.refused("tune", recipe, "--over", over, "--out", tmp_path / "t")
 
 
 def test_ctrl_c_writes_the_best_recipe_and_has_its_exit_code(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import shlex
+import os
 import shutil
 import sqlite3
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ ONNX = "vectors export-transform l {} --format onnx --as 0"
 LETTERS = "--encoder python:evergram.texts.canaries:letters"
 PLAN = "vectors plan-migration old.parquet new.parquet --new-queries new.parquet --old-queries"
 BACKFILL = "store backfill {} --store object=older"
+SIDECAR = "vectors sidecar l v1.safetensors"
 OFF = "qdrant:http://127.0.0.1:9#t"
 
 
@@ -69,6 +70,11 @@ def trained(what: str, content: Content, file: str = "bad.csv", options: str = "
 def recipe(what: str, content: Content, names: str = "bad.toml") -> Case:
     """Return the case of training by a recipe of this content."""
     return Case("train bad.toml --lineage new", names, put(content, "bad.toml"), what=what)
+
+
+def init(what: str, content: str, names: str, options: str = "") -> Case:
+    """Return the case of guessing the recipe of a file."""
+    return Case(f"init bad.csv {options}", names, put(content, "bad.csv"), what=f"init: {what}")
 
 
 def key(value: str) -> Case:
@@ -122,7 +128,7 @@ def fill(address: str, names: str = "", make: Make | None = None, *during: Condi
 def planned(_: Path) -> None:
     """Plan a backfill of the store `older`, whose rows are of version 0, and do a part of it."""
     for words in ("plan l --batch 100", "apply l --rows 100"):
-        assert exit_code(*BACKFILL.format(words).split()) == 0
+        assert exit_code(BACKFILL.format(words)) == 0
 
 
 def spoilt(file: str, command: str, names: str, change: Callable[[str], Make]) -> Case:
@@ -203,7 +209,7 @@ def foreign_sqlite(folder: Path) -> None:
 
 def without_rows(folder: Path) -> None:
     """Remove the rows of a LanceDB store and leave its record."""
-    assert exit_code("store", "fill", "l", "--store", "object=lance:e#t") == 0
+    assert exit_code("store fill l --store object=lance:e#t") == 0
     for path in (folder / "e").glob("*.lance"):
         shutil.rmtree(path)
 
@@ -260,6 +266,10 @@ def kind(name: str) -> str:
     return f"--set data.kind={name}"
 
 
+MIXED = "user,item,komma,tag,monat\n" + "".join(
+    f"{i % 20},{i % 31},{number},{i % 12 + 1:02}.01.2025,{'13/01' if i == 9 else '01/14'}/2025\n"
+    for i, number in enumerate(['"2,5"', "1.5"] * 150)
+)
 INTERACTIONS = [
     trained("no rows", clicks().slice(0, 0), "bad.parquet"),
     trained("ids of lists", pa.table({"query": [[q] for q in Q], "candidate": C}), "bad.parquet"),
@@ -310,6 +320,35 @@ RECIPES = [
     Case("tune shop.toml --out c --over model.dim=", "model.dim"),
     Case("tune shop.toml --out c --over task.penalty=5..1", "task.penalty"),
     Case("tune shop.toml --out c --trials 0", "0"),
+    Case("tune shop.toml --out c --over model.dmi=1..2", "model.dim"),
+    Case("tune shop.toml --out c --over data.queries=8..20", "data.queries"),
+    Case(f"{NEW} --keep-checkpoints 0", "--keep-checkpoints"),
+    Case("upgrade shop.toml --lineage t --resume always", "always"),
+    Case("reproduce gramian/tabl2 --out c", "gramian/table2"),
+    Case("reproduce gramian/figure1 --out c", "a drawing"),
+    Case("reproduce gramian/table2 --preset huge --out c", "tiny, small, gowalla, paper"),
+    Case("reproduce gramian/table2 --device tpu --out c", "tpu"),
+    Case("reproduce gramian/table2 --data none --out c", "wikispeedia"),
+    Case("diagnose t --steps 5 --every 6", "6"),
+]
+LITTLE = "user,film\n1,2\n"
+FILES = [
+    init("ambiguous columns", "user,film,item\n1,2,3\n", "candidate=NAME"),
+    init("an empty file", "", "is empty"),
+    init("an id empty", "user,film\n1,\n", "film is empty"),
+    init("no header", "1,2\n3,4\n", "a line above it"),
+    init("too few rows", LITTLE, "too few"),
+    init("an unknown kind", LITTLE, "'tabel'", "--kind tabel"),
+    init("a column without its role", LITTLE, "ROLE=NAME", "--column query"),
+    init("another suffix", LITTLE, ".toml", "--out recipe.json"),
+    init("a folder that is not there", LITTLE, "none", "--out none/recipe.toml"),
+    init("numbers in two notations", MIXED, "row 2: komma is '1.5'", "--column value=komma"),
+    init("days that may be months", MIXED, "'02.01.2025'", "--column time=tag"),
+    init("months that are days", MIXED, "'13/01/2025'", "--column time=monat"),
+    Case("init clicks.parquet other.parquet", "one folder"),
+    Case("prepare clicks.parquet o --column user", "ROLE=NAME"),
+    Case("prepare clicks.parquet o --column query=a --column query=b", "query twice"),
+    Case("prepare clicks.parquet o --memory lots", "lots"),
 ]
 VECTORS = [
     imported("no such file", None),
@@ -341,6 +380,16 @@ VECTORS = [
     Case(f"{TRANSFORM} o.xyz", "o.xyz"),
     Case(f"{TRANSFORM} old.parquet", "old.parquet"),
     Case(f"{TRANSFORM} no/o.parquet", "no"),
+    Case(f"{TRANSFORM} o.parquet --as 5", "no version 5; its versions are: 0, 1"),
+    aligned("no row held out", vectors(V), "--held-out", "--held-out 0"),
+    aligned("another column of ids", vectors(V), "'key'", "--id-column key"),
+    Case(f"{SIDECAR}", "give one of the two"),
+    Case(f"{SIDECAR} --bytes 3 --error 0.1", "give one of the two"),
+    Case(f"{SIDECAR} --bytes 3", "--old"),
+    Case(f"{SIDECAR} --bytes 99 --old old.parquet", "0 to"),
+    Case(f"{SIDECAR} --bytes 3 --side query --old old.parquet", "'query'"),
+    Case(f"{SIDECAR} --bytes 3 --version v0 --old old.parquet", "no sidecar"),
+    Case("vectors sidecar l v1.npy --bytes 3 --old old.parquet", ".safetensors"),
 ]
 LINEAGES = [
     Case("lineage list gone", "gone"),
@@ -365,6 +414,10 @@ LINEAGES = [
     Case("lineage promote l 9", "9"),
     Case("lineage withdraw l --reason ''", "reason"),
     Case("lineage retire l 0", "0"),
+    Case("lineage label l canary 7", "version 7; its versions are: 0, 1"),
+    Case("lineage label l v7 0", "'v7'"),
+    Case("lineage label l canary", "--remove"),
+    Case("vectors import old.parquet --lineage l", "l"),
     Case("upgrade shop.toml --lineage l", "l"),
     Case("vectors align 2 new.parquet --lineage t", "t"),
     Case("evaluate l", "l"),
@@ -388,6 +441,11 @@ CONSUMERS = [
     Case(f"{ADD} --probe gone.onnx --data data.parquet", "gone.onnx"),
     Case(f"{ADD} --probe b.onnx --data data.parquet", "b.onnx", put(b"nothing", "b.onnx")),
     Case(f"{ADD} --probe plain.onnx --data b.parquet", "b.parquet", put(OTHERS, "b.parquet")),
+    Case("consumer add l 'A b' --pin v0", "A b"),
+    Case("consumer add l new --pin v0 --probe plain.onnx", "--data"),
+    Case("consumer remove l nobody", "'nobody'"),
+    Case("consumer probe l nobody", "'nobody'"),
+    Case("consumer pin l ads v0 --threshold 1.5", "threshold"),
     damaged("l/consumers.json", "{", "consumer list l"),
 ]
 TEXTS = [
@@ -414,6 +472,13 @@ TEXTS = [
     ),
     Case("vectors encode texts.csv o.parquet", "--encoder"),
     Case(f"vectors encode texts.csv old.parquet {LETTERS}", "old.parquet"),
+    Case(f"vectors encode texts.csv o.parquet {LETTERS} --role title", "title"),
+    Case(f"vectors encode texts.csv o.parquet {LETTERS} --text-column body", "body"),
+    Case(f"vectors finish-migration texts.csv o.parquet {LETTERS}", "--kept"),
+    Case(f"vectors finish-migration texts.csv o.parquet {LETTERS} --kept gone", "gone"),
+    Case(f"vectors finish-migration texts.csv o.parquet {LETTERS} --kept old.parquet", "dims"),
+    Case(f"{PLAN} old.parquet --seed 4294967296", "4294967296"),
+    Case(f"{PLAN} old.parquet --sidecar-bytes 3 --sidecar-error 0.1", "one of them"),
     Case(f"{PLAN} gone.parquet", "gone.parquet"),
     Case(f"{PLAN} old.parquet --judgements texts.csv", "texts.csv"),
     Case(
@@ -422,6 +487,7 @@ TEXTS = [
         put("query-id\tcorpus-id\tscore\n" + "id1\tnone\t1\n" * 30, "j.tsv"),
     ),
 ]
+CHECK = "store check l --store object=s"
 IMPATIENT = patched(
     "evergram.stores.snapshot.snapshot_store.SnapshotFolder",
     lambda path, _: SnapshotFolder(path, 0.1),
@@ -452,7 +518,23 @@ STORES = [
     fill("sqlite:e.db"),
     fill("sqlite:shop.toml#t", "shop.toml"),
     fill("sqlite:e.db#t", "", foreign_sqlite),
-    Case("store backfill plan l --store object=s --store object=older", "one store"),
+    *(
+        Case(f"store backfill {command} l --store object=s --store object=older", "one store")
+        for command in ("plan", "apply", "status", "rollback")
+    ),
+    Case(f"{CHECK} --store object=other", "once for each"),
+    Case(f"{CHECK} -k 300", "would return them all"),
+    Case("store check l --store user=s", "'user'"),
+    Case("store check l --store object=gone", "gone"),
+    Case(f"{CHECK} --as v7", "7"),
+    Case(f"{CHECK} --queries q.parquet", "one --as"),
+    Case(f"{CHECK} --as v0 --as v1 --queries q.parquet", "one --as"),
+    Case(f"{CHECK} --id-column name", "--queries"),
+    Case(f"{CHECK} --as v0 --queries q.parquet", "q.parquet"),
+    Case("store index s --oversample 2", "float32"),
+    Case("store index s --codes int8 --oversample 0", "--oversample"),
+    Case("store index s --codes bits", "'bits'"),
+    Case("store fill l --store object=new --as v7", "7"),
     Case("store backfill plan l --store object=gone", "gone"),
     Case(f"{BACKFILL.format('plan l')} --batch 0", "--batch"),
     Case(BACKFILL.format("apply l"), "plan", what="a backfill that nobody planned"),
@@ -475,6 +557,9 @@ SERVICES = [
     served("--host 0.0.0.0", "no consumer has a token"),
     served("", "EVERGRAM_ADMIN_TOKEN", lambda _: None, environment(EVERGRAM_ADMIN_TOKEN="a b")),
     served("--allowed-host http://shop", "http://shop"),
+    served("--store object", "SIDE=ADDRESS"),
+    served("--sidecar-depth 50", "--sidecar-depth"),
+    served("--sidecar data.parquet", "data.parquet"),
     served("--timeout inf", "--timeout"),
     served("gone", "gone"),
     damaged("l/lineage.json", b"{", "serve l --port 0"),
@@ -522,18 +607,20 @@ DISKS = [
     Case(f"{IMPORT} s3://shop/l", "s3://shop/l", during=(answering(CUT), BUCKET)),
 ]
 CASES = [
-    *(*INTERACTIONS, *RECIPES, *VECTORS, *LINEAGES, *CONSUMERS),
+    *(*INTERACTIONS, *FILES, *RECIPES, *VECTORS, *LINEAGES, *CONSUMERS),
     *(*TEXTS, *STORES, *SERVICES, *DISKS),
 ]
 
 
 @pytest.fixture(scope="module")
-def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("good")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         make_good_files(folder)
-    return folder
+    before = tree_of(folder)
+    yield folder
+    assert tree_of(folder) == before, "a case wrote into a file that it shares with the others"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case).replace(str(PORT), "PORT"))
@@ -545,13 +632,13 @@ def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
     evergram: Command,
 ) -> None:
     folder = tmp_path / "here"
-    shutil.copytree(good_files, folder, symlinks=True)
+    shutil.copytree(good_files, folder, symlinks=True, copy_function=os.link)
     monkeypatch.chdir(folder)
     case.make(folder)
     before = tree_of(folder)
     with never_served(), ExitStack() as conditions:
         for condition in case.during:
             conditions.enter_context(condition())
-        sentence = evergram(*shlex.split(case.command)).refusal()
+        sentence = evergram(case.command).refusal()
     assert tree_of(folder) == before
     assert case.names in sentence

@@ -20,7 +20,6 @@ from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
 RECIPE = """
@@ -118,25 +117,6 @@ def test_a_new_product_is_encoded_by_its_price_as_the_others_are(
     again = PretrainedEncoder.from_pretrained(tmp_path / "encoder")
     objects = [{"preis": 700, "eingestellt": "2025-01-09"}, {"preis": None, "name": "Lampe Nr 3"}]
     assert np.array_equal(again.encode(objects), encoder.encode(objects))
-
-
-def test_published_vectors_are_those_of_the_catalogue_encoded_again(lineage: Lineage) -> None:
-    corpus = load_corpus(Recipe.load(lineage.path.parent / "recipe.toml"))
-    ids, vectors = lineage.embeddings("candidate")
-    encoded = lineage.encoder().encode(corpus)
-    rows = corpus.candidates.vocabulary.rows(ids)
-    assert len(ids) == 61
-    assert np.allclose(vectors.numpy(), encoded[rows], atol=1e-6)
-
-
-def test_an_upgrade_starts_each_bucket_from_the_one_that_it_was_in(lineage: Lineage) -> None:
-    first, second = (lineage.encoder(version).module for version in (0, 1))
-    third = type(second)(second.schema, 8, generator=torch.Generator())  # type: ignore[call-arg]
-    third.start_from(first)
-    mine = second.schema.vocabularies["feature.preis"]
-    rows = first.schema.vocabularies["feature.preis"].rows(mine.keys)
-    tables = [m.tables["feature/preis"].weight for m in (first, third)]  # type: ignore[union-attr, index]
-    assert bool((tables[1] == tables[0][rows]).all())
 
 
 def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 import evergram
 from evergram import Aligner, Corpus, GramianPenalty
-from evergram.compatibility import BackwardAlignment
-from evergram.training.recipe import Recipe
 
 GUESSES: list[tuple[object, str, str]] = [
     (evergram, "Chain", "evergram.compatibility.Chain"),
@@ -33,26 +30,6 @@ def test_an_unknown_name_is_answered_with_the_right_one() -> None:
         assert right in str(error.value)
 
 
-def test_a_property_that_fails_says_why() -> None:
-    class Faulty(Aligner):
-        @property
-        def broken(self) -> int:
-            raise AttributeError("the reason")
-
-    with pytest.raises(AttributeError, match="the reason"):
-        _ = Faulty().broken
-
-
-def test_transform_is_the_word_everywhere() -> None:
-    draw = np.random.default_rng(0)
-    new = draw.normal(size=(300, 3))
-    aligner = Aligner(transform="affine").fit(new, new)
-    assert aligner.report().transform == aligner.as_transform().kind == "affine"
-    assert BackwardAlignment(3, 2, transform="affine").transform.kind == "affine"
-    recipe = Recipe.of({"data": {"kind": "synthetic"}, "upgrade": {"transform": "affine"}})
-    assert recipe.upgrade.transform == "affine"
-
-
 @pytest.mark.parametrize("estimator", ["sogram", "sampled"])
 def test_the_penaltys_weight_multiplies_value_and_gradient(estimator: str) -> None:
     outcomes = []
@@ -66,9 +43,3 @@ def test_the_penaltys_weight_multiplies_value_and_gradient(estimator: str) -> No
         outcomes.append((value, gradient))
     torch.testing.assert_close(outcomes[1][0], 2.5 * outcomes[0][0])
     torch.testing.assert_close(outcomes[1][1], 2.5 * outcomes[0][1])
-
-
-def test_a_weight_that_is_no_weight_is_refused() -> None:
-    for weight in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="weight"):
-            GramianPenalty(4, weight=weight)

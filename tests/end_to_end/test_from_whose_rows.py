@@ -23,7 +23,6 @@ from evergram.vector_files.writers import read_embeddings
 
 # Versions 0 to 2; 1 is in production, and 2 is not promoted yet.
 PRODUCTION, NEWEST = 1, 2
-SIDE = ("--side", "candidate")
 
 
 @pytest.fixture(scope="module")
@@ -43,57 +42,54 @@ def line(published: Path, tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
-def evaluated(evergram: Command, line: Path, *source: str) -> Any:
-    return evergram.json("evaluate", line, "--as", "0", *source)["version"]
+# By command: its line, the options that name the newest version, and the key of its answer.
+NAMED = {
+    "evaluate": ("evaluate {line} --as 0", "--from newest", "version"),
+    "vectors export": (
+        "vectors export {line} {line}.parquet --side candidate --as 0",
+        "--from newest",
+        "version",
+    ),
+    "vectors export-transform": (
+        "vectors export-transform {line} {line}.sql --format duckdb --as 0",
+        "--from newest",
+        "version",
+    ),
+    "vectors transform": (
+        "vectors transform {file} --lineage {line} --as 0 --out {line}.parquet",
+        "--from newest",
+        "from",
+    ),
+    "store fill": ("store fill {line} {store}", "--as newest", "version"),
+}
+FILL = "store fill {line} {store}"
 
 
-def exported(evergram: Command, line: Path, *source: str) -> Any:
-    out = line.parent / "out.parquet"
-    facts = evergram.json("vectors", "export", line, out, *SIDE, "--as", "0", *source)
-    expected = Lineage.open(line).view(0, facts["version"]).embeddings("candidate")[1]
-    assert torch.equal(read_embeddings(out)[1], expected)
-    return facts["version"]
-
-
-def transform_exported(evergram: Command, line: Path, *source: str) -> Any:
-    way = ("--format", "duckdb", "--as", "0")
-    out = line.parent / "out.sql"
-    return evergram.json("vectors", "export-transform", line, out, *way, *source)["version"]
-
-
-def transformed(evergram: Command, line: Path, *source: str) -> Any:
-    version = NEWEST if source else PRODUCTION
-    file, out = Lineage.open(line).stored("candidate", version), line.parent / "out.parquet"
-    way = ("--lineage", line, "--as", "0", "--out", out)
-    return evergram.json("vectors", "transform", file, *way, *source)["from"]
-
-
-def filled(evergram: Command, line: Path, *source: str) -> Any:
-    named = [word.replace("--from", "--as") for word in source]
-    store = f"candidate={line.parent / 'store'}"
-    return evergram.json("store", "fill", line, "--store", store, *named)["version"]
+def asked(evergram: Command, line: Path, command: str, version: int) -> Any:
+    """Run a command that reads from a version; return its answer."""
+    file = Lineage.open(line).stored("candidate", version)
+    store = f"--store candidate={line}-store"
+    return evergram(command.format(line=line, file=file, store=store) + " --json").json
 
 
 def backfilled(evergram: Command, line: Path) -> Any:
-    filled(evergram, line, "--from", "first")
-    store = f"candidate={line.parent / 'store'}"
-    return evergram.json("store", "backfill", "plan", line, "--store", store)["target"]
+    asked(evergram, line, f"{FILL} --as first", PRODUCTION)
+    return asked(evergram, line, "store backfill plan {line} {store}", PRODUCTION)["target"]
 
 
 def checked_store(evergram: Command, line: Path) -> Any:
-    filled(evergram, line)
-    store = f"candidate={line.parent / 'store'}"
-    result = evergram("store", "check", line, "--store", store, "--least", "0", "--json")
-    return max(search["version"] for search in result.json["searches"])
+    asked(evergram, line, FILL, PRODUCTION)
+    result = asked(evergram, line, "store check {line} {store} --least 0", PRODUCTION)
+    return max(search["version"] for search in result["searches"])
 
 
 def probed(evergram: Command, line: Path) -> Any:
-    save_file({"weight": torch.ones(1, 4)}, line.parent / "m.safetensors")
+    save_file({"weight": torch.ones(1, 4)}, f"{line}.safetensors")
     ids = Lineage.open(line).embeddings("candidate")[0]
     table = pa.table({"id": ids, "label": [i % 2 for i in range(len(ids))]})
-    pq.write_table(table, line.parent / "d.parquet")
-    files = ("--probe", line.parent / "m.safetensors", "--data", line.parent / "d.parquet")
-    facts = evergram.json("consumer", "add", line, "ads", "--pin", "v0", *files, *SIDE)
+    pq.write_table(table, f"{line}.parquet")
+    files = "--probe {line}.safetensors --data {line}.parquet --side candidate"
+    facts = asked(evergram, line, f"consumer add {{line}} ads --pin v0 {files}", PRODUCTION)
     return facts["probe"]["baseline"]["version"]
 
 
@@ -121,16 +117,7 @@ def in_python(_: Command, line: Path) -> Any:
     return lineage.view(0).source
 
 
-# How each command that takes a lineage reads its vectors; those of `NAMED` also with `--from`.
-NAMED: dict[str, Callable[..., Any]] = {
-    "evaluate": evaluated,
-    "vectors export": exported,
-    "vectors export-transform": transform_exported,
-    "vectors transform": transformed,
-    "store fill": filled,
-}
-OF_PRODUCTION: dict[str, Callable[..., Any]] = {
-    **NAMED,
+OF_PRODUCTION: dict[str, Callable[[Command, Path], Any]] = {
     "store check": checked_store,
     "store backfill plan": backfilled,
     "consumer add": probed,
@@ -148,20 +135,26 @@ OF_NONE |= {f"lineage {name}" for name in ("list", "label", "promote", "withdraw
 OF_PRODUCTION_TOO = {"consumer pin"}
 
 
-@pytest.mark.parametrize("command", OF_PRODUCTION)
-def test_vectors_are_productions(evergram: Command, line: Path, command: str) -> None:
-    assert OF_PRODUCTION[command](evergram, line) == PRODUCTION
-
-
 @pytest.mark.parametrize("command", NAMED)
-def test_another_source_is_named(evergram: Command, line: Path, command: str) -> None:
-    assert NAMED[command](evergram, line, "--from", "newest") == NEWEST
+def test_vectors_are_productions_or_those_that_are_named(
+    evergram: Command, line: Path, command: str
+) -> None:
+    words, newest, key = NAMED[command]
+    assert asked(evergram, line, words, PRODUCTION)[key] == PRODUCTION
+    if command == "vectors export":
+        expected = Lineage.open(line).view(0, PRODUCTION).embeddings("candidate")[1]
+        assert torch.equal(read_embeddings(Path(f"{line}.parquet"))[1], expected)
+        # A version after production is read from the newest.
+        later = words.replace("--as 0", "--as newest --force")
+        assert asked(evergram, line, later, PRODUCTION)[key] == NEWEST
+    for file in line.parent.glob(f"{line.name}.*"):
+        file.unlink()
+    assert asked(evergram, line, f"{words} {newest}", NEWEST)[key] == NEWEST
 
 
-def test_a_version_after_production_is_read_from_the_newest(evergram: Command, line: Path) -> None:
-    out = line.parent / "out.parquet"
-    facts = evergram.json("vectors", "export", line, out, *SIDE, "--as", "newest")
-    assert (facts["version"], facts["as"]) == (NEWEST, NEWEST)
+@pytest.mark.parametrize("command", OF_PRODUCTION)
+def test_others_read_production(evergram: Command, line: Path, command: str) -> None:
+    assert OF_PRODUCTION[command](evergram, line) == PRODUCTION
 
 
 def test_every_command_says_whose_vectors_it_reads() -> None:
@@ -171,9 +164,15 @@ def test_every_command_says_whose_vectors_it_reads() -> None:
         for name, command in every_command().items()
         if any(option.name == "lineage" for option in command.params)
     }
-    known = OF_PRODUCTION.keys() - {"Python"} | OF_THE_NEWEST | OF_NONE | OF_PRODUCTION_TOO
+    known = (
+        NAMED.keys()
+        | OF_PRODUCTION.keys() - {"Python"}
+        | OF_THE_NEWEST
+        | OF_NONE
+        | OF_PRODUCTION_TOO
+    )
     assert with_lineage == known
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     section = page.split("## From whose rows")[1].split("\n## ")[0]
-    told = (OF_PRODUCTION.keys() | OF_THE_NEWEST | OF_PRODUCTION_TOO) - {"Python"}
+    told = (NAMED.keys() | OF_PRODUCTION.keys() | OF_THE_NEWEST | OF_PRODUCTION_TOO) - {"Python"}
     assert [name for name in told if f"`{name.removesuffix(' plan')}`" not in section] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import gowalla, pinned
+from benchmarks import pinned
 
 GROWING = (
     'split.kind="time"',
@@ -26,16 +26,3 @@ def holds(rows: list[dict[str, float]], least: float) -> None:
 def test_on_synthetic_data() -> None:
     settings = (*GROWING, "training.epochs=8", "upgrade.alone=false")
     holds(pinned.measure("recipes/synthetic.toml", settings), 0.6)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not gowalla.available(), reason="real data is not beside the project")
-def test_on_movielens() -> None:
-    data = gowalla.DATA / "movielens-latest-small" / "ml-latest-small.zip"
-    settings = (
-        *pinned.SETTINGS,
-        f"data.path={data}",
-        "training.epochs=8",
-        "upgrade.alone=false",
-    )
-    holds(pinned.measure(settings=settings), 0.7)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.command import Command
 from tests.support.tiny_training import tiny_recipe
 
 import evergram
@@ -100,10 +99,3 @@ def test_a_trained_version_is_held_to_the_same(tmp_path: Path) -> None:
 def test_a_few_zeros_are_published(tmp_path: Path) -> None:
     imported(changed(slice(0, 15), 0.0), tmp_path)
     assert Lineage.open(tmp_path / "l").versions
-
-
-def test_the_command_says_so_in_a_sentence(evergram: Command, tmp_path: Path) -> None:
-    write_vectors(tmp_path / "bad.parquet", [(IDS, GOOD * 1e-42)])
-    line = tmp_path / "l"
-    said = evergram.refused("vectors", "import", tmp_path / "bad.parquet", "--lineage", line)
-    assert f"{ROWS} of {ROWS} are zero" in said

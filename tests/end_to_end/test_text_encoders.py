@@ -11,8 +11,6 @@ from tests.support.real_text_encoders import minilm, real_sentences, static_mini
 from tests.support.text_clients import through_changes
 
 from evergram.releasing.files.align import AlignSettings
-from evergram.texts.addresses import open_text_encoder
-from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Vectors
 
 # Share of the texts whose vector of version 0 is the nearest to what the client gets later, of 60:
@@ -43,21 +41,3 @@ def test_a_pinned_client_runs_unchanged_through_two_changes_of_real_encoders(
 def unit(vectors: Vectors) -> Vectors:
     unit_rows: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit_rows
-
-
-@pytest.mark.long
-def test_a_real_model_is_known_again_and_another_is_not(tmp_path: Path) -> None:
-    encoder = open_text_encoder(minilm())
-    record = record_of(encoder)
-    assert record.dim == 384
-    assert record.fingerprint is not None
-    assert record.mismatch(open_text_encoder(minilm())) is None
-    other = open_text_encoder(static_minilm(tmp_path / "static"))
-    assert other.dim == 384
-    assert record.mismatch(other) == "its weights are others"
-    assert record.canary_mismatch(other.encode(record.texts)) is not None
-    # Calls leave traces in a tokenizer, and none in the fingerprint.
-    encoder.encode(["a", "a much longer text than the other"])
-    again = open_text_encoder(minilm())
-    again.encode(["z"])
-    assert again.fingerprint == record.fingerprint

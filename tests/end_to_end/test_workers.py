@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -19,11 +18,8 @@ from evergram import Client, Corpus, Lineage, Reader, Recipe, View
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
-from evergram.reopening import Reopened
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import ConnectionPool, read_address
-from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.texts import open_text_encoder
 
@@ -108,11 +104,6 @@ def test_a_forked_process_opens_a_reader_anew(
     assert not opened
 
 
-def test_a_second_fork_opens_it_once_more(reader: Reader) -> None:
-    before = rows_of(reader)
-    assert in_fork(lambda: in_fork(lambda: rows_of(reader))) == before
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_reader_works_in_a_data_loader(reader: Reader, method: str) -> None:
@@ -133,15 +124,6 @@ def test_a_store_is_opened_again(kind: str, tmp_path: Path, monkeypatch: Any) ->
         with pickle.loads(pickle.dumps(store)) as again:
             assert (again.place, again.side) == (store.place, "candidate")
         assert in_fork(lambda: store.side) == "candidate"
-
-
-def test_passwords_are_kept_for_the_other_process() -> None:
-    """An address without one could not be opened again."""
-    params, name = read_address("postgresql://ann:s3cret@db/films#vectors")
-    pool = ConnectionPool(params, "shown", lambda _: None)
-    store = PgvectorStore(pool, "shown", name, pa.int64(), 0)
-    assert b"s3cret" in pickle.dumps(store)
-    assert "s3cret" not in store.address
 
 
 def objects(lineage: Lineage) -> Iterator[Any]:
@@ -177,11 +159,6 @@ def test_a_pickled_view_reads_the_same(trained_lineage: Path) -> None:
     assert (again.version, again.source, again.fingerprint) == (0, 2, view.fingerprint)
 
 
-def test_a_lineage_without_versions_can_be_pickled(tmp_path: Path) -> None:
-    again: Lineage = pickle.loads(pickle.dumps(Lineage.create(tmp_path / "new", "films")))
-    assert (again.name, again.path, again.readable) == ("films", tmp_path / "new", [])
-
-
 def test_a_pickled_text_encoder_encodes_the_same() -> None:
     encoder = open_text_encoder(LETTERS)
     encoder.batch = 7
@@ -189,13 +166,3 @@ def test_a_pickled_text_encoder_encodes_the_same() -> None:
     assert again.batch == 7
     np.testing.assert_array_equal(again.encode(["abba"]), encoder.encode(["abba"]))
     assert in_fork(lambda: encoder.encode(["abba"]).tolist()) == encoder.encode(["abba"]).tolist()
-
-
-def test_what_cannot_be_opened_again_does_not_keep_others_from_it(reader: Reader) -> None:
-    class Refused(Reopened):
-        def __reduce__(self) -> Any:
-            raise TypeError("cannot be opened again")
-
-    before, refused = rows_of(reader), [Refused() for _ in range(20)]
-    assert in_fork(lambda: ("_reopened_by" in vars(reader), rows_of(reader))) == (True, before)
-    assert len(refused) == 20

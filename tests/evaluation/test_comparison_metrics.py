@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from math import nan
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import ShapeError
-from evergram.evaluation.degradation import degradation, relative
+from evergram.evaluation.degradation import degradation
 from evergram.evaluation.map_quality import VectorPairs, mapping_readings
 from evergram.evaluation.training_budget import Budget, last_gain, training_length
-from evergram.evaluation.version_distance import as_dim, drift, overlap
+from evergram.evaluation.version_distance import overlap
 
 POSITIVE = st.floats(0.05, 1.0)
 
@@ -59,20 +55,8 @@ def test_a_method_that_equals_keep_all_costs_nothing(
     assert not any(any(by.values()) for by in metrics.by_task.values())
 
 
-def test_a_reference_of_zero_has_no_percentage() -> None:
-    assert math.isnan(relative(0.5, 0.0))
-
-
 def history(*values: float, every: int = 1) -> list[dict[str, float]]:
     return [{"epoch": (i + 1) * every, "recall@50": value} for i, value in enumerate(values)]
-
-
-def test_steps_are_those_of_a_loader() -> None:
-    assert Budget(500, 2048).steps(10_000) == 500 * 5
-    assert Budget(30, 2048, short_batch=False).steps(10_000) == 30 * 4
-    assert Budget(2, 5).steps(10) == Budget(2, 5, short_batch=False).steps(10) == 4
-    # A corpus that is smaller than a batch is one.
-    assert Budget(3, 2048, short_batch=False).steps(7) == 3
 
 
 def test_a_length_is_a_share_of_the_reference_on_the_same_pairs() -> None:
@@ -96,39 +80,6 @@ def test_the_gain_is_of_the_last_fifth_over_the_best_before() -> None:
         assert length.on_plateau is (gain < 0.01)
 
 
-def test_what_cannot_be_measured_is_no_plateau() -> None:
-    for records, after in [
-        ([], 0),
-        (history(0.5), 0),
-        (history(0.1, 0.2, 0.3, 0.4), 0),  # training went on to epoch 5
-        (history(0.1, 0.2, 0.3, 0.4, 0.4), 4),  # none before the last fifth could be selected
-        (history(0.0, 0.0, 0.0, 0.0, 0.1), 0),
-        (history(0.1, nan, 0.3, 0.4, 0.4), 0),
-        ([{"epoch": k, "map@10": 0.1} for k in range(1, 6)], 0),
-    ]:
-        assert last_gain(records, "recall@50", 5, after=after) is None
-        length = training_length(Budget(5, 1), Budget(5, 1), 9, records, "recall@50", after=after)
-        assert length.on_plateau is None
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=5, max_size=40), st.floats(0.5, 2))
-def test_a_gain_is_at_least_zero_and_has_no_unit(values: list[float], factor: float) -> None:
-    epochs = len(values)
-    gain = last_gain(history(*values), "recall@50", epochs)
-    assert gain is not None
-    assert gain >= 0
-    scaled = last_gain(history(*(factor * v for v in values)), "recall@50", epochs)
-    assert scaled == pytest.approx(gain, abs=1e-9)
-
-
-def test_drift_is_the_mean_distance() -> None:
-    past = torch.tensor([[3.0, 4.0], [0.0, 5.0]])
-    moved = past + torch.tensor([[0.0, 2.0], [4.0, 0.0]])
-    assert drift(moved, past) == pytest.approx({"l2": 3.0, "relative": 0.6})
-    with pytest.raises(ShapeError, match="same objects"):
-        drift(moved[:, :1], past)
-
-
 def test_overlap_counts_shared_neighbours() -> None:
     candidate = torch.eye(4)
     query = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
@@ -137,11 +88,6 @@ def test_overlap_counts_shared_neighbours() -> None:
     assert overlap(query, candidate, other, candidate, k=2) == 0.5
     assert overlap(query, candidate, query, candidate, k=2) == 1.0
     assert overlap(query, candidate, other, candidate, k=10) == 1.0
-
-
-def test_raw_reading_truncates_or_fills() -> None:
-    assert as_dim(torch.ones(1, 3), 2).tolist() == [[1.0, 1.0]]
-    assert as_dim(torch.ones(1, 2), 3).tolist() == [[1.0, 1.0, 0.0]]
 
 
 def test_a_perfect_map_keeps_all_and_doing_nothing_what_it_does() -> None:
@@ -163,13 +109,3 @@ def test_a_perfect_map_keeps_all_and_doing_nothing_what_it_does() -> None:
     error = (raw - old[:50]).square().sum() / old[:50].square().sum()
     assert readings["as_is"]["relative_error"] == pytest.approx(float(error.sqrt()), rel=1e-5)
     assert readings["as_is"]["overlap@10_own_queries"] < 0.3
-
-
-def test_fewer_new_dims_are_filled_up_with_zeros() -> None:
-    new, old = torch.tensor([[3.0]]), torch.tensor([[3.0, 4.0]])
-    held = SecondMoments(2, 1)
-    held.add(old, new)
-    reading = mapping_readings({}, held, VectorPairs(old, new), VectorPairs(old, new))["as_is"]
-    # (3, 0) against (3, 4)
-    assert reading["cosine"] == pytest.approx(0.6)
-    assert reading["relative_error"] == pytest.approx(0.8)

@@ -12,12 +12,9 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.split import HeldOut, time_split
 from evergram.data.synthetic import generate
-from evergram.errors import DataError
 from evergram.evaluation.consumer_classifiers import (
     ConsumerClassifiers,
-    ConsumerFit,
     ConsumerInputs,
-    choose_consumer,
     fit_consumers,
 )
 from evergram.evaluation.consumer_tasks import (
@@ -137,31 +134,6 @@ def test_pair_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
     assert task.tests[2].label.tolist() == [False, True, True]
 
 
-def test_the_median_of_an_odd_number_is_its_middle_and_is_not_above_itself() -> None:
-    rows = [("a", "x", 1.0), ("a", "y", 2.0), ("a", "z", 5.0), ("b", "x", 1.0), ("b", "x", 1.0)]
-    line = line_of(corpus_of(rows), [3, 4, 5], minimum=1)
-    assert line.threshold == 2.0
-    assert labels(line.mean(0, 3)) == {0: False, 1: False, 2: True}
-
-
-def test_a_task_that_cannot_be_scored_is_left_out_with_a_sentence() -> None:
-    corpus = corpus_of(ROWS)
-    times = [n / len(ROWS) for n in ENDS]
-    training = [corpus.restrict(torch.arange(n)) for n in ENDS[:-1]]
-    judged, left_out = consumer_tasks(corpus, times, training, minimum=2)
-    assert [task.name for task in judged] == ["positive-activity"]
-    text = " ".join(left_out)
-    assert "activity is left out: its 3 test examples at version 2 are not of both" in text
-    assert "mean-rating is left out: its 2 validation examples are not of both" in text
-    judged, left_out = consumer_tasks(corpus_of(ROWS, values=False), times, training)
-    assert not judged
-    assert "no ratings" in left_out[0]
-    _, left_out = consumer_tasks(corpus, [*times[:2], 1.0], training[:2], minimum=2)
-    assert "tested from version 2 on, and there is none" in " ".join(left_out)
-    with pytest.raises(DataError, match="two or more versions"):
-        consumer_tasks(corpus, times[:2], training[:1])
-
-
 def test_tasks_on_a_growing_corpus_and_a_limit() -> None:
     corpus = generate(queries=200, candidates=100, interactions=8000).corpus
     times = [0.5, 0.6, 0.7, 0.8]
@@ -209,15 +181,6 @@ def test_one_learns_without_the_global_random_state() -> None:
     assert reached == first.auc(*parts()[1])
 
 
-def test_the_classifiers_beside_it_change_nothing() -> None:
-    x = ConsumerInputs.of(planted()[0])
-    together, reached = fit_consumers(*parts(), seeds=[0, 1, 2], dropout=[0.0, 0.5, 0.25])
-    separate, one = fit_consumers(*parts(), seeds=[1], dropout=0.5)
-    torch.testing.assert_close(together.score(x)[1:2], separate.score(x), rtol=1e-4, atol=1e-4)
-    assert reached[1] == pytest.approx(one[0], abs=1e-3)
-    assert not torch.allclose(together.score(x)[0], together.score(x)[2])
-
-
 def test_the_batched_products_are_those_of_an_mlp() -> None:
     x = planted(10)[0]
     consumers = ConsumerClassifiers(6, 5, [0.0, 0.0], [0, 1])
@@ -227,38 +190,3 @@ def test_the_batched_products_are_those_of_an_mlp() -> None:
         hidden = (hidden + consumers.first_bias[m]).relu()
         expected = (hidden @ consumers.second[m] + consumers.second_bias[m]).squeeze(-1)
         torch.testing.assert_close(consumers.score(ConsumerInputs.of(x))[m], expected)
-
-
-def test_inputs_of_two_tables_are_laid_beside_each_other() -> None:
-    draw = torch.Generator().manual_seed(0)
-    tables = (torch.randn(4, 2, generator=draw), torch.randn(5, 3, generator=draw))
-    rows = (torch.tensor([0, 3, 3]), torch.tensor([4, 0, 1]))
-    inputs = ConsumerInputs(tables, rows)
-    whole = torch.cat([tables[0][rows[0]], tables[1][rows[1]]], dim=1)
-    assert torch.equal(inputs.take(torch.arange(3)), whole)
-    assert inputs.take(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3, 5)
-    mean, scale = inputs.moments()
-    torch.testing.assert_close(mean, whole.mean(0))
-    variance = whole.var(0, correction=0)
-    expected = torch.cat([variance[:2].mean().expand(2), variance[2:].mean().expand(3)]).sqrt()
-    torch.testing.assert_close(scale, expected)
-
-
-def test_width_and_dropout_are_chosen_on_validation() -> None:
-    x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
-    y = x[:, 0] * x[:, 1] > 0  # a single hidden unit cannot tell
-    sets = (ConsumerInputs.of(x[:400]), y[:400]), (ConsumerInputs.of(x[400:]), y[400:])
-    hidden, dropout = choose_consumer(*sets, hidden=[1, 32], dropout=[0.0, 0.9])
-    assert (hidden, dropout) == (32, 0.0)
-
-
-def test_patience_ends_the_training_at_the_best_epoch() -> None:
-    (x, y), validation = parts()
-    torch.manual_seed(0)
-    noise = torch.rand(len(y)) < 0.5  # nothing to learn: the first epochs are as good as any
-    patient = ConsumerFit(epochs=30, patience=30)
-    hasty = ConsumerFit(epochs=30, patience=2)
-    _, best = fit_consumers((x, noise), validation, seeds=[0], settings=patient)
-    stopped, reached = fit_consumers((x, noise), validation, seeds=[0], settings=hasty)
-    assert reached[0] <= best[0]
-    assert stopped.auc(*validation) == reached

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from evergram.evaluation.large_catalogues.candidate_index import (
 from evergram.evaluation.large_catalogues.metric_sample import (
     NORMAL,
     MetricSample,
-    SampledRanking,
     sample_queries,
 )
 from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
@@ -96,12 +94,6 @@ def test_an_index_that_was_not_measured_is_never_used(
         index_metrics(torch.ones(2, 3), relevance, index)
 
 
-def test_without_faiss_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(DataError, match=r"evergram\[faiss\]"):
-        CandidateIndex(torch.ones(3, 2), "hnsw")
-
-
 QUERIES, DRAWN, TRIALS = 900, 300, 400
 METRIC = "ndcg@10"
 
@@ -164,21 +156,6 @@ def test_intervals_cover_the_metric_of_all_queries(
     assert samples[0].standard_error == pytest.approx(float(spread), rel=0.15)
 
 
-def test_the_error_of_a_loss_is_its_spread_and_pairs_see_more(
-    whole: tuple[Relevance, Tensor, dict[str, Tensor]],
-) -> None:
-    relevance, candidate, models = whole
-    now, was = (
-        rank_metrics(models[n], candidate, relevance, [METRIC])[METRIC] for n in ("now", "was")
-    )
-    truth = 100 * (was - now) / was
-    losses = [MetricSample(t["now"], QUERIES).loss(t["was"]) for t in trials(whole)]
-    covered = sum(abs(loss - truth) < NORMAL * error for loss, error in losses) / TRIALS
-    assert abs(covered - 0.95) < 3 * math.sqrt(0.95 * 0.05 / TRIALS)
-    apart = [MetricSample(t["now"], QUERIES).standard_error for t in trials(whole)]
-    assert losses[0][1] / 100 * was < 0.8 * math.sqrt(2) * apart[0]
-
-
 def test_a_difference_of_noise_is_seldom_seen_and_a_real_one_is(
     whole: tuple[Relevance, Tensor, dict[str, Tensor]],
 ) -> None:
@@ -191,16 +168,3 @@ def test_a_difference_of_noise_is_seldom_seen_and_a_real_one_is(
     one = torch.ones(5, dtype=torch.float64)
     assert MetricSample(one * (1 + 1e-12), 5).above(one)
     assert not MetricSample(one, 5).above(one)
-
-
-def test_the_record_has_each_error_and_the_loss() -> None:
-    now, was = torch.tensor([0.0, 1.0, 1.0]).double(), torch.tensor([1.0, 1.0, 1.0]).double()
-    ranking = SampledRanking({"chain": {METRIC: now}, "past": {METRIC: was}}, 12)
-    assert ranking.means()["chain"] == {METRIC: pytest.approx(2 / 3)}
-    error = math.sqrt((1 - 3 / 12) / 3 / 3)
-    assert ranking.as_json({"past": ("chain", "past")}) == {
-        "queries": 3,
-        "of": 12,
-        "errors": {"chain": {METRIC: pytest.approx(error)}, "past": {METRIC: 0.0}},
-        "loss": {"past": {METRIC: pytest.approx(100 * error)}},
-    }

@@ -59,15 +59,6 @@ def replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Prob
     return files_of(folder, graphs.plain().SerializeToString())
 
 
-def test_a_plain_model_is_run(tmp_path: Path) -> None:
-    files = files_of(tmp_path, graphs.plain().SerializeToString())
-    assert value_of(files) == 1.0
-    some = np.arange(ROWS) % 2 == 0
-    with ProbeProcess(files, "auc", LIMITS) as process:
-        process.ids()
-        assert process.value(some, VECTORS[some]) == 1.0
-
-
 @pytest.mark.long
 def test_a_model_that_never_ends_is_ended(tmp_path: Path) -> None:
     files = files_of(tmp_path, graphs.looping().SerializeToString())
@@ -121,14 +112,6 @@ def test_a_process_that_ends_by_itself_says_its_last_word(
         value_of(files)
 
 
-def test_ids_that_are_none_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
-    for ids in ("[1e999]", "[]", '["a", 1]', "[99999999999999999999]", '["\\ud800"]'):
-        (tmp_path / "answer").write_text(f'{{"ids": {ids}}}\n')
-        with pytest.raises(DataError, match="cannot be used as a probe: it gave"):
-            value_of(files)
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -150,28 +133,6 @@ def test_an_answer_that_is_none_is_one_line(
         process.value(np.ones(ROWS, dtype=bool), VECTORS)
     assert len(str(caught.value)) < 1100
     assert str(caught.value).isprintable()
-
-
-def test_what_a_model_is_sensitive_to_is_measured_there(tmp_path: Path) -> None:
-    files = files_of(tmp_path, graphs.plain().SerializeToString())
-    with ProbeProcess(files, "rmse", LIMITS) as process:
-        process.ids()
-        matrix = process.fisher(np.ones(ROWS, dtype=bool), VECTORS)
-    # The model is the sum of all dims.
-    np.testing.assert_allclose(matrix, np.ones((DIM, DIM)), rtol=1e-3)
-
-
-def test_a_matrix_that_is_none_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
-    for rows in ("1", "[[1], [2, 3]]", '[["x"]]', "[[1e999]]", "null"):
-        (tmp_path / "answer").write_text(f'{{"fisher": {rows}}}\n')
-        with (
-            ProbeProcess(files, "auc", LIMITS) as process,
-            pytest.raises(DataError, match="1 by 1 finite numbers"),
-        ):
-            process.fisher(np.ones(ROWS, dtype=bool), VECTORS[:, :1])
 
 
 def test_a_program_that_closes_its_pipes_and_goes_on_is_ended(
@@ -229,26 +190,6 @@ def test_a_file_that_is_changed_meanwhile_is_not_read(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"{path.name} was changed while"):
             value_of(files)
         path.write_bytes(content)
-
-
-def test_a_number_past_what_can_be_is_refused(tmp_path: Path) -> None:
-    save_file({"weight": np.full((1, DIM), 1e300)}, tmp_path / "w")
-    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
-    with pytest.raises(DataError, match="its rmse is inf, which is no finite number"):
-        value_of(files, metric="rmse")
-
-
-def test_limits_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ProbeLimits.of_environment() == ProbeLimits(60.0, 4096)
-    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "2.5")
-    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "100")
-    assert ProbeLimits.of_environment() == ProbeLimits(2.5, 100)
-    for name in ("EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"):
-        for wrong in ("soon", "0", "-1", "nan", "inf"):
-            with monkeypatch.context() as patch:
-                patch.setenv(name, wrong)
-                with pytest.raises(DataError, match=f"{name} is '{wrong}'; it must be a number"):
-                    ProbeLimits.of_environment()
 
 
 PUBLISHER = """
@@ -323,47 +264,6 @@ def test_it_answers_with_ids_and_then_with_the_value(ask: Ask, job: Job) -> None
     request = json.dumps({"shape": [2, 2]}).encode() + b"\n" + bytes([1, 1, 0])
     answers = list(ask(job, request + vectors.tobytes()))
     assert answers == [{"ids": ["a", "b", "c"]}, {"value": 1.0}]
-
-
-def test_it_answers_with_the_matrix_where_that_is_asked_for(ask: Ask, job: Job) -> None:
-    vectors = np.array([[0.5, 9], [-1, 8]], dtype="<f4")
-    line = json.dumps({"shape": [2, 2], "asks": "fisher"}).encode() + b"\n"
-    _, answer = ask({**job, "metric": "rmse"}, line + bytes([1, 1, 0]) + vectors.tobytes())
-    assert list(answer) == ["fisher"]
-    np.testing.assert_allclose(answer["fisher"], [[1, 0], [0, 0]], atol=1e-5)
-
-
-def test_it_names_files_as_the_publisher_does(ask: Ask, job: Job) -> None:
-    for changed, message in (
-        ({"model_sha256": "0"}, "their-model.safetensors was changed while the probe"),
-        ({"data": job["data"] + "x"}, "their-data.parquet cannot be read: No such file"),
-    ):
-        answers = list(ask({**job, **changed}, b""))  # type: ignore[typeddict-item]
-        assert len(answers) == 1
-        assert answers[0]["error"].startswith(message)
-
-
-def test_it_ends_when_nobody_asks_for_the_value(ask: Ask, job: Job) -> None:
-    answers = ask(job, b"")
-    assert next(answers) == {"ids": ["a", "b", "c"]}
-    with pytest.raises(SystemExit):
-        next(answers)
-
-
-def test_any_error_of_a_model_is_one_sentence(
-    ask: Ask, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(path: Path, content: bytes) -> Any:
-        raise KeyError("two\nlines")
-
-    def without_memory(path: Path, content: bytes) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(probe_program, "load_probe_model", broken)
-    message = r"their-model.safetensors cannot be used as a probe (KeyError: 'two\nlines')."
-    assert list(ask(job, b"")) == [{"error": message}]
-    monkeypatch.setattr(probe_program, "load_probe_model", without_memory)
-    assert list(ask(job, b"")) == [{"memory": True}]
 
 
 def parquet(**columns: Any) -> bytes:

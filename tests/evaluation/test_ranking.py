@@ -11,20 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.largest_tensor import LargestTensor
-from tests.support.peak_tensor_bytes import PeakTensorBytes
 from tests.support.thread_processes import Threads, in_threads
 from torch import Tensor
 
 from evergram.collectives import ALONE
 from evergram.data.corpus import Corpus
 from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import relevance as module
 from evergram.evaluation import score_blocks
 from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.discriminating import discriminating
-from evergram.evaluation.ranking import Relevance, popularity_metrics, query_metrics, rank_metrics
+from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.shared_queries import NOT_FINITE, measured_by_all
 
 NAMES = ("recall@1", "recall@3", "ndcg@3", "map@3", "ndcg@50", "map@50")
@@ -87,20 +85,6 @@ def test_metrics_are_those_of_sorted_lists(
         assert metrics[name] == pytest.approx(oracle(table.tolist(), pairs, seen, name)), name
 
 
-@pytest.mark.parametrize("budget", [4, 360, 4 * 64 * 7])
-def test_metrics_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    """One score at a time; three queries; all queries and seven candidates."""
-    draw = torch.Generator().manual_seed(0)
-    query, candidate = torch.randn(40, 4, generator=draw), torch.randn(30, 4, generator=draw)
-    held = [(q, (7 * q + i) % 30) for q in range(40) for i in range(q % 4)] + [(5, -1)]
-    seen = [(q, (7 * q + 3 + 11 * i) % 30) for q in range(40) for i in range(q % 5)]
-    whole = rank_metrics(query, candidate, relevance(held, seen), NAMES)
-    assert 0.05 < whole["recall@3"] < 0.5
-    monkeypatch.setattr(score_blocks, "SCORE_BYTES", budget)
-    blocks = rank_metrics(query, candidate, relevance(held, seen), NAMES)
-    assert blocks == pytest.approx(whole, abs=1e-6)
-
-
 def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
     query, candidate = torch.randn(900, 2, generator=draw), torch.randn(2000, 2, generator=draw)
@@ -114,44 +98,6 @@ def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) ->
         after = rank_metrics(query, candidate, case)
     assert budget / 2 < largest.bytes <= budget
     assert after == pytest.approx(before, abs=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 80), st.integers(1, 300), st.floats(0, 1), st.integers(1 << 13, 1 << 16))
-def test_a_ranking_holds_at_most_three_blocks_whatever_the_catalogue(
-    queries: int, candidates: int, density: float, budget: int
-) -> None:
-    """One of scores, one of lists, one of pairs; seen candidates may be few or all."""
-    draw = torch.Generator().manual_seed(queries * 1000 + candidates)
-    query = torch.randn(queries, 2, generator=draw)
-    candidate = torch.randn(candidates, 2, generator=draw)
-    many = min(int(density * candidates), 80)  # a query's own pairs fit into a block
-    seen = [(q, (q + i) % candidates) for q in range(queries) for i in range(many)]
-    case = relevance([(q, (3 * q) % candidates) for q in range(queries)], seen)
-    with pytest.MonkeyPatch.context() as patch, PeakTensorBytes() as peak:
-        patch.setattr(score_blocks, "SCORE_BYTES", budget)
-        metrics = rank_metrics(query, candidate, case, ["recall@20"])
-    assert peak.bytes <= 3 * budget
-    assert metrics == pytest.approx(rank_metrics(query, candidate, case, ["recall@20"]), abs=1e-6)
-
-
-def test_a_constant_embedding_scores_nothing() -> None:
-    held = [(q, q) for q in range(5)]
-    metrics = rank_metrics(torch.ones(5, 2), torch.ones(50, 2), relevance(held, []))
-    assert metrics == {"recall@20": 0.0, "ndcg@20": 0.0, "map@10": 0.0}
-
-
-def test_popularity_ranks_by_count_and_ties_cost_it_nothing() -> None:
-    counts = torch.tensor([1, 5, 5, 0])
-    metrics = popularity_metrics(counts, relevance([(0, 2)], [(0, 1)]), ["recall@1"])
-    assert metrics == {"recall@1": 1.0}
-    tied = popularity_metrics(torch.ones(9), relevance([(0, 1)], []), ["recall@2"])
-    assert tied == {"recall@2": 1.0}
-
-
-def test_nothing_to_judge_is_not_a_number() -> None:
-    metrics = rank_metrics(torch.ones(1, 1), torch.ones(1, 1), relevance([], []), ["recall@1"])
-    assert math.isnan(metrics["recall@1"])
 
 
 def test_other_dims_names_and_scores_are_refused() -> None:
@@ -234,15 +180,6 @@ def test_training_pairs_are_masked_for_queries_with_targets() -> None:
     assert targets.queries.tolist() == [0]
     assert sorted(targets.targets.tolist()) == [-1, 2]
     assert masked(targets) == {0: [0, 1]}
-
-
-def test_pairs_that_chose_the_epoch_are_masked_in_a_test_too() -> None:
-    selection, test = row_pairs((0, 2), (1, -1)), row_pairs((0, 3), (1, 0))
-    targets = module.test_relevance(Split(TRAINING, selection, test, 0))
-    assert masked(targets) == {0: [0, 1, 2], 1: [2]}
-    # Where the same pairs select and are reported, they are targets.
-    both = module.test_relevance(Split(TRAINING, test, test, 0))
-    assert masked(both) == {0: [0, 1], 1: [2]}
 
 
 SHARED = ["recall@5", "ndcg@5", "map@3"]
@@ -330,13 +267,6 @@ def test_the_length_of_lists() -> None:
     ]:
         assert discriminating(name, having_seen(*masked), 15) == expected
         assert discriminating(expected, having_seen(*masked), 15) == expected
-
-
-def test_one_candidate_that_is_left_makes_every_order_the_same() -> None:
-    for name in ["recall@20", "ndcg@20"]:
-        with pytest.raises(DataError, match="15 candidates"):
-            discriminating(name, having_seen(14, 14), 15)
-        assert discriminating(name, having_seen(), 15) == name
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.patches import StepPatch
 from tests.support.comparison_results import MEASURED, length, results
 
-from evergram.errors import ShapeError
 from evergram.evaluation import EmbeddingMap
 from evergram.evaluation.breakdown.strata import Stratum
 from evergram.evaluation.gramian_error import Histograms
@@ -27,17 +23,14 @@ from evergram.evaluation.reports.comparison_report import (
     write_comparison,
 )
 from evergram.evaluation.reports.demo_report import write_report
-from evergram.evaluation.reports.diagnosis_report import draw_histograms, write_diagnosis
-from evergram.evaluation.reports.html_page import not_measured, page, table, warning_list
+from evergram.evaluation.reports.html_page import not_measured, page, warning_list
 from evergram.evaluation.reports.kept_sections import kept_sections
 from evergram.evaluation.reports.model_figures import (
     histogram_figure,
-    number,
     spectrum_figure,
     training_figures,
 )
-from evergram.evaluation.reports.svg_charts import Axes, Line, chart, ticks
-from evergram.evaluation.reports.tuning_report import write_tuning
+from evergram.evaluation.reports.svg_charts import Axes, Line, chart
 from evergram.evaluation.reports.version_facts import (
     KeptPast,
     NotMeasured,
@@ -90,15 +83,6 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     assert table_rows(results(one))[1][1:3] == ["–", "-25.00"]
 
 
-def test_a_figure_without_numbers_is_not_drawn_and_an_old_one_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "by-lambda.png").write_text("of an earlier comparison")
-    comparison = {**results(MEASURED), "by_lambda": {}}
-    comparison["by_task"] = {name: {} for name in comparison["by_task"]}
-    write_comparison(tmp_path, comparison)
-    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "over-time.png"}
-    assert (tmp_path / "over-time.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_explanation_names_seeds_times_and_tasks() -> None:
     for seeds, words in [([0], "1 seed, "), ([0, 1], "2 seeds, ")]:
         comparison = {**results(MEASURED), "seeds": seeds}
@@ -139,21 +123,6 @@ def test_every_model_has_its_gain_and_what_was_not_measured_is_said() -> None:
     assert plateau.endswith("and of 2 it is not measured.")
 
 
-def test_nothing_recorded_is_said_to_be() -> None:
-    assert budget_sentences(results(MEASURED)) == [
-        "How long the models were trained was not recorded."
-    ]
-    assert budget_table(results(MEASURED)) == []
-
-
-def test_a_table_has_a_caption_and_headers_of_rows_and_columns() -> None:
-    text = table("A & B", ["name", "value", "why"], [["<x>", "1", "<b>"]], words=[2])
-    assert "<caption>A &amp; B</caption>" in text
-    assert text.count('scope="col"') == 3
-    assert '<th scope="row">&lt;x&gt;</th><td>1</td><td class="words">&lt;b&gt;</td>' in text
-    assert 'tabindex="0"' in text
-
-
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
     text = page("<script>", [not_measured("Recall", "No <pair>."), warning_list(["a < b"])])
     assert "<script>" not in text
@@ -162,31 +131,10 @@ def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_points_are_in_proportion_to_values() -> None:
-    text = chart(Axes("t", "a <b>", "x", marked=(2, "here")), [Line("l", [(0, 0), (1, 1), (2, 4)])])
-    points = [tuple(map(float, p)) for p in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', text)]
-    (x0, y0), (x1, y1), (x2, y2) = points
-    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
-    assert y0 - y2 == pytest.approx(4 * (y0 - y1), abs=0.4)
-    assert f'class="chosen" x1="{x2}"' in text
-    assert 'role="img" aria-label="a &lt;b&gt;"' in text
-
-
 def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
     axes = Axes("t", "a", "x", logarithmic=True)
     assert "not measured" in chart(axes, [Line("l", [(1, 0.0), (2, float("nan"))])])
     assert chart(axes, [Line("l", [(1, 0.0), (2, 1.0), (3, 0.5)])]).count("<circle") == 2
-
-
-def test_ticks_are_round_and_within() -> None:
-    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-    assert ticks(0.37, 0.384) == pytest.approx([0.37, 0.375, 0.38])
-    assert ticks(3, 3) == [3]
-
-
-def test_a_number_that_is_none_is_not_measured() -> None:
-    assert (number(None), number(float("nan"))) == ("not measured", "not measured")
-    assert (number(0.5), number(0.5, 0.25)) == ("0.5000", "0.5000 ± 0.2500")
 
 
 def test_the_curve_marks_the_chosen_epoch_and_tells_of_a_refit() -> None:
@@ -250,16 +198,6 @@ def facts(metrics: dict[str, Any], **measured: Any) -> VersionFacts:
     return VersionFacts("shop", 4, "recall@5", metrics, **(dict.fromkeys(fields, LARGE) | measured))
 
 
-def test_each_measure_that_is_missing_says_why(tmp_path: Path) -> None:
-    metrics = {"untested": "Nothing was left.", "metrics": {"model": {"recall@5": None}}}
-    text = write_version_report(tmp_path / "a.html", facts(metrics), None, ["Careful."]).read_text()
-    assert text.count("not measured. It is &lt;too&gt; large.") == 6
-    assert "Metrics: not measured. Nothing was left." in text
-    assert "The curve: not measured." in text
-    assert "<li>Careful.</li>" in text
-    assert "<title>Version 4 of shop</title>" in text
-
-
 def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_path: Path) -> None:
     metrics = {
         "metrics": {"model": {"recall@5": 0.25}, "popularity": {"recall@5": 0.5}},
@@ -280,17 +218,6 @@ def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_p
     assert "q&lt;" in text
 
 
-def test_its_plane_has_the_largest_variance() -> None:
-    draw = np.random.default_rng(0)
-    vectors = draw.normal(size=(200, 6)) * np.array([5, 3, 1, 0.5, 0.2, 0.1])
-    mapped = EmbeddingMap.of(vectors, list(range(200)))
-    # Another algorithm: the eigenvalues of the covariance.
-    values = np.linalg.eigvalsh(np.cov(vectors.T, bias=True))[::-1]
-    assert mapped.share == pytest.approx(values[:2].sum() / values.sum())
-    np.testing.assert_allclose(mapped.points.var(0), values[:2])
-    assert mapped.points.mean(0) == pytest.approx([0, 0], abs=1e-9)
-
-
 def test_each_dot_says_its_name_and_group_and_nothing_is_markup(tmp_path: Path) -> None:
     vectors = torch.eye(3)
     html = EmbeddingMap.of(vectors, ["<b>", "two", 3], groups=["x & y", "z", "z"])._repr_html_()
@@ -301,46 +228,6 @@ def test_each_dot_says_its_name_and_group_and_nothing_is_markup(tmp_path: Path) 
     saved = EmbeddingMap.of(vectors, "abc").save(tmp_path / "map.html")
     assert saved.read_text().startswith("<!doctype html>")
     assert "<li>" not in saved.read_text()
-
-
-def test_nine_groups_have_eight_colours_and_grey_for_the_smallest() -> None:
-    groups = [f"g{i}" for i in range(9) for _ in range(9 - i)]
-    mapped = EmbeddingMap.of(torch.randn(len(groups), 4), groups, groups)
-    html = mapped._repr_html_()
-    assert html.count("<li>") == 8
-    assert html.count('fill="#9ca3af"') == 1
-
-
-def test_what_is_no_matrix_of_named_rows_is_refused() -> None:
-    for vectors, names, sentence in [
-        (torch.ones(3), "abc", r"with N and D above 1, and these are \[3\]"),
-        (torch.full((3, 2), torch.nan), "abc", "without NaN"),
-        (torch.ones(3, 2), "ab", "There are 2 names of 3 vectors"),
-    ]:
-        with pytest.raises(ShapeError, match=sentence):
-            EmbeddingMap.of(vectors, names)
-
-
-HISTOGRAMS = Histograms(
-    torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 2.0]), torch.tensor([1.5, 0.5]), (1, 0.4), 0.9
-)
-
-
-def test_both_histograms_share_their_edges() -> None:
-    (axes,) = draw_histograms(HISTOGRAMS).axes
-    observed, random = (p.get_data() for p in axes.patches if isinstance(p, StepPatch))
-    for (values, edges, _), density in ((observed, [0.0, 2.0]), (random, [1.5, 0.5])):
-        assert values.tolist() == density
-        assert edges.tolist() == [0.0, 0.5, 1.0]
-    assert axes.get_legend_handles_labels()[1] == ["observed", "random"]
-
-
-def test_the_diagnosis_is_a_png_in_a_folder_that_it_makes(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "diagnosis.png"
-    errors = {"sogram": [0.5, 0.1], "sampled": [0.9, 0.8]}
-    assert write_diagnosis(path, HISTOGRAMS, [1, 2], errors, errors) == path
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert list(path.parent.iterdir()) == [path]
 
 
 def version(number: int, **metrics: float) -> dict[str, Any]:
@@ -365,20 +252,3 @@ def test_the_report_is_one_file_with_every_number_that_loads_nothing(tmp_path: P
     assert "<svg" in text
     assert not re.findall(r"<(?:script|link|img)", text)
     assert (tmp_path / "made" / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
-TRIALS = [
-    {"number": n, "values": {"a.rate": 10.0**-n, "a.kind": "xy"[n % 2]}, "state": s, "value": v}
-    for n, (s, v) in enumerate([("finished", 0.1), ("pruned", 0.05), ("finished", 0.2)])
-]
-FAILED = {"number": 3, "values": {"a.rate": 1.0, "a.kind": "x"}, "state": "failed", "value": None}
-
-
-def test_the_picture_is_the_same_each_time_and_loads_nothing(tmp_path: Path) -> None:
-    one = write_tuning(tmp_path / "one.svg", TRIALS, "map@10").read_text()
-    other = write_tuning(tmp_path / "other.svg", [*TRIALS[::-1], FAILED], "map@10").read_text()
-    assert one == other
-    ET.fromstring(one)
-    assert all(f"<!-- {name} -->" in one for name in ("trial", "a.rate", "a.kind", "map@10"))
-    links = re.findall(r'(?:href|src)="([^"]*)"', one)
-    assert all(link.startswith("#") for link in links)

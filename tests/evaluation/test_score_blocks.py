@@ -43,17 +43,6 @@ def test_the_best_are_those_of_a_sort(queries: int, candidates: int, k: int, bud
     assert torch.equal(best, order.argsort(dim=1, descending=True)[:, :k])
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), sizes, st.integers(4, 6000))
-def test_candidates_of_equal_score_are_in_the_order_of_their_rows(
-    scores: list[int], k: int, budget: int
-) -> None:
-    best = best_candidates(torch.ones(1, 1), torch.tensor(scores).float()[:, None], k, budget)[0]
-    found = [(-scores[row], row) for row in best.tolist()]
-    assert found == sorted(found)
-    assert [score for score, _ in found] == sorted(-score for score in scores)[:k]
-
-
 @pytest.mark.parametrize(
     ("kind", "k", "budget"),
     [
@@ -110,26 +99,6 @@ def test_no_tensor_is_larger_than_the_budget() -> None:
         with LargestTensor() as largest:
             best_candidates(query, candidate, 10, budget=1 << 17)
         assert 1 << 16 < largest.bytes <= 1 << 17
-
-
-def test_no_queries_have_no_lists() -> None:
-    assert best_candidates(torch.ones(0, 2), torch.ones(4, 2), 3).shape == (0, 3)
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes, st.integers(1, 300), st.integers(4, 6000))
-def test_blocks_hold_no_more_than_the_budget_whatever_the_catalogue(
-    queries: int, candidates: int, budget: int
-) -> None:
-    """Parts that grow, too: a larger block takes the place of a smaller one, not one beside it."""
-    query, candidate = torch.randn(queries, 2), torch.randn(candidates, 2)
-    blocks = ScoreBlocks(candidate, budget)
-    parts = [query[:1], query[: max(1, blocks.rows // 2)], query[: blocks.rows]]
-    with PeakTensorBytes() as peak:
-        for part in parts:
-            for _, scores in blocks.of(part):
-                del scores
-    assert 4 <= peak.bytes <= max(budget, 4)
 
 
 @settings(max_examples=60, deadline=None)

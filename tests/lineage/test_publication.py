@@ -139,7 +139,7 @@ def test_a_publication_against_an_older_state_is_refused(tmp_path: Path) -> None
     with pytest.raises(LineageError, match="open it again"):
         stale.embeddings("query")
     after = contents(lineage.path)
-    # Beside the lineage the model that came too late is after; see test_nothing_silent.
+    # Beside the lineage the model that came too late is after; see end_to_end/test_splits.py.
     assert {k: v for k, v in after.items() if not k.startswith(".work/lost/")} == before
 
 

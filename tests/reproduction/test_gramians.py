@@ -11,8 +11,6 @@ from reproduction.gramian import (
     folding,
     gramian_error,
     growth,
-    map_series,
-    movielens,
     penalty,
     rate_error,
     table2,
@@ -30,49 +28,6 @@ from reproduction.gramian.gramian_error import (
 )
 from reproduction.printed import printed
 from tests.support.reproduction_results import map_result, result, runs_of
-
-RUNS = runs_of(
-    [
-        map_result("sampling", [0.01, 0.02, 0.02, 0.02], training=[0.1, 0.2, 0.3, 0.4]),
-        map_result("SOGram", [0.01, 0.03, 0.05, 0.04], training=[0.1, 0.1, 0.1, 0.2]),
-    ]
-)
-
-
-def test_the_end_counts_and_not_the_best() -> None:
-    (result,) = RUNS.of("SOGram")
-    assert map_series.final(result) == 0.04
-    assert map_series.best(result) == 0.05
-    assert map_series.first(result) == 0.01
-    assert map_series.gains(RUNS, "SOGram", "sampling") == [pytest.approx(100)]
-    assert map_series.gains(RUNS, "SOGram", "sampling", "training") == [pytest.approx(-50)]
-
-
-def test_the_share_of_time_is_that_of_the_first_value_above() -> None:
-    (result,) = RUNS.of("SOGram")
-    assert map_series.share_to_reach(result, 0.02) == 0.5
-    assert map_series.share_to_reach(result, 0.03) == 0.75  # above, not equal
-    assert map_series.share_to_reach(result, 0.9) is None
-
-
-def test_a_table_has_the_papers_figures_beside_ours() -> None:
-    table = map_series.table(RUNS, {"SOGram": "sampling"}, {"SOGram": (0.0266, 4.2)})
-    sampling, sogram = table.rows
-    assert sogram[0] == "SOGram"
-    assert sogram[1:4] == ["0.0400", "0.0500", "0.2000"]
-    assert sogram[-3:] == ["+100.0 %", "0.0266", "+4.2 %"]
-    assert sampling[-3:] == ["", "", ""]
-    assert len(table.header) == len(sogram)
-    assert "theirs" not in map_series.table(RUNS).header
-
-
-def test_panels_are_training_and_validation_with_dashed_baselines() -> None:
-    training, validation = map_series.panels(RUNS, ["sampling"])
-    assert (training.title, validation.title) == ("training", "validation")
-    assert [line.dashed for line in validation.lines] == [True, False]
-    assert validation.lines[1].values == [[0.01, 0.03, 0.05, 0.04]]
-    assert validation.horizontal == "CPU seconds of training"
-    assert map_series.panels(RUNS, by="step")[0].horizontal == "step"
 
 
 def finals(values: dict[str, float]) -> Runs:
@@ -95,31 +50,6 @@ def test_table2_is_judged_by_the_worst_sampler() -> None:
     assert table2.linear_sogram_is_best(table2_runs())[0] > 0
     better = table2_runs(**{table2.SOGRAM["uniform"]: 0.2})
     assert table2.linear_sogram_is_best(better)[0] < 0
-
-
-def test_table2_has_what_adaptive_sampling_costs_only_where_it_was_run() -> None:
-    assert len(table2.tables(table2_runs())) == 2
-    made, _, costs = table2.tables(table2_runs(**{table2.ADAPTIVE: 0.11}))
-    # A made-up curve has one CPU second an evaluation.
-    assert [row[0] for row in costs.rows] == [*table2.SAMPLING.values(), table2.ADAPTIVE]
-    assert costs.rows[-1][1] == "3.0"
-    gain = {row[0]: row for row in made.rows}[table2.ADAPTIVE][made.header.index("gain at the end")]
-    assert gain == "+10.0 %"
-
-
-def test_table2s_time_counts_in_full_where_a_baseline_is_never_reached() -> None:
-    # .12 is above .10 at the second of three points, .9 × .12 = .108.
-    assert table2.time_saved(table2_runs()) == [pytest.approx(30 - 200 / 3)]
-    never = table2_runs(**{table2.SOGRAM["sqrt"]: 0.05})
-    assert table2.time_saved(never) == [pytest.approx(-70)]
-
-
-def test_table2_on_training_pairs() -> None:
-    linear = table2.SOGRAM["linear"], table2.SAMPLING["linear"]
-    runs = runs_of(
-        [map_result(linear[0], [0.1], training=[0.2]), map_result(linear[1], [0.1], training=[0.4])]
-    )
-    assert table2.no_better_on_training(runs) == [pytest.approx(50)]
 
 
 def test_the_averaging_rate_is_slow_at_first_and_better_at_last() -> None:
@@ -176,14 +106,6 @@ def test_the_papers_tables_3_and_4_confirm_what_is_said_of_them() -> None:
     assert batch_and_rate.slowest_is_best(runs) == [pytest.approx(100 * (0.1295 / 0.1331 - 1))]
     assert batch_and_rate.more_with_small_batches(runs)[0] < 0  # 156 % at |B| = 512 outweighs all
     assert batch_and_rate.robust_to_large_rates(runs)[0] > 20
-
-
-def test_ratings_are_judged_by_the_best_epoch() -> None:
-    values = dict.fromkeys(movielens.LABELS.values(), 0.1)
-    runs = finals(values | {movielens.SAMPLING: 0.11, movielens.NAMED: 0.121})
-    assert movielens.best_gain(runs) == [pytest.approx(10)]
-    assert movielens.named_is_best(runs) == [pytest.approx(10)]
-    assert movielens.worse_on_training(runs) == [pytest.approx(-10)]
 
 
 def test_growth_compares_at_equal_steps_and_at_equal_time() -> None:
@@ -248,12 +170,6 @@ def test_one_estimator_out_of_order_refutes_its_claim() -> None:
         assert margins(runs({**PAPERS, name: value}))[0] < 0
 
 
-def test_a_margin_is_a_percentage_of_the_worse_error() -> None:
-    assert gramian_error.sogram_beats_sampling(runs(PAPERS)) == [pytest.approx(50)]
-    assert gramian_error.larger_is_better(runs(PAPERS)) == [pytest.approx(50)]
-    assert gramian_error.larger_is_better(runs(PAPERS, factor=1.5))[0] < 0
-
-
 def averages(by_rate: dict[float, list[float]]) -> Runs:
     series = {f"{gramian_error.sogram_name(r)} | 1024": v for r, v in by_rate.items()}
     steps = {"step": list(range(8)), "gramian": series, "gradient": series}
@@ -284,15 +200,6 @@ def adaptive_runs(*, adaptive: bool = True) -> Runs:
         steps = {"step": [1, 2, 3, 4], "gramian": small, "gradient": small}
         made.append(result(FAST + SUFFIX, errors=steps))
     return runs_of(made)
-
-
-def test_its_row_follows_those_of_the_other_samplings() -> None:
-    (table,) = gramian_error.tables(adaptive_runs(), "gramian")
-    assert [row[0] for row in table.rows] == [*NAMES[:3], NAME, *NAMES[3:]]
-    assert {row[0]: row[1:] for row in table.rows}[NAME] == ["0.2500", "–"]
-    panels = gramian_error.panels(adaptive_runs(), "gradient")
-    dashed = [[line.label for line in panel.lines if line.dashed] for panel in panels]
-    assert dashed == [[*NAMES[:3], NAME], [*NAMES[:3]]]
 
 
 def test_the_second_training_is_no_trajectory_of_its_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageStat
 from reproduction.bc.images import vectors as module
 from reproduction.bc.images.claims import CLAIMS
 from reproduction.bc.images.columns import intended, unintended
@@ -35,21 +33,17 @@ from reproduction.bc.images.heads import (
     HeadSettings,
     corpus_of,
     head_readings,
-    standardised,
-    with_method,
 )
 from reproduction.bc.images.made_up import made_up_vectors
 from reproduction.bc.images.measures import (
     Consumers,
     Reading,
     cascade_search,
-    finds_itself,
     measure_all,
     search,
 )
 from reproduction.bc.images.pictures import list_pictures, looks_of, read_pixels
 from reproduction.bc.images.roles import (
-    CLASSES_SEEN,
     CLASSES_UNSEEN,
     SEEN,
     TASKS,
@@ -65,7 +59,7 @@ from reproduction.bc.images.upgrades import (
     encoder_readings,
     principal,
 )
-from reproduction.bc.images.vectors import CIFAR, main, read_vectors
+from reproduction.bc.images.vectors import CIFAR, read_vectors
 from reproduction.bc.methods import (
     EVERGRAM,
     FIX,
@@ -78,16 +72,13 @@ from reproduction.bc.methods import (
 )
 from reproduction.claims import judge
 from reproduction.results import Result
-from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from tests.support.image_files import write_images
 from tests.support.reproduction_results import result, runs_of
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from evergram import Recipe
-from evergram.errors import DataError
 from evergram.training import Progress
 
 PACKAGES = ("efficientnet_lite_pytorch", OLD.package, NEW.package)
@@ -118,12 +109,6 @@ def test_files_are_embedded_in_their_order_whatever_the_batch(
         assert torch.allclose(own, vector, atol=1e-6)
 
 
-def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, OLD.package, None)
-    with pytest.raises(DataError, match=r"evergram\[images\]"):
-        load(OLD)
-
-
 @real
 @pytest.mark.parametrize("encoder", [OLD, NEW], ids=lambda e: e.name)
 def test_a_real_encoder_gives_the_features_that_its_classifier_reads(encoder: ImageEncoder) -> None:
@@ -140,30 +125,6 @@ def test_a_real_encoder_gives_the_features_that_its_classifier_reads(encoder: Im
         assert torch.allclose(model._fc(vectors), logits, atol=1e-4)  # type: ignore[operator]
     # Weights that were not read would leave features that all images share.
     assert (vectors[0] - vectors[1]).norm() > 0.01 * vectors.norm()
-
-
-def test_looks_are_what_pillow_says_of_the_same_pixels(tmp_path: Path) -> None:
-    folder = write_images(tmp_path, ("cat", "dog"), (3, 1))
-    for path in sorted(folder.rglob("*.jpg")):
-        image = Image.open(path).convert("RGB")
-        grey, colours = ImageStat.Stat(image.convert("L")), ImageStat.Stat(image)
-        brightness, warmth, contrast = looks_of(read_pixels(path))
-        # Pillow rounds the brightness of each pixel.
-        assert brightness == pytest.approx(grey.mean[0], abs=0.6)
-        assert warmth == pytest.approx(colours.mean[0] - colours.mean[2])
-        assert contrast == pytest.approx(grey.stddev[0], abs=0.6)
-
-
-def test_images_that_are_missing_or_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cifar10/train: get .*curl"):
-        list_pictures(tmp_path / "cifar10", (1, 1))
-    folder = write_images(tmp_path, ("cat",), (2, 2))
-    with pytest.raises(DataError, match=r"test/cat has 2 images; 3"):
-        list_pictures(folder, (2, 3))
-    whole = folder / "train" / "cat" / "0000.jpg"
-    whole.write_bytes(whole.read_bytes()[:-60])
-    with pytest.raises(DataError, match=r"0000\.jpg"):
-        read_pixels(whole)
 
 
 QUIET = Progress(quiet=True)
@@ -210,45 +171,6 @@ def test_vectors_are_computed_once_and_then_read(tmp_path: Path, loaded: list[st
     assert len(loaded) == 4
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, loaded: list[str]) -> None:
-    write_images(tmp_path, ("cat", "dog"), (3, 2))
-    read_vectors(tmp_path, FEW, QUIET)
-    path = FEW.path(tmp_path, NEW)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    with pytest.raises(DataError, match=r"lite2.*remove it"):
-        read_vectors(tmp_path, FEW, QUIET)
-    path.write_bytes(whole)
-    save_file({"vectors": torch.zeros(5, 2)}, FEW.path(tmp_path, OLD))  # no classes, no labels
-    with pytest.raises(DataError, match=r"lite0.*remove it"):
-        read_vectors(tmp_path, FEW, QUIET)
-
-
-def test_files_of_different_images_are_refused(tmp_path: Path, loaded: list[str]) -> None:
-    folder = write_images(tmp_path, ("cat", "dog"), (3, 2))
-    read_vectors(tmp_path, FEW, QUIET)
-    FEW.path(tmp_path, OLD).unlink()
-    (folder / "train" / "cat").rename(folder / "train" / "cow")
-    (folder / "test" / "cat").rename(folder / "test" / "cow")
-    with pytest.raises(DataError, match="are of different images; remove both"):
-        read_vectors(tmp_path, FEW, QUIET)
-
-
-def test_the_command_says_what_is_missing_and_where_vectors_are(
-    tmp_path: Path,
-    loaded: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["--data", str(tmp_path)]) == 2
-    assert "curl" in capsys.readouterr().err
-    write_images(tmp_path, ("cat",), (3, 2))
-    monkeypatch.setattr(module, "CIFAR", FEW)
-    monkeypatch.setenv("EVERGRAM_DATA", str(tmp_path))
-    assert main([]) == 0
-    assert f"vectors of 5 images: {tmp_path}/cifar10/vectors" in capsys.readouterr().err
-
-
 VECTORS = made_up_vectors()
 EVERYTHING = set(range(len(VECTORS.label)))
 
@@ -278,18 +200,6 @@ def test_consumers_are_tested_on_test_images_alone() -> None:
         assert not any(VECTORS.test[list(learned)])
         assert all(VECTORS.test[task.test])
         assert set(task.label[task.test].tolist()) == {False, True}
-
-
-def test_classes_are_told_apart_that_the_transform_has_seen_or_not() -> None:
-    for seed in range(3):
-        roles = roles_of(VECTORS, seed)
-        tasks = tasks_of(VECTORS, roles, 1000, seed)
-        seen, unseen = (
-            set(VECTORS.label[tasks[name].test].tolist()) for name in (CLASSES_SEEN, CLASSES_UNSEEN)
-        )
-        assert unseen == set(roles.unseen)
-        assert len(seen) == 2
-        assert not seen & unseen
 
 
 ROLES = roles_of(VECTORS, 0)
@@ -336,17 +246,6 @@ def test_a_cascade_ranks_what_the_old_index_proposes(seed: int, images: int, dep
     assert cascade_search(own, old, index, label, depth) == pytest.approx(expected)
     if depth >= images - 1:
         assert expected == pytest.approx(search(own, own, label))
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 10_000))
-def test_an_image_finds_itself_by_distance(seed: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    index = torch.randn(30, 4, generator=draw) * torch.rand(30, 1, generator=draw) * 5
-    query = index + 0.4 * torch.randn(30, 4, generator=draw)
-    nearest = torch.cdist(query.double(), index.double()).argmin(1)
-    expected = float((nearest == torch.arange(30)).double().mean())
-    assert finds_itself(query, index) == pytest.approx(expected)
 
 
 def test_a_consumer_reads_what_a_logistic_regression_would() -> None:
@@ -418,27 +317,6 @@ def test_pairs_are_of_one_class_and_of_training_images_alone() -> None:
     )
 
 
-def test_features_are_scaled_by_the_training_images_alone() -> None:
-    scaled = standardised(VECTORS.old, ROLES.fitted)
-    training = scaled[ROLES.fitted].double()
-    assert float(training.mean(0).abs().max()) < 1e-5
-    assert float(training.square().mean()) == pytest.approx(1, abs=1e-5)
-    changed = VECTORS.old.clone()
-    changed[VECTORS.test] += 100
-    again = standardised(changed, ROLES.fitted)
-    assert torch.equal(again[~VECTORS.test], scaled[~VECTORS.test])
-
-
-def test_a_recipe_changes_in_its_method_alone() -> None:
-    recipe = tiny_recipe()
-    for method in TRAINED:
-        changed = with_method(recipe, method)
-        assert changed.upgrade.method == method
-        assert changed.upgrade.weight == recipe.upgrade.weight
-        assert changed.upgrade.fit == ("posthoc" if method == POST_CLOSED else "joint")
-        assert changed.model_dump(exclude={"upgrade"}) == recipe.model_dump(exclude={"upgrade"})
-
-
 @pytest.mark.long
 def test_each_method_reads_all_images_in_both_versions(tmp_path: Path) -> None:
     at = (tmp_path, "cpu", Progress(quiet=True))
@@ -501,17 +379,6 @@ def test_transforms_of_encoders_are_fitted_to_seen_training_images_alone() -> No
     moved[ROLES.fitted] = torch.randn_like(moved[ROLES.fitted])
     other = dict(encoder_readings(replace(VECTORS, old=moved), ROLES, 8))
     assert not torch.allclose(other[POST_CLOSED].as_old, readings[POST_CLOSED].as_old, atol=0.1)
-
-
-def test_components_are_those_of_a_singular_value_decomposition() -> None:
-    fitted = VECTORS.new[ROLES.fitted].double()
-    centred = VECTORS.new.double() - fitted.mean(0)
-    _, _, directions = torch.linalg.svd(fitted - fitted.mean(0), full_matrices=False)
-    expected = normalize(centred @ directions[:5].T, dim=1)
-    made = principal(VECTORS.new, ROLES.fitted, 5).double()
-    # A direction has no sign.
-    signs = (made * expected).sum(0).sign()
-    assert torch.allclose(made, expected * signs, atol=1e-4)
 
 
 METHODS = {

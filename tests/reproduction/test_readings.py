@@ -13,7 +13,7 @@ from reproduction.planted import LOYAL, Planted
 from reproduction.readings.fresh_map import FreshMap
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.readings.map_over_time import MapOverTime
-from reproduction.readings.reading import CpuClock, Reading
+from reproduction.readings.reading import Reading
 from reproduction.readings.score_distributions import ScoreDistributions
 from torch import Tensor
 
@@ -35,17 +35,6 @@ def ids(corpus: Corpus, side: str) -> torch.Tensor:
 
 
 @settings(max_examples=20, deadline=None)
-@given(**SIZES, interactions=st.integers(1, 900))
-def test_every_candidate_is_there_and_no_other(
-    queries: int, candidates: int, seed: int, interactions: int
-) -> None:
-    corpus = Planted(queries, candidates, seed).corpus(interactions)
-    assert sorted(corpus.candidates.vocabulary.keys.to_pylist()) == list(range(candidates))
-    assert len(corpus) >= interactions
-    assert int(ids(corpus, "query").max()) < queries
-
-
-@settings(max_examples=20, deadline=None)
 @given(**SIZES)
 def test_the_chances_of_a_query_add_up_to_one(queries: int, candidates: int, seed: int) -> None:
     world = Planted(queries, candidates, seed)
@@ -54,17 +43,6 @@ def test_the_chances_of_a_query_add_up_to_one(queries: int, candidates: int, see
     torch.testing.assert_close(
         world.chances(segments, everything).sum(1), torch.ones(len(segments)).double()
     )
-
-
-@settings(max_examples=20, deadline=None)
-@given(**SIZES, k=st.integers(1, 12))
-def test_the_best_are_the_best_of_all(queries: int, candidates: int, seed: int, k: int) -> None:
-    k = min(k, candidates)
-    world = Planted(queries, candidates, seed)
-    segments = torch.arange(world.segments)
-    everything = torch.arange(candidates).expand(len(segments), -1)
-    expected = world.chances(segments, everything).topk(k).values
-    torch.testing.assert_close(world.chances(segments, world.best(segments, k)), expected)
 
 
 def test_draws_follow_the_chances() -> None:
@@ -147,25 +125,6 @@ def test_map_at_the_end_is_that_of_the_trained_model_by_hand() -> None:
     assert few["validation"][0] > series["validation"][0]
 
 
-def test_points_between_evaluations_change_neither_the_training_nor_the_others() -> None:
-    plain, one, split = trained_with(MapOverTime(), epochs=2)
-    assert plain["epoch"] == [1, 2]
-    assert 0 < plain["cpu_seconds"][0] < plain["cpu_seconds"][1]
-    selected = [entry["map@10"] for entry in one.history]
-    assert plain["validation"] == pytest.approx(selected, abs=1e-6)
-    finer, two, _ = trained_with(MapOverTime(every=10), epochs=2)
-    assert torch.equal(one.query, two.query)
-    steps = len(split.training) // 64
-    expected = sorted({*range(10, 2 * steps + 1, 10), *plain["step"]})
-    assert finer["step"] == expected
-    assert {len(values) for name, values in finer.items() if isinstance(values, list)} == {
-        len(expected)
-    }
-    at = [expected.index(step) for step in plain["step"]]
-    for part in ("training", "validation"):
-        assert [finer[part][i] for i in at] == plain[part]
-
-
 def test_a_reading_changes_nothing_in_the_training() -> None:
     errors = GramianErrors({"a": methods.looking_on(methods.sampling(), 16)}, 5)
     readings = MapOverTime(), ScoreDistributions(), errors
@@ -197,19 +156,6 @@ def test_densities_have_area_one_and_the_means_of_their_pairs() -> None:
         assert float((density * edges.diff() * middle).sum()) == pytest.approx(
             float(mean), abs=0.02 * spread
         )
-
-
-def test_the_clock_counts_between_ticks_and_not_what_is_left_out() -> None:
-    clock = CpuClock()
-    clock.tick()
-    sum(i * i for i in range(300_000))
-    clock.tick()
-    first = clock.seconds
-    assert first > 0
-    sum(i * i for i in range(300_000))
-    clock.resume()
-    clock.tick()
-    assert clock.seconds - first < first / 2
 
 
 def test_fresh_map_is_the_mean_over_interactions_drawn_afresh() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -16,16 +15,15 @@ import pytest
 import torch
 from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, judge
-from reproduction.commands import Run, list_all, list_lines, make_report, reproduce
+from reproduction.commands import Run, reproduce
 from reproduction.experiment import Experiment, Preset
-from reproduction.gramian import methods, table2
-from reproduction.intervals import _POINTS, gain, interval, shown
+from reproduction.gramian import table2
+from reproduction.intervals import gain, interval
 from reproduction.printed import printed
-from reproduction.run import Job, jobs_of, kept_result, run_all
-from tests.support.reproduction_results import map_result, result, runs_of
+from reproduction.run import Job, jobs_of, run_all
+from tests.support.reproduction_results import result, runs_of
 
 from evergram import Recipe
-from evergram import train as train_version
 from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import results, run
@@ -88,36 +86,12 @@ def test_printed_gains_and_sums_are_those_of_the_printed_values() -> None:
             assert both == pytest.approx(row["sum"], abs=0.011), (corpus, method)
 
 
-def tail(point: float, freedom: int) -> float:
-    """The chance that Student's variable is above a point, by integrating its density."""
-    constant = math.gamma((freedom + 1) / 2) / (
-        math.sqrt(freedom * math.pi) * math.gamma(freedom / 2)
-    )
-    x = torch.linspace(0, point, 200_001, dtype=torch.float64)
-    density = constant * (1 + x.square() / freedom).pow(-(freedom + 1) / 2)
-    return 0.5 - float(torch.trapezoid(density, x))
-
-
-def test_the_points_leave_a_fortieth_above() -> None:
-    above = [tail(point, freedom) for freedom, point in enumerate(_POINTS, 1)]
-    assert above == pytest.approx([0.025] * len(above), abs=2e-5)
-
-
 def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:
     draw = torch.Generator().manual_seed(0)
     samples = torch.randn(4000, 4, generator=draw, dtype=torch.float64) + 3
     bounds = [interval(row) for row in samples.tolist()]
     covered = sum(b is not None and b[0] < 3 < b[1] for b in bounds)
     assert covered / 4000 == pytest.approx(0.95, abs=0.012)
-
-
-def test_a_mean_is_shown_with_its_interval_only_where_there_is_one() -> None:
-    assert shown([]) == "–"
-    assert shown([0.25]) == "0.2500"
-    assert shown([1.0, 2.0, 3.0], 1) == "2.0 ± 2.5"
-    for values in ([], [1.0, 2.0], [1.0, 2.0, math.nan], [1.0, 2.0, math.inf]):
-        assert interval(values) is None
-        assert "±" not in shown(values)
 
 
 def test_gains_are_percentages_of_the_baseline() -> None:
@@ -168,12 +142,6 @@ def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     assert results.read_all(tmp_path, made.experiment, "paper") == []
 
 
-def test_numbers_have_six_digits_and_json_has_no_nan(tmp_path: Path) -> None:
-    made = replace(result("a"), series={"x": [1 / 3, math.nan, math.inf, 7]})
-    text = results.write(tmp_path, made).read_text()
-    assert json.loads(text)["series"]["x"] == [0.333333, None, None, 7]
-
-
 def test_what_is_half_written_is_never_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,13 +155,6 @@ def test_what_is_half_written_is_never_read(
         results.write(tmp_path, made)
     assert results.read_all(tmp_path, made.experiment, "small") == []
     assert list(tmp_path.rglob(".*.part"))
-
-
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"format": 9}', '{"format": 1, "x": 2}'):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(DataError, match=r"a\.json"):
-            results.read(tmp_path / "a.json")
 
 
 QUIET = Progress(quiet=True)
@@ -231,64 +192,12 @@ def test_a_run_goes_on_where_it_was_interrupted(
     assert len(trained) == 1
 
 
-def test_a_result_of_other_settings_is_not_kept(tmp_path: Path) -> None:
-    job = jobs_of(EXPERIMENT, "tiny", [0])[0]
-    list(run_all([job], tmp_path, QUIET))
-    assert kept_result(job, tmp_path) is not None
-    changed = replace(job.training, settings={**job.training.settings, "task.penalty": 3.0})
-    assert kept_result(replace(job, training=changed), tmp_path) is None
-    other_reading = replace(job.training, readings=())
-    assert kept_result(replace(job, training=other_reading), tmp_path) is None
-    assert kept_result(replace(job, seed=1), tmp_path) is None
-
-
-def test_data_or_a_preset_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="wikipedia-en"):
-        list(run_all(jobs_of(table2.EXPERIMENT, "paper", [0], tmp_path), tmp_path, QUIET))
-    with pytest.raises(DataError, match="tiny"):
-        jobs_of(EXPERIMENT, "huge", [0])
-
-
 def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
     job = jobs_of(EXPERIMENT, "tiny", [0])[0]
     one, two = (run.train(job, {}, QUIET, tmp_path).series["map"] for _ in range(2))
     assert one["validation"] == two["validation"]
     other = run.train(replace(job, seed=1), {}, QUIET, tmp_path).series["map"]
     assert one["validation"] != other["validation"]
-
-
-def test_the_recipe_is_read_once_so_that_the_key_is_of_what_was_trained(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(methods.TINY.read_text())
-    job = Job("a/b", "tiny", replace(PRESET.trainings[0], recipe=recipe), 0)
-    key = job.key
-    recipe.write_text(recipe.read_text().replace("penalty = 10.0", "penalty = 1.0"))
-    assert job.key == key
-    assert Job("a/b", "tiny", job.training, 0).key != key
-
-
-def test_the_folder_of_data_is_no_part_of_the_key(tmp_path: Path) -> None:
-    training = table2.EXPERIMENT.presets["small"].trainings[0]
-    here, there = Job("a/b", "small", training, 0), Job("a/b", "small", training, 0, tmp_path)
-    assert here.key == there.key
-    assert there.recipe().data.path == str(tmp_path / "wikispeedia")
-    assert "$EVERGRAM_DATA/" in json.dumps(here.settings)
-
-
-def two_models(recipe: Recipe, progress: Progress, device: str, work: Path) -> dict[str, Any]:
-    """A program that trains more than once."""
-    recipes = (recipe, recipe.model_copy(update={"seed": recipe.seed + 1}))
-    trained = [train_version(r, device=device, progress=progress) for r in recipes]
-    return {"map": [a.metrics["metrics"]["model"]["map@10"] for a in trained]}
-
-
-def test_what_a_program_returns_is_kept_like_a_training(tmp_path: Path) -> None:
-    training = replace(PRESET.trainings[0], label="two", readings=(), program=two_models)
-    job = Job("a/b", "tiny", training, 0)
-    (made,) = run_all([job], tmp_path, QUIET)
-    assert made.series["map"][0] != made.series["map"][1]
-    assert kept_result(job, tmp_path) is not None
-    assert kept_result(replace(job, training=replace(training, program=None)), tmp_path) is None
 
 
 def counting_its_starts(
@@ -342,19 +251,6 @@ def test_every_table_and_figure_has_its_row() -> None:
     assert missing == NOT_RESULTS
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("gramian/table", "did you mean gramian/table"),
-        ("x", "lists all"),
-        ("bc/figure1", "cannot be run: a drawing"),
-    ],
-)
-def test_a_name_that_cannot_be_run_is_refused(name: str, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        find(name)
-
-
 def test_the_state_is_what_the_folder_has(tmp_path: Path) -> None:
     def states() -> dict[str, tuple[str, list[int]]]:
         return {row.name: (row.state, row.seeds) for row in listing(tmp_path)}
@@ -370,17 +266,6 @@ def test_the_state_is_what_the_folder_has(tmp_path: Path) -> None:
     assert states()["gramian/movielens"] == (f"{REPRODUCED}small", [0])
 
 
-def test_the_state_names_every_corpus_that_was_run_and_the_seeds_of_all(tmp_path: Path) -> None:
-    experiment = find("gramian/table2")
-    assert experiment.reported == ["small", "gowalla"]
-    for preset, seeds in (("small", [0, 1]), ("gowalla", [1, 2])):
-        for job in jobs_of(experiment, preset, seeds):
-            made = replace(result(job.training.label, job.seed), key=job.key)
-            results.write(tmp_path, replace(made, experiment=job.experiment, preset=preset))
-    (row,) = (line for line in listing(tmp_path) if line.name == "gramian/table2")
-    assert (row.state, row.seeds) == (f"{REPRODUCED}small, gowalla", [1])
-
-
 @pytest.mark.long
 def test_a_run_returns_tables_verdicts_and_where_its_results_are(tmp_path: Path) -> None:
     run = Run("gramian/movielens", "tiny", seeds=1, out=tmp_path)
@@ -393,36 +278,3 @@ def test_a_run_returns_tables_verdicts_and_where_its_results_are(tmp_path: Path)
     assert outcome.sentences[0].startswith("not separable: The best validation MAP")
     more = reproduce(Run("gramian/movielens", "tiny", seeds=2, out=tmp_path), QUIET)
     assert more.seeds == [0, 1]
-
-
-def test_the_list_has_a_line_for_each_row(tmp_path: Path) -> None:
-    rows = list_all(tmp_path)
-    lines = list_lines(rows)
-    assert len(lines) == len(rows)
-    assert any("bc/figure1" in line and "a drawing" in line for line in lines)
-
-
-def test_a_report_of_a_folder_is_written_into_it(tmp_path: Path) -> None:
-    results.write(tmp_path, replace(map_result("zero", [0.5]), experiment="gramian/table2"))
-    paths = make_report(tmp_path)
-    assert paths[0] == tmp_path / "reproduction.md"
-    assert all(path.is_file() for path in paths)
-
-
-def test_a_folder_without_results_has_no_report(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=str(tmp_path)):
-        make_report(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_place_of_the_folder_is_refused_before_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("reproduction.commands.run_all", lambda *_: pytest.fail("it trains"))
-    for below in (".", "below"):
-        with pytest.raises(DataError, match="file is a file"):
-            reproduce(Run("gramian/table2", "tiny", out=tmp_path / "file" / below), QUIET)
-        with pytest.raises(DataError, match="file is a file"):
-            make_report(tmp_path / "file" / below)
-    assert (tmp_path / "file").read_text() == "mine"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
-import tarfile
 import tomllib
 from collections import Counter, defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from hypothesis import strategies as st
 from reproduction.claims import judge
 from reproduction.experiment import Runs
 from reproduction.gramian import methods
-from reproduction.gramian.words import counts as counting
 from reproduction.gramian.words import scores as scoring
 from reproduction.gramian.words.counts import Counts, count_words
 from reproduction.gramian.words.experiment import (
@@ -33,21 +29,18 @@ from reproduction.gramian.words.experiment import (
     SOGRAM,
     above_floor,
     panels,
-    tables,
 )
 from reproduction.gramian.words.judgements import (
     KINDS,
     PAIRS,
-    QUESTIONS,
     Judgements,
-    read_judgements,
 )
 from reproduction.gramian.words.made_up import made_up_paragraphs
 from reproduction.gramian.words.pairs import corpus_of, subsampled
 from reproduction.gramian.words.ppmi import ppmi, svd_vectors
-from reproduction.gramian.words.programs import Floor, Objective, PpmiSvd, Program, Text, read
+from reproduction.gramian.words.programs import Floor, Objective, Program, Text
 from reproduction.gramian.words.scores import analogies, cosines, judged, similarity, spearman
-from reproduction.gramian.words.text import ARTICLES, paragraphs, running_text, words_of
+from reproduction.gramian.words.text import paragraphs, words_of
 from reproduction.results import Result
 from scipy.stats import spearmanr
 from tests.support.reproduction_results import result, runs_of
@@ -55,57 +48,6 @@ from tests.support.reproduction_results import result, runs_of
 from evergram import Corpus, Recipe, split_for
 from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder
-
-
-def slow_words(text: str) -> list[str]:
-    """The words of a text, letter by letter."""
-    words, word = [], ""
-    for letter in text.lower() + " ":
-        latin = "a" <= letter <= "z" or ("ß" <= letter <= "ɏ" and letter != "÷")
-        if latin:
-            word += letter
-        elif word:
-            words.append(word)
-            word = ""
-    return words
-
-
-@given(st.text(alphabet=st.one_of(st.characters(max_codepoint=0x260), st.sampled_from("ab é-'3"))))
-def test_words_are_runs_of_latin_letters(text: str) -> None:
-    assert words_of(text) == slow_words(text)
-
-
-ARTICLE = """   #copyright
-
-Åland
-
-2007 Schools Wikipedia Selection. Related subjects: Countries; European
-Countries
-
-   Åland is an archipelago
-   in the Baltic Sea.
-
-   Retrieved from " http://en.wikipedia.org/wiki/%C3%85land"
-   This reference article is mainly selected from the English Wikipedia
-"""
-
-
-def test_the_frame_of_an_article_is_left_out() -> None:
-    words = [words_of(part) for part in running_text(ARTICLE)]
-    assert words == [["åland"], ["åland", "is", "an", "archipelago", "in", "the", "baltic", "sea"]]
-
-
-def archive(folder: Path, texts: dict[str, str]) -> None:
-    with tarfile.open(folder / ARTICLES, "w:xz") as file:
-        for name, text in texts.items():
-            member = tarfile.TarInfo(f"plaintext_articles/{name}")
-            member.size = len(text.encode())
-            file.addfile(member, io.BytesIO(text.encode()))
-
-
-def test_the_articles_of_an_archive_are_read(tmp_path: Path) -> None:
-    archive(tmp_path, {"a.txt": ARTICLE, "b.txt": "One.\n\nTwo.", "c.jpg": "no text"})
-    assert [words_of(p)[0] for p in paragraphs(tmp_path)] == ["åland", "åland", "one", "two"]
 
 
 def test_the_lines_of_files_are_paragraphs(tmp_path: Path) -> None:
@@ -116,18 +58,6 @@ def test_the_lines_of_files_are_paragraphs(tmp_path: Path) -> None:
     (tmp_path / "5.html").write_text("six")
     words = [words_of(line) for line in paragraphs(tmp_path)]
     assert words == [["one"], ["two"], ["drei", "ä"], ["four"], ["five"]]
-
-
-def test_a_text_that_is_not_there_is_named_with_its_command(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"curl .*wikispeedia_articles_plaintext"):
-        list(paragraphs(tmp_path / "wikispeedia"))
-
-
-@pytest.mark.parametrize("name", [ARTICLES, "1.txt.gz", "1.txt.bz2", "1.txt.xz", "1.txt"])
-def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"\xff\x00 no archive")
-    with pytest.raises(DataError, match="cannot be read"):
-        list(paragraphs(tmp_path))
 
 
 PARAGRAPHS = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=12), max_size=6)
@@ -174,17 +104,6 @@ def test_counts_are_those_of_all_windows(
     text = [word for paragraph in paragraphs for word in paragraph]
     assert counts.tokens == len(text)
     assert counts.frequency.tolist() == [text.count(word) for word in words]
-
-
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = np.random.default_rng(0)
-    paragraphs = [[f"w{'abcdefghij'[i]}" for i in draw.integers(10, size=30)] for _ in range(8)]
-    whole = count_words(paragraphs, vocabulary=9, window=4)
-    monkeypatch.setattr(counting, "CELLS", 20)
-    monkeypatch.setattr(counting, "PLACES", 7)
-    parts = count_words(paragraphs, vocabulary=9, window=4)
-    for name in ("query", "candidate", "count", "frequency"):
-        assert np.array_equal(getattr(whole, name), getattr(parts, name))
 
 
 LETTERS = count_words([list("abacabad"), list("dabbaca")], vocabulary=4, window=3)
@@ -256,62 +175,6 @@ def test_vectors_are_singular_vectors_scaled_by_singular_values(power: float) ->
     expected = left[:, :6] * singular[:6] ** power
     # Singular vectors are determined up to sign (and rotation where values are equal).
     assert np.abs(vectors @ vectors.T - expected @ expected.T).max() < 1e-3
-
-
-def write_judgements(folder: Path, **changed: str) -> Path:
-    texts = dict.fromkeys(PAIRS.values(), "Tiger\tcat\t7.35\nlove sex 6\n")
-    texts[QUESTIONS] = ": capitals\nAthens Greece Oslo Norway\n: gram8-plural\ncat cats dog dogs\n"
-    for name, text in {**texts, **changed}.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
-
-
-def test_pairs_and_questions_are_read_in_lower_case(tmp_path: Path) -> None:
-    judgements = read_judgements(write_judgements(tmp_path))
-    assert set(judgements.pairs) == {"MEN", "WordSim-353", "SimLex-999"}
-    assert judgements.pairs["MEN"] == (("tiger", "cat", 7.35), ("love", "sex", 6.0))
-    assert judgements.questions == {
-        "semantic": (("athens", "greece", "oslo", "norway"),),
-        "syntactic": (("cat", "cats", "dog", "dogs"),),
-    }
-
-
-def test_halves_share_nothing_and_are_all() -> None:
-    words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
-    pairs = tuple((one, two, 1.0) for one, two in pairwise(words))
-    questions = tuple(zip(words, words[1:], words[2:], words[3:], strict=False))
-    whole = Judgements({"MEN": pairs}, {"semantic": questions})
-    one, two = (whole.half(number) for number in (0, 1))
-    assert set(one.pairs["MEN"]) | set(two.pairs["MEN"]) == set(pairs)
-    assert not set(one.pairs["MEN"]) & set(two.pairs["MEN"])
-    assert set(one.questions["semantic"]) ^ set(two.questions["semantic"]) == set(questions)
-    assert 30 < len(one.pairs["MEN"]) < 70
-    again = Judgements({"MEN": pairs[::-1]}, {"semantic": questions}).half(0)
-    assert set(again.pairs["MEN"]) == set(one.pairs["MEN"])
-
-
-def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
-    (write_judgements(tmp_path) / QUESTIONS).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=QUESTIONS):
-        read_judgements(tmp_path)
-    for name in (PAIRS["MEN"], QUESTIONS):
-        (write_judgements(tmp_path) / name).unlink()
-        with pytest.raises(DataError, match=name):
-            read_judgements(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        (PAIRS["MEN"], "a b 1\na b\n", "row 2 is 'a b'"),
-        (PAIRS["MEN"], "a b c\n", "row 1 is 'a b c'"),
-        (QUESTIONS, ": x\na b c\n", "row 2 is 'a b c'"),
-        (QUESTIONS, "a b c d\n", "row 1 is 'a b c d'"),
-    ],
-)
-def test_a_row_of_another_form_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=words):
-        read_judgements(write_judgements(tmp_path, **{name: text}))
 
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=20)
@@ -417,20 +280,6 @@ def test_the_objective_learns_the_planted_likeness_and_analogies() -> None:
     assert abs(floor["frequency"]["MEN"]["rho"]) < 0.2
 
 
-def test_the_peer_learns_them_too() -> None:
-    peer = PpmiSvd(TEXT, dim=16, smoothing=1.0, shift=1.0, power=0.5)
-    reported = peer(recipe(), QUIET, "cpu")["reported"]
-    assert reported["mean_rho"] > 0.7
-    assert reported["accuracy"] > 0.9
-
-
-def test_judgements_that_are_not_there_are_named_before_the_text_is_read(tmp_path: Path) -> None:
-    (tmp_path / "wikispeedia").mkdir()
-    text = Text("wikispeedia", 100, 5, 0.0)
-    with pytest.raises(DataError, match=r"words/EN-MEN-TR-3k\.txt: get people's judgements"):
-        read(text, str(tmp_path))
-
-
 @pytest.mark.long
 def test_the_best_scores_are_a_logistic_function_of_mutual_information() -> None:
     """docs/method.md, "The best score of a pair": with D = V the rank sets no limit."""
@@ -487,17 +336,6 @@ def made(seeds: int = 1, **more: Any) -> Runs:
     return runs_of([words_result(label, seed, **more) for seed in range(seeds) for label in RHO])
 
 
-def test_the_tables_have_each_set_and_kind_with_its_coverage() -> None:
-    similarity, analogies = tables(made())
-    rows = {row[0]: row[1:] for row in similarity.rows}
-    assert rows[SOGRAM] == ["0.400", "0.500", "0.600", "0.500"]
-    assert rows["frequency of both words"] == ["0.050"] * 4
-    assert rows["pairs"] == ["90 of 100"] * 3 + [""]
-    rows = {row[0]: row[1:] for row in analogies.rows}
-    assert rows[PEER] == ["40.0", "40.0", "40.0"]
-    assert rows["questions"] == ["40 of 200 (20 %)"] * 2 + [""]
-
-
 def test_the_panels_have_curves_of_what_is_trained_and_levels_of_the_rest() -> None:
     similarity, analogies = panels(made(2))
     lines = {line.label: line for line in analogies.lines}
@@ -518,10 +356,3 @@ def test_each_claim_is_of_the_right_pair() -> None:
     assert margins[1] == pytest.approx([30, 30])
     assert margins[2] == pytest.approx([-5, -5])
     assert margins[3] == pytest.approx([0.1, 0.1])
-
-
-def test_a_seed_that_is_not_whole_is_left_out() -> None:
-    results = [words_result(label) for label in RHO] + [words_result(SOGRAM, 1)]
-    assert len(above_floor(runs_of(results))) == 1
-    assert len(panels(runs_of(results))[0].lines[0].values) == 1
-    assert tables(runs_of([])) == []

@@ -53,9 +53,3 @@ def vector_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         table = pa.table({"id": [f"id{i}" for i in range(300)], "vector": column})
         pq.write_table(table, f"{name}.parquet")
     return tmp_path
-
-
-def train_on_csv(shop: Path, text: str, name: str = "clicks.csv") -> tuple[object, ...]:
-    """Write a CSV file of this text; return the arguments that train on it."""
-    (shop / name).write_text(text)
-    return ("train", "shop.toml", "--lineage", "l", "--set", f"data.path={name}")

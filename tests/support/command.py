@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import typer
 
-from evergram.cli import app, main
-from evergram.cli.command_line.words import options_of
+from evergram.cli import main
+from evergram.cli.command_line.words import options_of, parser
 
 # Starts the command; its arguments follow.
 PROGRAM = "from evergram.cli import main; main()"
@@ -44,7 +45,10 @@ class CommandResult(NamedTuple):
 
 
 class Command:
-    """Runs `evergram ARGUMENTS` in this process; a traceback on stderr fails the test."""
+    """Runs `evergram ARGUMENTS` in this process; a traceback on stderr fails the test.
+
+    The first argument is split into words, as a shell does it.
+    """
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
@@ -54,7 +58,7 @@ class Command:
         code = exit_code(*arguments)
         out, err = self._capture.readouterr()
         assert "Traceback" not in err
-        refuse_foreign_options([str(a) for a in arguments], err)
+        refuse_foreign_options(words_of(arguments), err)
         return CommandResult(code, out, err)
 
     def json(self, *arguments: object) -> Any:
@@ -76,10 +80,15 @@ def refuse_foreign_options(words: list[str], err: str) -> None:
             assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", plain)) <= own, line
 
 
+def words_of(arguments: Sequence[object]) -> list[str]:
+    first, *rest = map(str, arguments)
+    return [*shlex.split(first), *rest]
+
+
 def exit_code(*arguments: object) -> int:
     """Run `evergram ARGUMENTS` in this process, and return its exit code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evergram", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["evergram", *words_of(arguments)])
         # The width of rich's tables, whatever the terminal's is.
         patch.setenv("COLUMNS", "80")
         try:
@@ -92,7 +101,7 @@ def exit_code(*arguments: object) -> int:
 def every_command(group: Any = None, before: str = "") -> dict[str, Any]:
     """Return all commands by their words, such as "lineage list"; groups are no commands."""
     commands: dict[str, Any] = {}
-    top: Any = typer.main.get_command(app) if group is None else group
+    top: Any = parser() if group is None else group
     for name, command in top.commands.items():
         if hasattr(command, "commands"):
             commands |= every_command(command, f"{before}{name} ")

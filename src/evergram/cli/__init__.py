@@ -34,7 +34,7 @@ from evergram.cli import (
 )
 from evergram.cli.app import app
 from evergram.cli.command_line.completion import words_of_bash
-from evergram.cli.command_line.words import log_format_of
+from evergram.cli.command_line.words import log_format_of, parser
 from evergram.cli.failures import (
     INTERRUPTED,
     REFUSED,
@@ -76,7 +76,7 @@ def _exit_code() -> int:
         arguments = sys.argv[1:]
         refuse_unshared(arguments)
         with warnings_on_stderr(), words_of_bash():
-            code: int = app(args=arguments, standalone_mode=False) or 0
+            code: int = parser()(args=arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:

@@ -1,0 +1,178 @@
+"""An error that was not measured has no certificate and passes no gate."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import save_file
+from tests.support.command import Command, exit_code
+
+import evergram as library
+from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.errors import DegradationError, LineageError
+from evergram.lineage.lineage import Lineage
+
+RECIPE = """
+name = "shop"
+[data]
+kind = "table"
+path = "old.csv"
+[model]
+dim = [6, 8, 8]
+[task]
+penalty = 2.0
+l2 = 0.1
+[training]
+epochs = 2
+batch_size = 512
+"""
+QUERIES = [f"u{i}" for i in range(240)]
+CANDIDATES = [f"i{i}" for i in range(120)]
+OTHERS = [f"x{i}" for i in range(240)], [f"y{i}" for i in range(120)]
+
+
+def interactions(name: str, queries: list[str], candidates: list[str]) -> None:
+    """Write 4,000 interactions, in which every query likes candidates near its own place."""
+    draw = random.Random(0)
+    lines = ["query,candidate"]
+    for n in range(4000):
+        place = n % len(queries)
+        row = (place + int(abs(draw.gauss(0, 5)))) % len(candidates)
+        lines.append(f"{queries[place]},{candidates[row]}")
+    Path(name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lineage with version 0 in `l`; other data with none of its ids, and with thirty queries."""
+    folder = tmp_path_factory.mktemp("shop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("r.toml").write_text(RECIPE)
+        interactions("old.csv", QUERIES, CANDIDATES)
+        interactions("none.csv", *OTHERS)
+        interactions("few.csv", QUERIES[:30] + OTHERS[0][30:], OTHERS[1])
+        assert exit_code("train r.toml --lineage l") == 0
+    return folder
+
+
+@pytest.fixture
+def shop(
+    trained: Path, tmp_path: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return evergram
+
+
+UPGRADE = "upgrade r.toml --lineage l --set upgrade.alone=false"
+SMALL = "--set data.path=few.csv"
+
+
+def versions() -> list[int]:
+    return [m.version for m in Lineage.open("l").versions]
+
+
+def test_an_upgrade_without_a_common_object_is_refused_before_it_trains(shop: Command) -> None:
+    refused = shop(f"{UPGRADE} --set data.path=none.csv --allow-small-overlap")
+    assert "version 0" in refused.refusal()
+    assert refused.err.count("\n") == 1
+    assert versions() == [0]
+
+
+def test_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Command) -> None:
+    refused = shop.refused(f"{UPGRADE} {SMALL}")
+    assert "30 objects in common with version 0, and 40 are needed" in refused
+    assert "--allow-small-overlap" in refused
+    assert versions() == [0]
+    done = shop(f"{UPGRADE} {SMALL} --allow-small-overlap")
+    assert done.code == 0, done.err
+    few = "Version 1: It has only 30 objects in common with the version before it."
+    assert f"warning: {few}" in done.err
+    for shown in (shop("lineage list l").out, shop("lineage check l").out):
+        assert few in shown
+        assert f"and {LEAST_OBJECTS} are needed for a certificate" in shown
+    facts = shop.json("lineage list l")["versions"]
+    assert [len(version["warnings"]) for version in facts] == [0, 2]
+    metrics = Lineage.open("l").metrics(1)
+    assert metrics["overlap"]["small"]
+    assert metrics["certificate"] == {}
+    # The chain of every later version leads through it.
+    later = shop(f"{UPGRADE} {SMALL} --json")
+    assert set(later.json["certificate"]) == {"1"}
+    checked = shop("lineage check l --max-bound 9")
+    assert checked.code == 1
+    assert "Version 0: nothing is known of its bound" in checked.err
+    assert "the transform of version 1 was measured on 0 objects" in checked.err
+
+
+def test_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> None:
+    assert shop("lineage check l").code == 0
+    assert shop("lineage check l --max-bound 0.3").code == 1
+    overlap = shop.json(UPGRADE)["overlap"]
+    reading = shop.json("lineage check l")["readings"][0]
+    unseen, measured = (reading[name]["relative"] for name in ("unseen", "measured"))
+    assert reading["unseen"]["objects"] == overlap["held_out"] >= LEAST_OBJECTS
+    assert reading["measured"]["objects"] == overlap["common"] == 360
+    assert unseen > measured
+    assert unseen == pytest.approx(reading["certificate"]["relative"])
+    assert shop(f"lineage check l --max-error {(unseen + measured) / 2}").code == 1
+    assert shop("lineage check l --max-bound 9").code == 0
+    assert shop("lineage retire l 0").code == 0
+    check = shop("lineage check l --max-bound 9")  # a limit on nothing that is read
+    assert (check.code, "No past version is read" in check.err) == (1, True)
+
+
+def test_python_goes_through_the_same_gate(shop: Command) -> None:
+    ids, vectors = Lineage.open("l").embeddings("candidate")
+    scores = vectors @ vectors[0]
+    save_file({"weight": vectors[:1].clone()}, "m.safetensors")
+    pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
+    probe = "--probe m.safetensors --data d.parquet --side candidate --min 0.99"
+    assert shop(f"consumer add l ads --pin v0 {probe}").code == 0
+    recipe = library.Recipe.load("r.toml", ["upgrade.method=non-bc", "upgrade.alone=false"])
+    lineage = library.Lineage.open("l")
+    made = library.upgrade(recipe, lineage)
+    with pytest.raises(LineageError, match=r"probe of ads .* evergram\.publish\(lineage, artefact"):
+        lineage.publish(made)
+    with pytest.raises(DegradationError, match="probe of ads"):
+        library.publish(lineage, made, strict_probes=True)
+    with pytest.raises(DegradationError, match=r"upgrade\.alone"):
+        library.publish(lineage, made, max_degradation=99)
+    assert versions() == [0]
+    warnings: list[str] = []
+    done = library.publish(lineage, made, warn=warnings.append)
+    assert (done.version, done.probes[0].broken) == (1, True)
+    assert warnings[0] == done.probes[0].sentence
+    assert "Its transform errs by" in warnings[1]
+    assert Lineage.open("l").metrics(1)["probes"][0]["consumer"] == "ads"
+
+
+def test_degradation_that_cannot_be_measured_fails(shop: Command) -> None:
+    limit = "upgrade r.toml --lineage l --max-degradation 100"
+    for options, words in {
+        "--set upgrade.alone=false": "upgrade.alone",
+        """--set 'metrics=["recall@7"]'""": "recall@20",
+        f"{SMALL} --allow-small-overlap": "version 0: it knew 0 test queries, and 30 are needed",
+    }.items():
+        assert words in shop.refused(f"{limit} {options}")
+    assert versions() == [0]
+
+
+def test_a_test_of_few_queries_says_so_wherever_the_version_is(shop: Command) -> None:
+    interactions("all.csv", QUERIES, CANDIDATES)
+    # All but one of the test pairs are in the training file, too.
+    lines = Path("all.csv").read_text().splitlines()
+    Path("test.csv").write_text("\n".join([*sorted(set(lines[1:]))[:200], "u3,i999"]))
+    Path("test.csv").write_text("query,candidate\n" + Path("test.csv").read_text())
+    test = "--set data.path=all.csv --set data.test=test.csv --set split.kind=given"
+    trained = shop(f"train r.toml --lineage t {test} --json")
+    assert (trained.json["data"]["test_pairs"], trained.json["data"]["in_training"]) == (1, 200)
+    sentence = "tested on 1 queries only (of the held-out pairs, 200 are in the training data too)"
+    assert sentence in trained.err
+    assert sentence in shop.json("lineage list t")["versions"][0]["warnings"][0]

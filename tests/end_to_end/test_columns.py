@@ -1,0 +1,188 @@
+"""A missing column is named next to those that are there, and ids stay what they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from tests.support.click_shop import RECIPE, click_pairs
+from tests.support.command import Command
+
+from evergram.data.corpus import Corpus
+from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.errors import DataError
+from evergram.lineage.lineage import Lineage
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+TRAIN = "train shop.toml --lineage l --set data.path=clicks.csv"
+HEADER = "query,candidate\n"
+
+
+def test_a_missing_column_is_answered_with_the_line_to_write(evergram: Command, shop: Path) -> None:
+    rows = [f"u{q};i{c};3;7\n" for q, c in click_pairs()]
+    (shop / "clicks.csv").write_text("userId;movieId;rating;timestamp\n" + "".join(rows))
+    sentence = evergram.refused(TRAIN)
+    assert "userId, movieId, rating, timestamp" in sentence
+    line = re.search(r"columns = \{.*\}", sentence)
+    assert line is not None
+    (shop / "shop.toml").write_text(RECIPE.replace('kind = "table"', f'kind = "table"\n{line[0]}'))
+    assert evergram(TRAIN).code == 0
+    recipe = Lineage.open("l").manifest(0).recipe["data"]["columns"]
+    assert (recipe["query"], recipe["candidate"]) == ("userId", "movieId")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1,31,2.5,1260759144\n1,32,3.0,1260759179\n", "(1, 31, 2.5, 1260759144)"),
+        ("1,1,2.5\n1,32,3.0\n", "(1, 1, 2.5)"),  # two columns of one name
+        ("a,b\nx,y\n", 'columns = {query = "…", candidate = "…"}'),
+        ("Bede\tColumba\nBede\tIona\n", "query,candidate"),
+        (HEADER + "u1,i1\nNULL,i2\n", "row 2: query is 'NULL'"),
+        (HEADER + "u1,i1\nu2,\n", "row 2: candidate is empty"),
+        (HEADER + "17.0,i1\n18.0,i2\n", "17.0"),
+        (HEADER + "1,2\n3,4\n", "of 2 interactions"),
+        ((HEADER + "é1,i1\n").encode("latin-1"), "UTF-8"),
+    ],
+)
+def test_what_is_not_a_table_of_ids_is_refused(
+    evergram: Command, shop: Path, text: str | bytes, words: str
+) -> None:
+    (shop / "clicks.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert words in evergram.refused(TRAIN)
+
+
+def test_ids_of_a_csv_stay_what_they_are(evergram: Command, shop: Path) -> None:
+    rows = HEADER + "".join(f"{q:05d},{c}\n" for q, c in click_pairs())
+    (shop / "clicks.csv").write_text(rows)
+    (shop / "f.csv").write_text("id,zip,stars\n00001,00017,1\n00002,17,2\n")
+    ran = evergram(f"{TRAIN} --set data.query_features=f.csv --set model.kind=two_tower")
+    assert ran.code == 0, ran.err
+    ids, _ = Lineage.open("l").embeddings("query")
+    assert "00017" in ids.to_pylist()
+    assert Lineage.open("l").embeddings("candidate")[0].type == pa.int64()
+    vocabularies = Lineage.open("l").encoder_parts(0)[2]
+    assert vocabularies["feature.zip"].keys.to_pylist() == ["17", "00017"]
+    # The next version's cannot become text, which is said before it trains.
+    (shop / "clicks.csv").write_text(rows + "00003,00017\n")
+    refused = evergram(TRAIN.replace("train", "upgrade"))
+    assert "'00017'" in refused.refusal()
+    assert "epoch" not in refused.err
+
+
+def test_a_rating_that_is_not_read_is_warned_of(evergram: Command, shop: Path) -> None:
+    rows = "".join(f"u{q},i{c},4\n" for q, c in click_pairs())
+    (shop / "clicks.csv").write_text("query,candidate,stars\n" + rows)
+    assert 'value = "stars"' in evergram(TRAIN).err
+
+
+def test_a_text_null_in_parquet_is_a_text_and_a_null_is_not(evergram: Command, shop: Path) -> None:
+    queries: list[str | None] = ["NULL" if q == 3 else f"u{q}" for q, _ in click_pairs()]
+    candidates = [c for _, c in click_pairs()]
+    pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
+    assert evergram("train shop.toml --lineage l").code == 0
+    assert "NULL" in Lineage.open("l").embeddings("query")[0].to_pylist()
+    for nothing in ("", None):
+        queries[4] = nothing
+        pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
+        assert "row 5: query is empty" in evergram.refused("train shop.toml --lineage k")
+
+
+def test_other_files_of_ids_are_read_alike(
+    evergram: Command, shop: Path, vector_files: Path
+) -> None:
+    measure, features = "task.query_measure=f.csv", "data.candidate_features=f.csv"
+    for setting, text, words in (
+        (measure, "id,weight\n1,2.0\nNaN,1.0\n", "f.csv row 2: id is 'NaN'"),
+        (measure, "id,weight\n1,2.0\n1,1.0\n", "f.csv names the id 1 twice"),
+        (features, "id,tag\nitem1,a\nNULL,b\n", "f.csv row 2: id is 'NULL'"),
+        (features, "id,tag\nx1,a\nx2,b\n", "none of the ids"),
+    ):
+        (shop / "f.csv").write_text(text)
+        tower = "--set model.kind=two_tower" if setting == features else ""
+        refused = evergram.refused(f"train shop.toml --lineage l --set {setting} {tower}")
+        assert words in refused
+    np.save("v.npy", np.ones((3, 2), np.float32))
+    (vector_files / "v.ids.txt").write_text("a\nNULL\nc\n")
+    assert "v.ids.txt line 2" in evergram.refused("vectors import v.npy --lineage l")
+    table = pq.read_table("old.parquet").to_pylist()
+    table[6]["id"] = ""
+    pq.write_table(pa.Table.from_pylist(table, pq.read_schema("old.parquet")), "bad.parquet")
+    assert "bad.parquet row 7" in evergram.refused("vectors import bad.parquet --lineage l")
+
+
+CLICKS = {"user": [1, 1, 2], "item": ["a", "b", "a"], "event": ["view", " purchase", "cart"]}
+COLUMNS: dict[str, Any] = {"query": "user", "candidate": "item"}
+WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 10.0}
+
+
+def options_of(columns: dict[str, Any], weights: dict[str, float] | None = None) -> list[str]:
+    return [
+        *(f"--column={role}={name}" for role, name in columns.items()),
+        *(f"--weight={name}={weight}" for name, weight in (weights or {}).items()),
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_events_weigh_alike_through_every_door(
+    suffix: str, tmp_path: Path, evergram: Command
+) -> None:
+    path, folder, table = tmp_path / f"log{suffix}", tmp_path / "prepared", pa.table(CLICKS)
+    csv.write_csv(table, path) if suffix == ".csv" else pq.write_table(table, path)
+    columns = COLUMNS | {"weight": "event"}
+    assert evergram("prepare", path, folder, *options_of(columns, WEIGHTS)).code == 0
+    assert evergram("prepare", path, folder, "--append").code == 0  # keeps them
+    data = {"kind": "table", "path": str(path), "columns": columns, "weights": WEIGHTS}
+    of_recipe = load_corpus(Recipe.of({"data": data}))
+    for corpus in (of_recipe, Corpus.of(CLICKS, **columns, weights=WEIGHTS)):
+        assert corpus.column("weight").tolist() == [1, 10, 3]
+    assert load_prepared(folder).column("weight").tolist() == [1, 10, 3] * 2
+    known, named = {"view": 1.0, "purchase": 9.0}, r"row 3.*'cart'.*view, purchase"
+    with pytest.raises(DataError, match=named):
+        load_corpus(Recipe.of({"data": data | {"weights": known}}))
+    with pytest.raises(DataError, match=named):
+        Corpus.of(CLICKS, **columns, weights=known)
+    refused = evergram.refused("prepare", path, tmp_path / "o", *options_of(columns, known))
+    assert re.search(named, refused)
+
+
+def test_weights_without_names_or_names_without_weights_are_refused() -> None:
+    with pytest.raises(DataError, match=r"data\.weights"):
+        Corpus.of(CLICKS, **COLUMNS, weight="event")
+    with pytest.raises(DataError, match="no column of them"):
+        Corpus.of(CLICKS, **COLUMNS, weights=WEIGHTS)
+    with pytest.raises(DataError, match="'view' is -1"):
+        Corpus.of(CLICKS, **COLUMNS, weight="event", weights={"view": -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("id", {}), ("item", {}), ("sku", {"id": [7, 8]}), ("sku", {})]
+)
+def test_the_ids_of_a_catalogue_are_found_alike_through_every_door(
+    name: str, others: dict[str, list[int]], tmp_path: Path, evergram: Command
+) -> None:
+    catalogue = pa.table({name: ["a", "b"], **others, "price": [1.5, 2.5]})
+    columns = COLUMNS | ({"candidate_id": "sku"} if name == "sku" else {})
+    clicks, path, folder = (tmp_path / n for n in ("clicks.csv", "catalogue.csv", "out"))
+    csv.write_csv(pa.table(CLICKS).drop("event"), clicks)
+    csv.write_csv(catalogue, path)
+    data = {"kind": "table", "path": str(clicks), "columns": columns}
+    of_recipe = load_corpus(Recipe.of({"data": data | {"candidate_features": str(path)}}))
+    made = evergram("prepare", clicks, folder, *options_of(columns), "--candidate-features", path)
+    assert made.code == 0, made.err
+    in_memory = Corpus.of(pa.table(CLICKS).drop("event"), candidate_features=catalogue, **columns)
+    for corpus in (of_recipe, in_memory, load_prepared(folder)):
+        (price,) = corpus.candidates.features.values()
+        assert [price.vocabulary.keys[int(row)].as_py() for row in price.indices] == [1.5, 2.5]
+
+
+def test_a_catalogue_without_ids_is_refused_with_its_columns() -> None:
+    with pytest.raises(DataError, match=r"no column 'id'.*sku, price"):
+        Corpus.of(CLICKS, candidate_features={"sku": ["a"], "price": [1]}, **COLUMNS)

@@ -1,0 +1,290 @@
+"""No test pair was trained on, a published split is trained on whole, and training ends in time."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.support.command import Command, exit_code
+
+from evergram.lineage.lineage import Lineage
+
+TRAIN, UPGRADE = "train shop.toml --lineage lin", "upgrade shop.toml --lineage lin"
+RECIPE = """
+name = "shop"
+metrics = ["recall@20"]
+[data]
+kind = "table"
+path = "clicks.parquet"
+[model]
+dim = 24
+[task]
+penalty = 1.0
+l2 = 0.001
+[training]
+epochs = 10
+evaluate_every = 10
+batch_size = 256
+table_rate = 0.3
+"""
+QUICK = "--set training.epochs=1"
+# Between the recall@20 of chance, 0.17, and that of a model on its own training pairs, 0.8.
+LEAKED = 0.35
+
+
+def clicks(rows: int, seed: int = 0) -> pa.Table:
+    """Clicks with nothing to learn but the very pairs.
+
+    A model that is tested on its own training pairs scores high; no other model does.
+    """
+    draw = random.Random(seed)
+    pairs = [(draw.randrange(150), f"item{draw.randrange(120)}") for _ in range(rows)]
+    query, candidate = zip(*pairs, strict=True)
+    times = [1_700_000_000 + 3600 * i for i in range(rows)]
+    return pa.table({"query": query, "candidate": candidate, "time": times})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pq.write_table(clicks(3000), tmp_path / "clicks.parquet")
+    (tmp_path / "shop.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a lineage of version 0."""
+    folder = tmp_path_factory.mktemp("shop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        pq.write_table(clicks(3000), "clicks.parquet")
+        Path("shop.toml").write_text(RECIPE)
+        assert exit_code(TRAIN) == 0
+    return folder
+
+
+@pytest.fixture
+def shop(trained: Path, folder: Path) -> Path:
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("change", ["rows", "seed", "share"])
+def test_a_grown_lineage_is_not_tested_on_what_it_was_trained_on(
+    shop: Path, evergram: Command, change: str
+) -> None:
+    first = Lineage.open("lin").metrics(0)["data"]
+    pq.write_table(pa.concat_tables([clicks(3000), clicks(500, 1)]), "more.parquet")
+    options = {"rows": "--set data.path=more.parquet", "seed": "--seed 1"}
+    second = evergram.json(f"{UPGRADE} {options.get(change, '--set split.share=0.3')}")
+    assert second["metrics"]["model"]["recall@20"] < LEAKED
+    new = pq.read_metadata("lin/versions/1/trained_pairs.parquet").num_rows
+    if change == "rows":
+        assert new > 200
+    elif change == "seed":
+        assert (second["data"]["test_pairs"], new) == (first["test_pairs"], 0)
+    else:
+        # What the larger share holds out was trained on, but for what was held out already.
+        assert second["data"]["trained_before"] > 200
+        assert second["data"]["test_pairs"] <= first["test_pairs"]
+
+
+def test_a_given_test_file_is_cleared_of_what_was_trained_on(
+    folder: Path, evergram: Command
+) -> None:
+    whole = clicks(3000)
+    # The second time, nearly all of the test was trained on.
+    for name, table in (
+        ("train.parquet", whole.slice(0, 2500)),
+        ("test.parquet", whole.slice(2500)),
+        ("train2.parquet", whole.slice(1000)),
+        ("test2.parquet", pa.concat_tables([whole.slice(0, 1000), clicks(300, 5)])),
+    ):
+        pq.write_table(table, name)
+    given = "--set split.kind=given --set data.path={} --set data.test={}"
+    evergram.json(f"{TRAIN} {given.format('train.parquet', 'test.parquet')}")
+    second = evergram.json(f"{UPGRADE} {given.format('train2.parquet', 'test2.parquet')}")
+    assert second["data"]["trained_before"] > 700
+    assert 0 < second["data"]["test_pairs"] < 300
+
+
+def test_a_lineage_keeps_its_salt(folder: Path, evergram: Command) -> None:
+    evergram.json(f"{TRAIN} {QUICK} --set split.salt=a")
+    assert json.loads(Path("lin/lineage.json").read_text())["salt"] == "a"
+    assert "'a'" in evergram.refused(f"{UPGRADE} --set split.salt=b")
+    evergram.json(f"{UPGRADE} {QUICK}")
+
+
+def test_a_window_of_time_rolls_with_the_data(folder: Path, evergram: Command) -> None:
+    window = f"{QUICK} --set split.kind=time --set 'split.last=\"{{}}\"'"
+    evergram.json(f"{TRAIN} {window.format('5 %')}")
+    pq.write_table(clicks(3600), "clicks.parquet")
+    second = evergram.json(f"{UPGRADE} {window.format('5 %')}")["data"]
+    assert 3000 < second["interactions"] + second["test_pairs"] <= 3600
+    pq.write_table(clicks(4200), "clicks.parquet")
+    third = evergram.json(f"{UPGRADE} {window.format('7 days')}")["data"]
+    # A click an hour: 168 before the last one, and this, are in the window.
+    assert third["interactions"] == 4200 - 169
+    assert "'5 %', '36 hours', '7 days'" in evergram.refused(f"{UPGRADE} {window.format('x')}")
+
+
+def test_an_upgrade_that_lost_the_race_keeps_its_model(
+    shop: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("lin", "theirs")
+    assert evergram(f"{UPGRADE} {QUICK} --seed 7".replace("lin ", "theirs ")).code == 0
+    publish = Lineage.publish
+
+    def overtaken(self: Lineage, *args: Any, **kwargs: Any) -> int:
+        # Another machine's version arrives between training and publication.
+        shutil.copytree("theirs", "lin", dirs_exist_ok=True)
+        return publish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lineage, "publish", overtaken)
+        assert "--kept" in evergram(f"{UPGRADE} {QUICK}").err
+    assert Lineage.open("lin").newest == 1
+    assert "seed" in evergram.refused(f"{UPGRADE} {QUICK} --kept --seed 3")
+    # The model that was trained as version 1 gets a transform to the other version 1.
+    assert evergram.json(f"{UPGRADE} {QUICK} --kept")["version"] == 2
+    assert "No model is kept" in evergram.refused(f"{UPGRADE} --kept")
+
+
+QUERIES, CANDIDATES = 40, 30
+# Of the 30 candidates each query has 10 in the training file and 10 in the test file.
+GIVEN = """
+name = "published"
+metrics = ["recall@20", "recall@500"]
+[data]
+kind = "table"
+path = "train.parquet"
+test = "test.parquet"
+[split]
+kind = "given"
+share = 0.3
+[model]
+dim = [4, 6]
+[task]
+penalty = 2.0
+l2 = 0.1
+[training]
+epochs = 4
+batch_size = 32
+metric = "recall@20"
+"""
+PUBLISHED = "train published.toml --lineage l"
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A published split, two files and a recipe of them; return the rows of its training part."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for q in range(QUERIES):
+        met = draw.sample(range(CANDIDATES), 20)
+        parts["train"] += [(f"q{q}", f"c{c}") for c in met[:10]]
+        parts["test"] += [(f"q{q}", f"c{c}") for c in met[10:]]
+    # Candidates that a single pair knows: some of them are in the selection pairs alone.
+    parts["train"] += [(f"q{q}", f"rare{q}") for q in range(QUERIES)]
+    for name, pairs in parts.items():
+        query, candidate = zip(*pairs, strict=True)
+        pq.write_table(pa.table({"query": query, "candidate": candidate}), f"{name}.parquet")
+    Path("published.toml").write_text(GIVEN)
+    return len(parts["train"])
+
+
+def test_a_published_split_is_refitted_on_its_whole_training_part(
+    published: int, evergram: Command
+) -> None:
+    report = evergram.json(PUBLISHED)
+    training = report["training"]
+    # As many steps as the best epoch had, which did not see the selection pairs.
+    per_epoch = round(training["refit"]["steps"] / training["best_epoch"])
+    assert training["refit"]["steps"] == per_epoch * training["best_epoch"]
+    assert 0.6 * published // 32 <= per_epoch < published // 32
+    assert training["refit"]["interactions"] == report["data"]["interactions"] == published
+    assert report["data"]["test_pairs"] == 10 * QUERIES
+    ids, _ = Lineage.open("l").embeddings("candidate")
+    assert set(ids.to_pylist()) == set(pq.read_table("train.parquet")["candidate"].to_pylist())
+    again = evergram.json("evaluate l")["metrics"]
+    for who in ("model", "popularity"):
+        assert again[who] == pytest.approx(report["metrics"][who], abs=1e-6)
+    # So are an upgrade and the model that is trained alone.
+    upgraded = evergram.json(PUBLISHED.replace("train", "upgrade"))
+    for refit in (upgraded["training"]["refit"], upgraded["training"]["alone"]["refit"]):
+        assert refit["interactions"] == published
+        assert refit["steps"] > 0
+    assert len(Lineage.open("l").view(0).embeddings("candidate")[0]) == CANDIDATES + QUERIES
+    # The transform's error is measured on the published objects.
+    objects = upgraded["compatibility"]["0"]["drift"]["known"]["objects"]
+    assert objects == 2 * QUERIES + CANDIDATES
+
+
+def test_every_known_pair_is_masked(published: int, evergram: Command) -> None:
+    """Also those that chose the epoch: of 30 candidates, 10 are known, and 20 left for a list."""
+    train = pq.read_table("train.parquet")
+    common = train.filter(pa.array([c.startswith("c") for c in train["candidate"].to_pylist()]))
+    pq.write_table(common, "train.parquet")
+    options = "--set training.refit=false"
+    metrics = evergram.json(f"{PUBLISHED} {options}")["metrics"]
+    upgraded = evergram.json(f"{PUBLISHED} {options}".replace("train", "upgrade", 1))
+    rankings = [*metrics.values(), *upgraded["compatibility"]["0"]["ranking"].values()]
+    rankings.append(evergram.json("evaluate l --as 0")["metrics"]["model"])
+    assert {ranking["recall@20"] for ranking in rankings} == {1.0}
+    # Of the training file, nothing is held out.
+    same = "--set data.test=train.parquet --set training.refit=false"
+    assert "too few pairs" in evergram.refused(f"train published.toml --lineage m {same}")
+
+
+def test_a_refit_can_be_asked_of_any_split(published: int, evergram: Command) -> None:
+    Path("random.toml").write_text(GIVEN.replace('test = "test.parquet"\n', ""))
+    train, refit = "train random.toml --set split.kind=random", "--set training.refit=true"
+    data = evergram.json(f"{train} {refit} --lineage a")["data"]
+    # All that is not test: what is neither are pairs of queries or candidates that training lacks.
+    assert published - data["interactions"] >= data["test_pairs"]
+    assert data["interactions"] > 0.75 * published
+    plain = evergram.json(f"{train} --lineage b")
+    assert plain["training"]["refit"] is None
+    assert plain["data"]["interactions"] < data["interactions"]
+    paper = f"{train} {refit} --set split.selection=paper --lineage c"
+    assert "training.refit" in evergram.refused(paper)
+
+
+SYNTHETIC = """
+[data]
+kind = "synthetic"
+queries = 150
+candidates = 80
+interactions = 4000
+[split]
+kind = "random"
+[model]
+dim = [4, 6]
+"""
+
+
+def test_training_ends_when_patience_runs_out_or_says_that_it_was_too_short(
+    folder: Path, evergram: Command
+) -> None:
+    (folder / "shop.toml").write_text(SYNTHETIC)
+    training = evergram.json(f"{TRAIN} --set training.patience=2")["training"]
+    assert (training["ended"], training["warnings"]) == ("patience", [])
+    assert training["epochs"] == training["best_epoch"] + 2 < 100
+    (folder / "shop.toml").write_text(SYNTHETIC + "[task]\npenalty = 5.0\nl2 = 0.1\n")
+    short = "--json --set training.epochs=2 --set training.table_rate=0.02"
+    trained = evergram(f"{TRAIN}s {short}")
+    training = trained.json["training"]
+    assert (training["ended"], training["best_epoch"]) == ("epochs", 2)
+    assert "training.epochs" in training["warnings"][0]
+    assert training["warnings"][0] in trained.err
+    upgraded = evergram(f"{UPGRADE}s {short}")
+    assert "version 1 alone" in upgraded.err
+    assert upgraded.json["training"]["alone"]["warnings"]

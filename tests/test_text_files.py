@@ -1,0 +1,168 @@
+"""Files of text: their ids, their quotation marks, and what they are in spite of their names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evergram.errors import DataError
+from evergram.file_content import refuse_other_content, unreadable
+from evergram.ids import first_missing, ids_of_text, missing_sentence
+from evergram.quotation import refuse_open_quotation
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "20", "-3", "0"], [1, 20, -3, 0]),
+        (["1", "00017"], ["1", "00017"]),
+        (["1", "+5"], ["1", "+5"]),
+        (["1", "-0"], ["1", "-0"]),
+        (["1", " 2"], ["1", " 2"]),
+        (["1", "A1"], ["1", "A1"]),
+        (["9223372036854775807", "1"], [2**63 - 1, 1]),
+        (["9223372036854775808", "1"], ["9223372036854775808", "1"]),
+        (["1e5", "x"], ["1e5", "x"]),
+        (["17.0", "18"], [17.0, 18.0]),  # no ids: their readers refuse floats
+    ],
+)
+def test_a_column_of_text_as_ids(cells: list[str], expected: list[object]) -> None:
+    assert ids_of_text(pa.chunked_array([cells])).to_pylist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
+def test_integers_are_read_as_themselves(numbers: list[int]) -> None:
+    assert ids_of_text(pa.array(map(str, numbers))).to_pylist() == numbers
+
+
+@pytest.mark.parametrize(
+    "word", ["NaN", "nan", "NULL", "null", "None", "<NA>", "N/A", "#N/A", r"\N"]
+)
+def test_words_for_a_missing_value_are_ids_in_typed_files_only(word: str) -> None:
+    column = pa.array(["a", word])
+    assert first_missing(column, text_file=True) == 1
+    assert first_missing(column) == -1
+    assert first_missing(column.dictionary_encode()) == -1
+    sentence = missing_sentence("x.csv row 2", "query", word, text_file=True)
+    assert f"x.csv row 2: query is {word!r}, which in a text file means a missing value" in sentence
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", None]),
+        pa.array(["a", ""]),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.array([1, None]),
+        pa.array([1.0, float("nan")]),
+        pa.chunked_array([["a"], [""]]),
+        pa.array(["a", ""], pa.large_string()),
+    ],
+)
+def test_a_missing_cell_is_never_an_id(column: pa.Array) -> None:
+    assert first_missing(column) == 1
+
+
+def test_words_that_only_resemble_a_missing_value_are_ids() -> None:
+    words = pa.array(["NA", "nothing", "nullable", "Nan Goldin", "0"])
+    assert first_missing(words, text_file=True) == -1
+
+
+def is_refused(text: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        path.write_bytes(text.encode())
+        try:
+            refuse_open_quotation(path, ",")
+        except DataError:
+            return True
+        return False
+
+
+@given(st.text(alphabet='a",\n', max_size=12))
+def test_it_refuses_what_a_strict_reader_refuses(text: str) -> None:
+    try:
+        list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        wrong = False
+    except csv.Error:
+        wrong = True
+    assert is_refused(text) == wrong
+
+
+@given(st.lists(st.lists(st.text(max_size=8), min_size=1, max_size=3), max_size=4))
+def test_what_a_writer_wrote_is_accepted(rows: list[list[str]]) -> None:
+    file = io.StringIO(newline="")
+    csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    text = file.getvalue().encode(errors="ignore").decode()
+    assert not is_refused(text)
+    assert not is_refused(f"\ufeff{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('id,text\n1,a\n2,"b\n3,c\n', "line 3: .* never ends; close it"),
+        ('id,text\n1,"a"b\n', "line 2: .* ends within its cell; close it"),
+        ('"id,text\n', "line 1: .* never ends"),
+    ],
+)
+def test_the_line_that_opens_it_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(DataError, match=sentence):
+        refuse_open_quotation(tmp_path / "x.csv", ",")
+
+
+def test_an_unpacked_text_is_judged_as_the_file_is(tmp_path: Path) -> None:
+    for text in ('id,text\n1,"a\nb"\n', ""):
+        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(text.encode()))
+    with pytest.raises(DataError, match=r"x\.csv\.gz line 2: .* never ends"):
+        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(b'id,text\n1,"a\n'))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"PAR1 and more", "is a Parquet file, in spite of its name; let its name end in .parquet"),
+        (b"\xff\xfea\0", "is text in UTF-16, in spite of its name; save it as UTF-8"),
+        (b"  <!DOCTYPE html>", "is a web page, in spite of its name; download the file itself"),
+        (b"a,b\n1,\0\n", "has NUL bytes, so it is no text in UTF-8"),
+    ],
+)
+def test_a_file_is_named_as_what_it_is(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        refuse_other_content(path)
+
+
+def test_text_and_a_file_of_its_own_kind_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    refuse_other_content(path)
+    path.write_bytes("query,candidate\n1,é\n".encode())
+    refuse_other_content(path)
+    path.write_bytes(b"PAR1\0")
+    refuse_other_content(path, b"PAR1")
+
+
+def test_an_unreadable_file_is_named_by_its_content_or_by_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.parquet"
+    path.write_bytes(b"%PDF-1.7")
+    assert "is a PDF" in str(unreadable(path, ValueError("no"), b"PAR1"))
+    path.write_bytes(b"PAR1")
+    assert "cannot be read: no; if it is damaged" in str(
+        unreadable(path, ValueError("no"), b"PAR1")
+    )
+    refused = PermissionError(13, "Permission denied")
+    assert "Permission denied; let this user read it" in str(unreadable(path, refused, b"PAR1"))
+    long = OSError(36, "File name too long", str(path))
+    assert "cannot be read: File name too long; if" in str(unreadable(path, long, b"PAR1"))
+    pickled = ValueError("Object arrays cannot be loaded when allow_pickle=False")
+    assert "never unpickled" in str(unreadable(path, pickled, b"\x93NUMPY", b"PAR1"))
