@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support.encoders import lineage_with_encoder, two_tower
+from tests.support.fits import changed
 from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
@@ -28,9 +28,7 @@ from evergram.training.corpora import (
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.data import SplitRecipe
 
-
-def recipe(**data: Any) -> Recipe:
-    return Recipe.of({"data": {k: str(v) for k, v in data.items()}})
+AT_RANDOM = Recipe.of({"data": {"kind": "synthetic"}})
 
 
 def test_a_least_value_needs_values_and_leaves_some_interaction(tmp_path: Path) -> None:
@@ -55,9 +53,7 @@ def corpus_of(queries: int, candidates: int) -> Corpus:
 
 
 def test_by_time_a_version_has_its_own_share_and_a_later_one_more() -> None:
-    by_time = Recipe.of(
-        {"data": {"kind": "synthetic"}, "split": {"kind": "time", "versions": [0.5, 0.8]}}
-    )
+    by_time = changed(AT_RANDOM, "split.kind=time", "split.versions=[0.5, 0.8]")
     corpus = corpus_of(20, 30)
     first, second = (split_for(by_time, corpus, version) for version in (0, 1))
     assert (len(first.training), len(second.training)) == (300, 480)
@@ -66,23 +62,21 @@ def test_by_time_a_version_has_its_own_share_and_a_later_one_more() -> None:
 
 
 def test_nothing_to_test_by_is_refused_and_says_why() -> None:
-    at_random = Recipe.of({"data": {"kind": "synthetic"}})
     with pytest.raises(DataError, match=r"holds out too few pairs .* of 4 interactions"):
-        split_for(at_random, corpus_of(2, 2), 0)
+        split_for(AT_RANDOM, corpus_of(2, 2), 0)
     corpus = corpus_of(20, 30)
     everything = TrainedPairs.of(PairHash("embeddings").of_corpus(corpus))
     history = PairHistory("embeddings", everything)
     with pytest.raises(DataError, match="were trained on by an earlier version"):
-        split_for(at_random, corpus, 1, history)
+        split_for(AT_RANDOM, corpus, 1, history)
 
 
 def test_a_refit_trains_on_all_but_the_test_pairs() -> None:
-    at_random = Recipe.of({"data": {"kind": "synthetic"}})
-    split = split_for(at_random, corpus_of(20, 30), 0)
+    split = split_for(AT_RANDOM, corpus_of(20, 30), 0)
     assert final_split(split, refits=False) is split
     final = final_split(split, refits=True)
     assert len(final.training) == 20 * 30 - len(final.test) > len(split.training)
-    paper = Recipe.of({"data": {"kind": "synthetic"}, "split": {"selection": "paper"}})
+    paper = changed(AT_RANDOM, "split.selection=paper")
     with pytest.raises(RecipeError, match=r"set training\.refit = false or split\.selection"):
         final_split(split_for(paper, corpus_of(20, 30), 0), refits=True)
 
@@ -109,10 +103,6 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
 
 
-def entities(names: list[str]) -> Side:
-    return Side(Vocabulary(pa.array(names)))
-
-
 def test_a_published_encoder_is_read_as_it_was(tmp_path: Path) -> None:
     lineage, encoder = lineage_with_encoder(tmp_path / "l"), two_tower()
     loaded = load_encoder(lineage, 0)
@@ -133,15 +123,17 @@ def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Pa
 
 
 def test_held_out_objects_are_the_same_in_every_version() -> None:
-    whole, part = [f"id{i}" for i in range(500)], [f"id{i}" for i in range(250)]
-    of_whole = {n for n, held in zip(whole, held_out(entities(whole), 0.2), strict=True) if held}
-    of_part = {n for n, held in zip(part, held_out(entities(part), 0.2), strict=True) if held}
-    assert of_part == of_whole & set(part)
-    assert 0.15 < len(of_whole) / len(whole) < 0.25
+    held: list[set[str]] = []
+    for size in (500, 250):
+        names = [f"id{i}" for i in range(size)]
+        marks = held_out(Side(Vocabulary(pa.array(names))), 0.2)
+        held.append({name for name, is_held in zip(names, marks, strict=True) if is_held})
+    assert held[1] == {name for name in held[0] if int(name[2:]) < 250}
+    assert 0.15 < len(held[0]) / 500 < 0.25
 
 
 def test_trained_pairs_are_hashed_with_the_salt() -> None:
-    corpus = Corpus.from_tables(pa.table({"query": ["a", "a"], "candidate": ["x", "y"]}))
+    corpus = Corpus.of([("a", "x"), ("a", "y")])
     salt, pairs = trained_pairs(corpus, "films")
     assert (salt, len(pairs)) == ("films", 2)
     assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()

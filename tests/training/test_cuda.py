@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.fits import changed, split_of
 from torch import Tensor
 
 from evergram.lineage.lineage import Lineage
@@ -13,65 +14,58 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.settings import CheckpointSettings
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.corpora import load_corpus
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.recipe import Recipe
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
-UNIT = ("model.normalize=true", "training.optimizer=adam", "training.table_rate=0.02")
-SOFTMAX = (*UNIT, "task.kind=softmax_all", "task.temperature=0.2", "task.penalty=0")
-KINDS: dict[str, tuple[str, ...]] = {
-    "SOGram": (),
-    "SOGram, fixed rate": ("gramian.rate=0.05",),
-    "storm": ("gramian.kind=storm",),
-    "SAGram": ("gramian.kind=sagram",),
-    "SAGram, 1": ("gramian.kind=sagram", "gramian.beta=1"),
-    "exact": ("gramian.kind=exact",),
-    "sampled": ("gramian.kind=sampled",),
-    "independent draws": ("gramian.batch=independent",),
-    "adaptive draws": ("gramian.batch=independent", "gramian.sampler=adaptive"),
-    "not preconditioned": ("training.precondition=0",),
-    "two measures": (
-        "task.query_measure=[0.0, 0.0]",
-        "task.candidate_measure=[0.0, 0.5]",
-        "task.penalty=[3.0, 2.0]",
-    ),
-    "adam": ("training.optimizer=adam", "training.table_rate=0.02"),
-    "sgd": ("training.optimizer=sgd",),
-    "least squares": ("training.optimizer=als",),
-    "logistic": ("task.loss=logistic",),
-    "bpr": ("task.kind=bpr", "task.penalty=1"),
-    "softmax in the batch": ("task.kind=softmax", "task.penalty=1"),
-    "second order": (*UNIT, "task.kind=second_order", "task.temperature=0.5"),
+UNIT = "model.normalize=true training.optimizer=adam training.table_rate=0.02 "
+SOFTMAX = f"{UNIT} task.kind=softmax_all task.temperature=0.2 task.penalty=0 "
+APART = "gramian.batch=independent "
+KINDS = {
+    "SOGram": "",
+    "SOGram, fixed rate": "gramian.rate=0.05",
+    "storm": "gramian.kind=storm",
+    "SAGram": "gramian.kind=sagram",
+    "SAGram, 1": "gramian.kind=sagram gramian.beta=1",
+    "exact": "gramian.kind=exact",
+    "sampled": "gramian.kind=sampled",
+    "independent draws": APART,
+    "adaptive draws": f"{APART} gramian.sampler=adaptive",
+    "not preconditioned": "training.precondition=0",
+    "two measures": "task.query_measure=[0.0,0.0] task.candidate_measure=[0.0,0.5] "
+    "task.penalty=[3.0,2.0]",
+    "adam": "training.optimizer=adam training.table_rate=0.02",
+    "sgd": "training.optimizer=sgd",
+    "least squares": "training.optimizer=als",
+    "logistic": "task.loss=logistic",
+    "bpr": "task.kind=bpr task.penalty=1",
+    "softmax in the batch": "task.kind=softmax task.penalty=1",
+    "second order": f"{UNIT} task.kind=second_order task.temperature=0.5",
     "softmax over all": SOFTMAX,
-    "softmax, limited": (*SOFTMAX, "task.largest_share=0.05", "task.push=1.1"),
-    "softmax, bfloat16": (*SOFTMAX, "task.products=bfloat16"),
-    "softmax, others' pairs": (*SOFTMAX, "task.denominator=unobserved"),
-    "softmax, two temperatures": (*SOFTMAX, "task.positive_temperature=0.3"),
-    "softmax, clustered": (
-        *UNIT,
-        "task.kind=softmax_clustered",
-        "task.temperature=0.5",
-        "task.clusters=16",
-    ),
-    "softmax, neighbours": (*SOFTMAX, "task.neighbour_share=0.2", "training.rescale_rows=true"),
-    "smooth start": (*SOFTMAX, "model.start=smooth"),
-    "svd start": ("model.start=svd",),
-    "popularity": (*SOFTMAX, "model.popularity=auto"),
-    "hashed rows": ("model.hash_rows=64",),
-    "two towers": ("model.kind=two_tower",),
-    "two towers, deep": ("model.kind=two_tower", "model.hidden=[16, 16]"),
-    "lightgcn": ("model.kind=lightgcn",),
-    "means of candidates": ("model.kind=mean_of_candidates",),
-    "refit": ("training.refit=true",),
+    "softmax, limited": f"{SOFTMAX} task.largest_share=0.05 task.push=1.1",
+    "softmax, bfloat16": f"{SOFTMAX} task.products=bfloat16",
+    "softmax, others' pairs": f"{SOFTMAX} task.denominator=unobserved",
+    "softmax, two temperatures": f"{SOFTMAX} task.positive_temperature=0.3",
+    "softmax, clustered": f"{UNIT} task.kind=softmax_clustered task.temperature=0.5 "
+    "task.clusters=16",
+    "softmax, neighbours": f"{SOFTMAX} task.neighbour_share=0.2 training.rescale_rows=true",
+    "smooth start": f"{SOFTMAX} model.start=smooth",
+    "svd start": "model.start=svd",
+    "popularity": f"{SOFTMAX} model.popularity=auto",
+    "hashed rows": "model.hash_rows=64",
+    "two towers": "model.kind=two_tower",
+    "two towers, deep": "model.kind=two_tower model.hidden=[16,16]",
+    "lightgcn": "model.kind=lightgcn",
+    "means of candidates": "model.kind=mean_of_candidates",
+    "refit": "training.refit=true",
 }
 
 
-def fitted(small: Recipe, kind: str, device: str, folder: Path | None = None) -> Trained:
-    recipe = Recipe.of(small.model_dump(), KINDS[kind])
-    split = split_for(recipe, load_corpus(recipe), 0)
-    return fit_encoder(recipe, split, 0, RunContext(torch.device(device), folder=folder))
+def trained(small: Recipe, kind: str, device: str) -> Trained:
+    recipe = changed(small, *KINDS[kind].split())
+    return fit_encoder(recipe, split_of(recipe), 0, RunContext(torch.device(device)))
 
 
 def scores(trained: Trained) -> Tensor:
@@ -79,8 +73,10 @@ def scores(trained: Trained) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_trains_the_model_that_the_cpu_trains(small: Recipe, kind: str) -> None:
-    on_cpu, on_cuda = (fitted(small, kind, device) for device in ("cpu", "cuda"))
+def test_a_gpu_trains_the_model_of_the_cpu_and_the_same_bits_each_time(
+    small: Recipe, kind: str
+) -> None:
+    on_cpu, on_cuda, again = (trained(small, kind, device) for device in ("cpu", "cuda", "cuda"))
     assert on_cuda.query.device == torch.device("cpu")
     one, other = scores(on_cpu), scores(on_cuda)
     error = float((one - other).norm() / one.norm())
@@ -88,19 +84,14 @@ def test_a_gpu_trains_the_model_that_the_cpu_trains(small: Recipe, kind: str) ->
     assert error < (0.005 if "bfloat16" in kind else 1e-4)
     objectives = [t.history[-1]["objective"] for t in (on_cpu, on_cuda)]
     assert objectives[0] == pytest.approx(objectives[1], rel=0.01)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_gives_the_same_bits_for_the_same_seed(small: Recipe, kind: str) -> None:
-    one, other = (fitted(small, kind, "cuda") for _ in range(2))
-    assert torch.equal(one.query, other.query)
-    assert torch.equal(one.candidate, other.candidate)
+    assert torch.equal(on_cuda.query, again.query)
+    assert torch.equal(on_cuda.candidate, again.candidate)
 
 
 @pytest.mark.parametrize("method", ["evergram", "bc-aligner"])
 @pytest.mark.parametrize("kind", ["SOGram", "softmax, limited", "two towers", "lightgcn"])
 def test_an_upgrade_on_a_gpu(small: Recipe, kind: str, method: str, tmp_path: Path) -> None:
-    recipe = Recipe.of(small.model_dump(), [*KINDS[kind], f"upgrade.method={method}"])
+    recipe = changed(small, *KINDS[kind].split(), f"upgrade.method={method}")
     corpus = load_corpus(recipe)
     read = {}
     for device in ("cpu", "cuda"):
@@ -126,8 +117,8 @@ class Steps(Callback):
 
 @pytest.mark.parametrize("kind", ["SOGram", "storm", "SAGram", "softmax, limited", "two towers"])
 def test_a_training_on_a_gpu_resumes(small: Recipe, kind: str, tmp_path: Path) -> None:
-    recipe, device = Recipe.of(small.model_dump(), KINDS[kind]), torch.device("cuda")
-    split = split_for(recipe, load_corpus(recipe), 0)
+    recipe, device = changed(small, *KINDS[kind].split()), torch.device("cuda")
+    split = split_of(recipe)
     often = CheckpointSettings(steps=7)
 
     def run(steps: Steps, folder: Path | None) -> Trained:

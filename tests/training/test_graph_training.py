@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
+from tests.support.fits import CPU, changed, fitted, parts_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,17 +20,11 @@ from evergram.encoders.graph.graph_encoder import GraphEncoder
 from evergram.encoders.graph.graphsage import GraphSage
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.build import prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import final_split, load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
-
-CPU = torch.device("cpu")
-
 
 KINDS = ["graphsage", "lightgcn"]
 
@@ -41,10 +35,7 @@ PAIRS = [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (3, 3)]
 
 @pytest.fixture
 def graph(small: Recipe) -> Recipe:
-    return Recipe.of(
-        small.model_dump(),
-        ["model.kind=graphsage", "model.ids=true", "training.layer_rate=0.02"],
-    )
+    return changed(small, "model.kind=graphsage", "model.ids=true", "training.layer_rate=0.02")
 
 
 def whole_run(graph: Recipe, *overrides: str) -> tuple[Step, GraphEncoder, Iterator[Batch]]:
@@ -53,13 +44,8 @@ def whole_run(graph: Recipe, *overrides: str) -> tuple[Step, GraphEncoder, Itera
     Degrees and numbers of entities are powers of two, so that the weights, which are float32, are
     exact.
     """
-    table = {"query": [q for q, _ in PAIRS], "candidate": [c for _, c in PAIRS]}
-    recipe = Recipe.of(
-        graph.model_dump(),
-        ["gramian.kind=exact", "model.dim=3", "task.penalty=7", "task.l2=0", *overrides],
-    )
-    corpus = Corpus.from_tables(pa.table(table))
-    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    exact = "gramian.kind=exact", "model.dim=3", "task.penalty=7", "task.l2=0"
+    step, sampler, draws = parts_of(changed(graph, *exact, *overrides), Corpus.of(PAIRS))
     step.encoder.double()
     for of_side in step.estimators.values():
         of_side[0].double()
@@ -136,9 +122,8 @@ def test_the_preconditioner_turns_every_embedding_once(graph: Recipe) -> None:
 def test_a_step_passes_over_the_graph_once(
     graph: Recipe, overrides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe.of(graph.model_dump(), overrides.split())
-    corpus = split_for(recipe, load_corpus(recipe), 0).training
-    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    recipe = changed(graph, *overrides.split())
+    step, sampler, draws = parts_of(recipe)
     passes = 0
     real = GraphSage.propagate
 
@@ -163,16 +148,14 @@ def test_a_step_passes_over_the_graph_once(
 )
 def test_a_graph_encoder_learns_more_than_popularity(graph: Recipe, kind: str, task: str) -> None:
     keys = [f"model.kind={kind}", "training.epochs=12", "training.evaluate_every=3"]
-    recipe = Recipe.of(graph.model_dump(), [*keys, *task.split()])
-    split = split_for(recipe, load_corpus(recipe), 0)
-    metrics = fit_encoder(recipe, split, 0, RunContext(CPU)).metrics
+    metrics = fitted(changed(graph, *keys, *task.split())).metrics
     assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_versions_grow_in_layers_and_dims(graph: Recipe, kind: str, tmp_path: Path) -> None:
-    recipe = Recipe.of(graph.model_dump(), [f"model.kind={kind}", "model.layers=[1, 2, 3]"])
+    recipe = changed(graph, f"model.kind={kind}", "model.layers=[1, 2, 3]")
     corpus = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(recipe, corpus))
@@ -208,12 +191,13 @@ SQUARED: dict[str, Any] = {"penalty": 3.0, "l2": 0.2, "l2_measure": "penalty"}
 
 @pytest.fixture
 def means(small: Recipe) -> Recipe:
-    return Recipe.of(small.model_dump(), ["model.kind=mean_of_candidates"])
+    return changed(small, "model.kind=mean_of_candidates")
 
 
-def corpus() -> Corpus:
-    query, candidate = zip(*MEAN_PAIRS, strict=True)
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+DATA = Corpus.of(MEAN_PAIRS)
+# Which of the 11 queries met which of the 9 candidates.
+MET = torch.zeros(11, 9, dtype=torch.float64)
+MET[DATA.column("query"), DATA.column("candidate")] = 1
 
 
 def gradient(
@@ -232,8 +216,7 @@ def gradient(
         },
         by_gramians if task.get("penalty") else [],
     )
-    data = corpus()
-    step, sampler, _ = prepare(FitSettings.of(recipe, data, 0), data, CPU)
+    step, sampler, _ = parts_of(recipe, DATA)
     table = step.encoder.get_parameter("candidate.weight")
     step.encoder.double()
     for each in step.estimators.values():
@@ -257,12 +240,10 @@ def gradient(
 def dense(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return U [11, D] and V [9, D], the scores of all pairs, and those of the training pairs
     without their own candidate, by matrices of zeros and ones."""
-    data, encoder = corpus(), step.encoder
+    encoder, met = step.encoder, MET
     unit = functional.normalize if encoder.normalize else lambda x, dim=-1: x
     v = unit(encoder.get_parameter("candidate.weight"), dim=-1)
-    met = torch.zeros(11, 9, dtype=torch.float64)
-    a, b = data.column("query"), data.column("candidate")
-    met[a, b] = 1
+    a, b = DATA.column("query"), DATA.column("candidate")
     u = unit(met @ v / met.sum(1, keepdim=True), dim=-1)
     others = met[a].clone()
     others[torch.arange(len(a)), b] = 0
@@ -280,7 +261,7 @@ def test_the_squared_loss_leaves_out_and_its_penalty_does_not(normalize: bool, s
     u, v, scores, own = dense(step)
     push = scores.square()
     if sparse == "exclude":
-        push = push * (1 - observed())
+        push = push * (1 - MET)
     loss = 0.5 * (own - 1).square().mean() + 3.0 * push.mean()
     if not normalize:
         loss = loss + 0.2 * (u.square().sum(1).mean() + v.square().sum(1).mean())
@@ -289,21 +270,14 @@ def test_the_squared_loss_leaves_out_and_its_penalty_does_not(normalize: bool, s
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def observed() -> Tensor:
-    data = corpus()
-    met = torch.zeros(11, 9, dtype=torch.float64)
-    met[data.column("query"), data.column("candidate")] = 1
-    return met
-
-
 @pytest.mark.parametrize("denominator", ["all", "unobserved"])
 def test_the_softmax_leaves_out_of_the_pull_alone(denominator: str) -> None:
     task = {"kind": "softmax_all", "temperature": 0.5, "denominator": denominator}
     step, got, pairs, _ = gradient(task, normalize=True)
     _, _, scores, own = dense(step)
     if denominator == "unobserved":
-        scores = scores.masked_fill(observed() > 0, -torch.inf)
-    normalizers = (scores / 0.5).logsumexp(1)[corpus().column("query")]
+        scores = scores.masked_fill(MET > 0, -torch.inf)
+    normalizers = (scores / 0.5).logsumexp(1)[DATA.column("query")]
     loss = (normalizers - own / 0.5).sum() / pairs
     (expected,) = torch.autograd.grad(loss, step.encoder.get_parameter("candidate.weight"))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
@@ -317,7 +291,7 @@ def test_a_negative_meets_the_others_too() -> None:
     assert other is not None
     loss = torch.zeros((), dtype=torch.float64)
     for row in range(len(a)):
-        met = observed()[a[row]].clone()
+        met = MET[a[row]].clone()
         met[b[row]] = 0
         others = met @ v / met.sum().clamp(min=1)
         loss = loss + functional.softplus(others @ v[other[row]] - others @ v[b[row]]) / len(a)
@@ -337,8 +311,7 @@ def test_versions_follow_each_other_and_fold_in_is_exact(
 ) -> None:
     """A stored query is what `fold_in` makes of its training pairs; the restored encoder makes the
     same of them, and of a later corpus, without the data that it was trained on."""
-    overrides = [*rows.split(), f"upgrade.fit={fit}"]
-    recipe = Recipe.of(means.model_dump(), overrides)
+    recipe = changed(means, *rows.split(), f"upgrade.fit={fit}")
     data = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")
     for version in (0, 1):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.chain import Chain
@@ -24,10 +24,14 @@ USERS, ITEMS = 50, 30
 
 
 class Tables(Embeddings):
-    """Free vectors of both sides; `passes` says whether all of them are at hand."""
+    """Free vectors of both sides; `passes` says whether all of them are at hand, `unit` scales them
+    to length 1."""
 
-    def __init__(self, query: Tensor, candidate: Tensor, passes: bool = False) -> None:
-        self.tables = {"query": query, "candidate": candidate}
+    def __init__(
+        self, query: Tensor, candidate: Tensor, passes: bool = False, unit: bool = False
+    ) -> None:
+        tables = {"query": query, "candidate": candidate}
+        self.tables = {s: normalize(t, dim=1) if unit else t for s, t in tables.items()}
         self.passes = passes
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -49,17 +53,19 @@ def batch_of(query: Tensor, candidate: Tensor, negative: Tensor | None) -> Batch
     return Batch(query, candidate, ones[:, 0], ones, ones, negative)
 
 
+def everyone_of(past: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {side: torch.ones(len(rows), dtype=torch.float64) for side, rows in past.items()}
+
+
 def alignment(
     chain: Chain,
     transform: LinearTransform,
     past: dict[str, Tensor],
     settings: JointAlignmentSettings,
-    known: dict[str, Tensor] | None = None,
     unit: str = "norm",
 ) -> JointAlignment:
-    weight = known or {side: torch.ones(len(past[side]), dtype=torch.float64) for side in SIDES}
     loss = AlignmentLoss(chain, "multi", unit)  # type: ignore[arg-type]
-    return JointAlignment(transform, loss, past, weight, settings)
+    return JointAlignment(transform, loss, past, everyone_of(past), settings)
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3, 4])
@@ -68,7 +74,7 @@ def test_it_is_the_authors_loss_term_by_term(versions: int) -> None:
     dims; divided by the number of past versions; times λ."""
     torch.manual_seed(versions)
     dims = [3, 4, 6, 5, 8][: versions + 1]
-    past_steps = [randn(old, new) for old, new in itertools.pairwise(dims[:-1])]
+    past_steps = [randn(old, new) for old, new in pairwise(dims[:-1])]
     old_dim, new_dim = dims[-2:]
     weight = randn(old_dim, new_dim).requires_grad_()
     past = {"query": randn(USERS, old_dim), "candidate": randn(ITEMS, old_dim)}
@@ -145,109 +151,48 @@ def test_objects_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> None:
 _ROWS = JointAlignmentSettings(1.0, rows=5)
 
 
-@pytest.mark.parametrize("objects", ["all", "paper-code", "batch"])
-def test_each_sides_errors_are_weighed_by_what_its_consumers_make_of_them(objects: str) -> None:
-    """The mean over all rows that take part, with δᵀ A δ row by row; A = I changes nothing."""
-    torch.manual_seed(0)
-    past = {"query": randn(USERS, 3), "candidate": randn(ITEMS, 3)}
-    tables = {"query": randn(USERS, 4), "candidate": randn(ITEMS, 4)}
-    known = {side: (torch.rand(len(past[side])) < 0.7).double() for side in SIDES}
-    transform = LinearTransform.from_matrix(randn(3, 4))
-    metrics = {side: consumer_metric([torch.outer(r, r)], 0.6) for side, r in draws(3).items()}
-    settings = JointAlignmentSettings(2.0, objects=objects)  # type: ignore[arg-type]
-    user, item, negative = torch.randint(USERS, (20,)), *torch.randint(ITEMS, (2, 20)).unbind()
-    batch = batch_of(user, item, negative)
-
-    def value(query: Tensor | None, candidate: Tensor | None, split: bool) -> Tensor:
-        losses = [
-            AlignmentLoss(Chain([], 3), metrics={} if metric is None else {0: metric})
-            for metric in (query, candidate)
-        ]
-        last = losses[1] if split else None
-        joint = JointAlignment(transform, losses[0], past, known, settings, last)
-        embeddings = Tables(tables["query"], tables["candidate"], passes=True)
-        result: Tensor = joint(tables["query"][user], tables["candidate"][item], batch, embeddings)
-        return result.detach()
-
-    groups = {
-        "all": [("query", torch.arange(USERS)), ("candidate", torch.arange(ITEMS))],
-        "paper-code": [("query", user), ("candidate", item), ("candidate", negative)],
-        "batch": [("query", user), ("candidate", item)],
-    }[objects]
-    total, weights = 0.0, 0.0
-    for side, rows in groups:
-        share = 1.0
-        if objects == "paper-code":
-            share = 1 / max(1.0, float(known[side][rows].sum()))
-        for row in rows.tolist():
-            delta = transform.weight.detach() @ tables[side][row] - past[side][row]
-            weight = share * float(known[side][row])
-            total += weight * float(delta @ metrics[side] @ delta)
-            weights += weight
-    weighed = value(metrics["query"], metrics["candidate"], split=True)
-    assert float(weighed) == pytest.approx(2 * total / weights, rel=1e-9)
-    together = value(None, None, split=False)
-    torch.testing.assert_close(value(None, None, split=True), together, rtol=1e-12, atol=0)
-
-
-def draws(dim: int) -> dict[str, Tensor]:
-    return {side: randn(dim) for side in SIDES}
-
-
 QUERIES, CANDIDATES, STRENGTH = 12, 9, 3.0
-
-
-class UnitRows(Embeddings):
-    """Free vectors, scaled to length 1."""
-
-    def __init__(self, tables: dict[str, Tensor], *, at_hand: bool) -> None:
-        self.tables = {side: torch.nn.functional.normalize(t, dim=1) for side, t in tables.items()}
-        self.at_hand = at_hand
-
-    def rows(self, side: str, ids: Tensor) -> Tensor:
-        return self.tables[side][ids]
-
-    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        yield self.tables[side].detach()
-
-    def whole(self, side: str) -> Tensor | None:
-        return self.tables[side] if self.at_hand else None
+COUNTS = [0, 1, 2, 50, 1000, 3, 7, 0, 4]
+Groups = list[list[tuple[str, int]]]
 
 
 def slow_loss(
-    groups: list[list[tuple[str, int]]],
+    groups: Groups,
     tables: dict[str, Tensor],
     past: dict[str, Tensor],
-    weight: Tensor,
-    steps: list[Tensor],
-    counts: list[int],
-    exponent: float,
+    known: dict[str, Tensor],
+    matrices: list[Tensor],
+    metrics: dict[str, Tensor],
 ) -> Tensor:
-    """λ times the mean over groups of each group's mean over its objects, one object at a time: the
-    error of the published vector at every past version, by explicit products."""
+    """λ times the mean over groups of each group's mean over its objects that are known, one object
+    at a time: the error of the published vector at every past version, by explicit products, at
+    version 0 weighed by what its side's consumers make of it."""
     means = []
     for group in groups:
         losses = []
         for side, row in group:
+            if not known[side][row]:
+                continue
             vector = tables[side][row] / tables[side][row].square().sum().sqrt()
             if side == "candidate":
-                vector = vector * max(counts[row], 1) ** exponent
-            error = weight @ vector - past[side][row]
-            total = error.square().sum()
-            for step in reversed(steps):
-                error = step @ error
-                total = total + error.square().sum()
-            losses.append(total / (1 + len(steps)))
+                vector = vector * max(COUNTS[row], 1) ** 0.3
+            total, error = torch.zeros((), dtype=torch.float64), -past[side][row]
+            for place, matrix in enumerate(reversed(matrices)):
+                error = error + matrix @ vector if not place else matrix @ error
+                at_zero = place + 1 == len(matrices)
+                total = total + error @ (metrics[side] @ error if at_zero else error)
+            losses.append(total / len(matrices))
         means.append(torch.stack(losses).mean())
     return STRENGTH * torch.stack(means).mean()
 
 
+@pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("versions", [1, 3])
 @pytest.mark.parametrize(
     ("objects", "at_hand"), [("all", True), ("all", False), ("batch", False), ("paper-code", False)]
 )
-def test_it_aligns_candidates_as_they_are_published(
-    objects: AlignedObjects, at_hand: bool, versions: int
+def test_it_aligns_known_objects_as_they_are_published_and_read(
+    objects: AlignedObjects, at_hand: bool, versions: int, weighed: bool
 ) -> None:
     torch.manual_seed(versions)
     dims = [3, 5, 2, 4][: versions + 1]
@@ -255,47 +200,56 @@ def test_it_aligns_candidates_as_they_are_published(
     steps = [randn(old, new) for old, new in pairwise(dims[:-1])]
     weight = randn(dims[-2], dims[-1]).requires_grad_()
     past = {"query": randn(QUERIES, dims[-2]), "candidate": randn(CANDIDATES, dims[-2])}
+    known = {side: (torch.rand(len(rows)) < 0.8).double() for side, rows in past.items()}
+    known["query"][1] = known["candidate"][4] = known["candidate"][8] = 1.0
     tables = {"query": randn(QUERIES, 6), "candidate": randn(CANDIDATES, 6)}
     for table in tables.values():
         table.requires_grad_()
-    counts = [0, 1, 2, 50, 1000, 3, 7, 0, 4]
+    metrics = {side: torch.eye(dims[0], dtype=torch.float64) for side in SIDES}
+    if weighed:
+        roots = {side: randn(dims[0]) for side in SIDES}
+        metrics = {s: consumer_metric([torch.outer(r, r)], 0.6) for s, r in roots.items()}
     user, item, negative = torch.tensor([3, 1, 3]), torch.tensor([4, 4, 0]), torch.tensor([2, 8, 3])
     everyone = [("query", row) for row in range(QUERIES)]
     everyone += [("candidate", row) for row in range(CANDIDATES)]
     pairs = [[("query", r) for r in user.tolist()], [("candidate", r) for r in item.tolist()]]
-    groups = {
+    groups: dict[str, Groups] = {
         "all": [everyone],
         "batch": [pairs[0] + pairs[1]],
         "paper-code": [*pairs, [("candidate", r) for r in negative.tolist()]],
-    }[objects]
-    theirs = slow_loss(groups, tables, past, weight, steps, counts, 0.3)
+    }
+    slow = tables, past, known, [*steps, weight], metrics
+    theirs = slow_loss(groups[objects], *slow)
 
     transform = LinearTransform.from_matrix(weight.detach())
     transform.requires_grad_(True)
     chain = Chain([LinearTransform.from_matrix(step) for step in steps], dims[0])
-    factors = torch.tensor([max(count, 1) ** 0.3 for count in counts], dtype=torch.float64)
+    losses = [AlignmentLoss(chain, metrics={0: metrics[side]} if weighed else {}) for side in SIDES]
+    factors = torch.tensor([max(count, 1) ** 0.3 for count in COUNTS], dtype=torch.float64)
     joint = JointAlignment(
         transform,
-        AlignmentLoss(chain, "multi", "norm"),
+        losses[0],
         past,
-        {side: torch.ones(len(past[side]), dtype=torch.float64) for side in SIDES},
+        known,
         JointAlignmentSettings(STRENGTH, objects=objects, rows=20),
+        losses[1] if weighed else None,
         factors=factors,
     )
-    embeddings = UnitRows(tables, at_hand=at_hand)
-    ones = torch.ones(3, 1, dtype=torch.float64)
-    batch = Batch(user, item, ones[:, 0], ones, ones, negative)
+    embeddings = Tables(**tables, passes=at_hand, unit=True)
+    batch = batch_of(user, item, negative)
     rows = embeddings.rows("query", user), embeddings.rows("candidate", item)
     ours = joint(*rows, batch, embeddings)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=0)
     inputs = [tables["query"], tables["candidate"]]
     gradients = torch.autograd.grad(ours, [transform.weight, *inputs])
-    for mine, slow in zip(gradients, torch.autograd.grad(theirs, [weight, *inputs]), strict=True):
-        torch.testing.assert_close(mine, slow, rtol=1e-9, atol=1e-12)
+    for mine, slow_one in zip(
+        gradients, torch.autograd.grad(theirs, [weight, *inputs]), strict=True
+    ):
+        torch.testing.assert_close(mine, slow_one, rtol=1e-9, atol=1e-12)
     published = {s: embeddings.tables[s].detach() for s in SIDES}
     published["candidate"] = published["candidate"] * factors[:, None]
     errors = [
-        float(slow_loss([group], tables, past, weight, steps, counts, 0.3).detach()) / STRENGTH
+        float(slow_loss([group], *slow).detach()) / STRENGTH
         for group in (everyone[:QUERIES], everyone[QUERIES:])
     ]
     assert joint.error(published) == pytest.approx(sum(errors) / 2, rel=1e-9)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.fits import CPU, assert_same, changed, split_of, trainer_of
+from tests.support.several_processes import ROOT
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.errors import DataError, RecipeError, ShapeError, TrainingError
-from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training import memory
 from evergram.training.build import prepare
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import Trainer
 from evergram.training.memory import (
     memory_bytes,
@@ -39,30 +37,7 @@ from evergram.training.monitors.early_stopping import EarlyStopping
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
-CPU = torch.device("cpu")
-
-
 MAPPED = "training.tables=mapped"
-
-
-def same(one: Artefact, other: Artefact) -> None:
-    """Assert that two artefacts have the same model, vectors and history, bit by bit."""
-    assert one.encoder is not None
-    assert other.encoder is not None
-    assert one.encoder.state.keys() == other.encoder.state.keys()
-    for name, value in one.encoder.state.items():
-        assert torch.equal(value, other.encoder.state[name]), name
-    for side in one.embeddings:
-        (ids, vectors), (their_ids, theirs) = one.block(side), other.block(side)
-        assert ids.equals(their_ids)
-        assert torch.equal(vectors, theirs)
-    assert one.metrics["metrics"] == other.metrics["metrics"]
-    assert _history(one) == _history(other)
-
-
-def _history(artefact: Artefact) -> list[dict[str, Any]]:
-    history = artefact.metrics["training"]["history"]
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
 
 
 @pytest.mark.parametrize(
@@ -76,30 +51,38 @@ def _history(artefact: Artefact) -> list[dict[str, Any]]:
 def test_a_mapped_training_is_that_in_memory_bit_by_bit(
     small: Recipe, tmp_path: Path, overrides: str
 ) -> None:
-    values = small.model_dump()
-    memory = Recipe.of(values, [*overrides.split(), "training.tables=memory"])
-    mapped = Recipe.of(values, [*overrides.split(), MAPPED])
-    same(train(memory, device="cpu"), train(mapped, folder=tmp_path))
+    recipe = changed(small, *overrides.split(), "training.tables=memory")
+    assert_same(train(recipe, device="cpu"), train(changed(recipe, MAPPED), folder=tmp_path))
     assert not any("mapped" in path.name for path in tmp_path.iterdir())
+
+
+def narrow_corpus(rows: int, candidates: int) -> Corpus:
+    """Pairs of half as many queries."""
+    numbers = torch.arange(rows)
+    columns = {"query": numbers // 2, "candidate": numbers % candidates}
+    return Corpus.of(pa.table({name: column.numpy() for name, column in columns.items()}))
+
+
+def narrow_recipe(dim: int, tables: str) -> Recipe:
+    return Recipe.of(
+        {
+            "data": {"kind": "python"},
+            "split": {"share": 0.01},
+            "model": {"dim": [dim]},
+            "task": {"penalty": 1.0, "l2": 0.1},
+            "training": {"epochs": 2, "batch_size": 8192, "tables": tables},
+        }
+    )
 
 
 @pytest.mark.long
 def test_several_blocks_are_the_same_too_and_their_vectors_are_mapped(tmp_path: Path) -> None:
     """More rows than are drawn, embedded, evaluated and published at once."""
-    rows = torch.arange(140_000)
-    columns = {"query": rows // 2, "candidate": rows % 499}
-    columns = {name: pa.array(column.numpy()) for name, column in columns.items()}
-    corpus = Corpus.of(pa.table(columns))
-    values = {
-        "data": {"kind": "python"},
-        "split": {"share": 0.01},
-        "model": {"dim": [3]},
-        "task": {"penalty": 1.0, "l2": 0.1},
-        "training": {"epochs": 2, "batch_size": 8192},
-    }
-    one = train(Recipe.of(values, ["training.tables=memory"]), corpus, device="cpu")
-    other = train(Recipe.of(values, [MAPPED]), corpus, folder=tmp_path)
-    same(one, other)
+    recipe = narrow_recipe(3, "memory")
+    corpus = narrow_corpus(140_000, 499)
+    one = train(recipe, corpus, device="cpu")
+    other = train(changed(recipe, MAPPED), corpus, folder=tmp_path)
+    assert_same(one, other)
     blocks = [vectors for _, vectors in other.blocks("query")]
     assert len(blocks) > 1
     assert {mapping_folder(vectors) for vectors in blocks} == {tmp_path}
@@ -109,25 +92,18 @@ def test_several_blocks_are_the_same_too_and_their_vectors_are_mapped(tmp_path: 
         lineage = Lineage.create(tmp_path / name, name)
         publish(lineage, artefact)
         ids, vectors = lineage.embeddings("query", 0)
-        files.append(
-            (
-                ids.to_pylist(),
-                vectors,
-                load_file(tmp_path / name / "versions/0/encoder.safetensors"),
-            )
-        )
+        encoder = load_file(tmp_path / name / "versions/0/encoder.safetensors")
+        files.append((ids.to_pylist(), {**encoder, "vectors": vectors}))
     assert files[0][0] == files[1][0]
-    assert torch.equal(files[0][1], files[1][1])
-    for key, value in files[0][2].items():
-        assert torch.equal(value, files[1][2][key])
+    assert all(torch.equal(value, files[1][1][key]) for key, value in files[0][1].items())
 
 
 def test_parameters_their_state_and_the_best_epoch_are_mapped(
     small: Recipe, tmp_path: Path
 ) -> None:
-    recipe = Recipe.of(small.model_dump(), [MAPPED])
-    split = split_for(recipe, load_corpus(recipe), 0)
-    parts = prepare(FitSettings.of(recipe, split.training, 0), split.training, CPU, None, tmp_path)
+    recipe = changed(small, MAPPED)
+    corpus = split_of(recipe).training
+    parts = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU, None, tmp_path)
     stopping = EarlyStopping("recall@20", evaluate=lambda run: float(run.epoch))
     run = Trainer(*parts, callbacks=[stopping])
     run.fit(epochs=1)
@@ -146,36 +122,24 @@ def test_parameters_their_state_and_the_best_epoch_are_mapped(
 
 
 CODE = """
-import json, sys
+import sys
 from pathlib import Path
-import pyarrow as pa
-import torch
 import evergram
+from tests.training.test_mapped_tables import narrow_corpus, narrow_recipe
 
-values, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-rows = torch.arange(800_000)
-columns = {"query": rows // 2, "candidate": rows % 1_999}
-columns = {name: pa.array(column.numpy()) for name, column in columns.items()}
+recipe, folder = narrow_recipe(int(sys.argv[1]), sys.argv[2]), Path(sys.argv[3])
 lineage = evergram.Lineage.create(folder / "lineage", "line")
-recipe, corpus = evergram.Recipe.of(values), evergram.Corpus.of(pa.table(columns))
 with lineage.training() as work:
-    artefact = evergram.train(recipe, corpus, progress=False, folder=work)
+    artefact = evergram.train(recipe, narrow_corpus(800_000, 1_999), progress=False, folder=work)
 evergram.publish(lineage, artefact)
 """
 
 
 def peak_of(dim: int, tables: str, folder: Path) -> int:
     """Return the anonymous memory at its peak, in bytes, of a process that trains and publishes."""
-    values = {
-        "data": {"kind": "python"},
-        "split": {"share": 0.01},
-        "model": {"dim": [dim]},
-        "task": {"penalty": 1.0, "l2": 0.1},
-        "training": {"epochs": 2, "batch_size": 8192, "tables": tables},
-    }
     folder.mkdir()
-    command = [sys.executable, "-c", CODE, json.dumps(values), str(folder)]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-c", CODE, str(dim), tables, str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     status, peak = Path(f"/proc/{process.pid}/status"), 0
     while process.poll() is None:
         lines = [line.split() for line in status.read_text().splitlines()]
@@ -209,23 +173,27 @@ def test_the_memory_of_a_run_does_not_grow_with_the_numbers_of_mapped_rows(tmp_p
 )
 def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: list[str]) -> None:
     """Counted from what was trained: tables and layers, and both sides' vectors and moments."""
-    recipe = Recipe.of(small.model_dump(), [*overrides, "training.epochs=1"])
+    recipe = changed(small, *overrides, "training.epochs=1")
     artefact = train(recipe)
     assert artefact.encoder is not None
     states = [t.numel() * t.element_size() for t in artefact.encoder.state.values()]
     vectors = sum(artefact.block(side)[1].numel() * 4 for side in ("query", "candidate"))
     moments = 2 * 8 * artefact.dim**2
-    corpus = split_for(recipe, load_corpus(recipe), 0).training
+    corpus = split_of(recipe).training
     # A layer has its gradient and Adam's two means beside it.
     assert 0 < needed_bytes(recipe.model, corpus, 0) <= 4 * sum(states) + 2 * vectors + moments
 
 
-def test_the_dim_of_the_version_counts(small: Recipe) -> None:
-    corpus = load_corpus(small)
-    wide = Recipe.of(small.model_dump(), ["model.dim=[8, 10_000_000]"])
+def test_the_dim_of_the_version_counts_and_so_do_hashed_rows(small: Recipe) -> None:
+    corpus = split_of(small).training
+    wide = changed(small, "model.dim=[8, 10_000_000]")
     refuse_too_large(wide.model, corpus, 0)
     with pytest.raises(RecipeError, match=r"model\.dim = 10000000 needs at least [\d,]{15,} bytes"):
         refuse_too_large(wide.model, corpus, 1)
+    entities = len(corpus.queries) + len(corpus.candidates)
+    hashed = changed(small, "model.hash_rows=10")
+    needed = [needed_bytes(recipe.model, corpus, 0) for recipe in (small, hashed)]
+    assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
 
 
 def test_a_container_may_have_less_than_the_machine(
@@ -242,9 +210,9 @@ def test_a_container_may_have_less_than_the_machine(
 
 
 def fit_settings(recipe: Recipe, *overrides: str) -> tuple[FitSettings, Corpus]:
-    changed = Recipe.of(recipe.model_dump(), overrides)
-    corpus = split_for(changed, load_corpus(changed), 0).training
-    return FitSettings.of(changed, corpus, 0), corpus
+    recipe = changed(recipe, *overrides)
+    corpus = split_of(recipe).training
+    return FitSettings.of(recipe, corpus, 0), corpus
 
 
 def test_auto_maps_what_memory_cannot_hold_and_says_so(
@@ -297,13 +265,6 @@ def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
         place_tables(settings, corpus, CPU, tmp_path)
 
 
-KINDS = ["model.kind=factorization", "model.kind=two_tower model.hidden=[6]"]
-
-
-def trainer(recipe: Recipe, corpus: Corpus) -> Trainer:
-    return Trainer(*prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU))
-
-
 def tables(encoder: Encoder) -> dict[str, torch.Tensor]:
     """The id table of each side."""
     parameters = dict(encoder.named_parameters())
@@ -313,15 +274,14 @@ def tables(encoder: Encoder) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
 def test_without_collisions_it_is_the_model_with_a_row_for_each_id(
     small: Recipe, kind: str
 ) -> None:
     """The same steps from the same start, up to the order of the rows."""
-    recipe = Recipe.of(small.model_dump(), kind.split())
-    hashed = Recipe.of(small.model_dump(), [*kind.split(), "model.hash_rows=2000000"])
-    corpus = split_for(recipe, load_corpus(recipe), 0).training
-    plain, other = trainer(recipe, corpus), trainer(hashed, corpus)
+    recipe = changed(small, f"model.kind={kind}")
+    recipe = changed(recipe, "model.hidden=[6]") if kind == "two_tower" else recipe
+    plain, other = trainer_of(recipe), trainer_of(changed(recipe, "model.hash_rows=2000000"))
     with torch.no_grad():
         for name, value in other.encoder.named_parameters():
             if "hidden" in name:
@@ -339,8 +299,8 @@ def test_without_collisions_it_is_the_model_with_a_row_for_each_id(
 
 
 def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -> None:
-    overrides = ["model.dim=8", "model.hash_rows=150", "model.hash_seed=4"]
-    recipe = Recipe.of(small.model_dump(), [*overrides, "upgrade.start=previous"])
+    hashed = "model.dim=8", "model.hash_rows=150", "model.hash_seed=4"
+    recipe = changed(small, *hashed, "upgrade.start=previous")
     lineage = Lineage.create(tmp_path / "line", "line")
     artefact = train(recipe, device="cpu")
     assert artefact.encoder is not None
@@ -356,18 +316,18 @@ def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -
     with pytest.raises(DataError, match="no vector for 1 of 1 objects"):
         pretrained.encode([10**9], "query")
     assert upgrade(recipe, lineage).encoder is not None
-    for changed, hashing in ((recipe, "seed=5"), (small, "no hash")):
-        keys = ["model.hash_seed=5"] if changed is recipe else ["model.dim=8"]
-        other = Recipe.of(changed.model_dump(), [*keys, "upgrade.start=previous"])
+    for other, hashing in (
+        (changed(recipe, "model.hash_seed=5"), "seed=5"),
+        (changed(small, "model.dim=8", "upgrade.start=previous"), "no hash"),
+    ):
         with pytest.raises(ShapeError, match=hashing):
             upgrade(other, lineage)
 
 
-@pytest.mark.parametrize("kind", KINDS[:1])
-def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe, kind: str) -> None:
-    recipe = Recipe.of(small.model_dump(), [*kind.split(), "model.hash_rows=50"])
-    corpus = split_for(recipe, load_corpus(recipe), 0).training
-    encoder = trainer(recipe, corpus).encoder
+def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe) -> None:
+    recipe = changed(small, "model.hash_rows=50")
+    corpus = split_of(recipe).training
+    encoder = trainer_of(recipe, corpus=corpus).encoder
     first = corpus.queries.vocabulary.keys[0].as_py()
     pairs = {"query": [first, 10**9], "candidate": [10**9, 10**9]}
     scene = encoder.read(Corpus.of(pa.table(pairs)))
@@ -377,15 +337,4 @@ def test_an_unseen_id_has_a_row_and_is_not_known(small: Recipe, kind: str) -> No
     for row, one in zip(scene.inputs["query"].table_rows, (first, 10**9), strict=True):
         assert encoder.schema.hashed_rows("query", pa.array([one])) == row
     assert vectors.shape == (2, 8)
-    if "factorization" in kind:
-        assert torch.equal(vectors, table[scene.inputs["query"].table_rows])
-
-
-def test_fewer_rows_need_less_memory(small: Recipe) -> None:
-    corpus = split_for(small, load_corpus(small), 0).training
-    entities = len(corpus.queries) + len(corpus.candidates)
-    needed = [
-        needed_bytes(Recipe.of(small.model_dump(), overrides).model, corpus, 0)
-        for overrides in ([], ["model.hash_rows=10"])
-    ]
-    assert needed[0] - needed[1] == 4 * 8 * (entities - 2 * 10)
+    assert torch.equal(vectors, table[scene.inputs["query"].table_rows])

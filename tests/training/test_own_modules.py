@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.fits import assert_same, changed, watch_epochs
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError
 from evergram.lineage.lineage import Lineage
@@ -41,26 +41,21 @@ class Tower(nn.Module):
         return inputs + 0.1 * layered
 
 
+RECIPE = Recipe.of(
+    {
+        "data": {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 8000},
+        "split": {"kind": "time", "versions": [0.6, 0.7, 0.8, 0.9]},
+        "model": {"kind": "module"},
+        "task": {"penalty": 5.0, "l2": 0.1},
+        "training": {"epochs": 4, "batch_size": 256, "layer_rate": 0.001},
+        "upgrade": {"alone": False},
+    }
+)
+
+
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus(Recipe.of({"data": DATA}))
-
-
-DATA = {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 8000}
-
-
-@pytest.fixture
-def recipe() -> Recipe:
-    return Recipe.of(
-        {
-            "data": DATA,
-            "split": {"kind": "time", "versions": [0.6, 0.7, 0.8, 0.9]},
-            "model": {"kind": "module"},
-            "task": {"penalty": 5.0, "l2": 0.1},
-            "training": {"epochs": 4, "batch_size": 256, "layer_rate": 0.001},
-            "upgrade": {"alone": False},
-        }
-    )
+    return load_corpus(RECIPE)
 
 
 def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> EncoderModules:
@@ -68,14 +63,9 @@ def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> Enc
         place = {key: i for i, key in enumerate(keys)}
         return lambda ids: torch.tensor([(place[i] + offset) % len(place) for i in ids])
 
-    queries = corpus.queries.vocabulary.keys.to_pylist()
-    candidates = corpus.candidates.vocabulary.keys.to_pylist()
-    return EncoderModules(
-        Tower(len(queries), dim, seed),
-        Tower(len(candidates), dim, seed + 1),
-        rows(queries),
-        rows(candidates),
-    )
+    keys = [side.vocabulary.keys.to_pylist() for side in (corpus.queries, corpus.candidates)]
+    towers: Any = [Tower(len(ids), dim, seed + i) for i, ids in enumerate(keys)]
+    return EncoderModules(*towers, *map(rows, keys))
 
 
 class Looks(Callback):
@@ -87,10 +77,8 @@ class Looks(Callback):
                 now.rows(side, torch.arange(20))
 
 
-def test_who_looks_at_rows_changes_neither_statistics_nor_draws(
-    recipe: Recipe, corpus: Corpus
-) -> None:
-    recipe = Recipe.of(recipe.model_dump(), ["training.epochs=1"])
+def test_who_looks_at_rows_changes_neither_statistics_nor_draws(corpus: Corpus) -> None:
+    recipe = changed(RECIPE, "training.epochs=1")
     blocks = []
     watchers: list[list[Callback]] = [[], [Looks()]]
     for callbacks in watchers:
@@ -107,16 +95,16 @@ def test_who_looks_at_rows_changes_neither_statistics_nor_draws(
 
 
 def test_versions_of_own_and_built_in_encoders_follow_each_other(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path
+    corpus: Corpus, tmp_path: Path
 ) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     first, second = modules(corpus), modules(corpus, 12, seed=5)
     before = deepcopy(first.query.state_dict())
-    lineage.publish(train(recipe, corpus, encoder=first, progress=False))
+    lineage.publish(train(RECIPE, corpus, encoder=first, progress=False))
     for name, value in first.query.state_dict().items():
         assert torch.equal(value, before[name]), "the given modules were changed"
     # Jointly, on the stored embeddings of version 0 alone.
-    artefact = upgrade(recipe, lineage, corpus, encoder=second, progress=False)
+    artefact = upgrade(RECIPE, lineage, corpus, encoder=second, progress=False)
     lineage.publish(artefact)
     ranking = artefact.metrics["compatibility"]["0"]["ranking"]
     past, chain, raw = (ranking[k]["recall@20"] for k in ("past", "chain", "raw_candidates"))
@@ -132,7 +120,7 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
         if version == 1:
             assert np.allclose(encoder.encode(ids, "candidate"), vectors, atol=1e-6)
     # A built-in one after them, aligned to what is stored; version 0 is no longer stored.
-    plain = Recipe.of(recipe.model_dump(exclude={"model"}), ["model.dim=10"])
+    plain = Recipe.of(RECIPE.model_dump(exclude={"model"}), ["model.dim=10"])
     built_in = upgrade(plain, lineage, corpus, progress=False)
     assert set(built_in.metrics["compatibility"]) == {"1"}
     read_twice = upgrade(plain, lineage, corpus, past_encoders={0: first}, progress=False)
@@ -143,13 +131,11 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
         lineage.encoder(2, module=first)
 
 
-def test_modules_that_cannot_be_trained_are_refused(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="give them as encoder=EncoderModules"):
-        train(recipe, corpus, progress=False)
+        train(RECIPE, corpus, progress=False)
     lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
+    lineage.publish(train(RECIPE, corpus, encoder=modules(corpus), progress=False))
     with pytest.raises(LineageError, match="modules that the lineage does not hold"):
         lineage.encoder(0)
     with pytest.raises(ShapeError, match="not the modules of version 0"):
@@ -157,7 +143,7 @@ def test_modules_that_cannot_be_trained_are_refused(
     with pytest.raises(DataError, match="differ by"):
         lineage.encoder(0, module=modules(corpus, offset=1))
     frozen = Recipe.of(
-        {**recipe.model_dump(exclude={"model"}), "upgrade": {"method": "fix-m0", "alone": False}}
+        {**RECIPE.model_dump(exclude={"model"}), "upgrade": {"method": "fix-m0", "alone": False}}
     )
     with pytest.raises(RecipeError, match=r"upgrade\.start = 'frozen' needs the modules"):
         upgrade(frozen, lineage, corpus, progress=False)
@@ -168,11 +154,9 @@ def test_modules_that_cannot_be_trained_are_refused(
     )
 
 
-def test_modules_that_another_loop_has_trained(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_modules_that_another_loop_has_trained(corpus: Corpus, tmp_path: Path) -> None:
     posthoc = Recipe.of(
-        {**recipe.model_dump(), "upgrade": {"method": "post-lin-mloss", "solver": "closed"}}
+        {**RECIPE.model_dump(), "upgrade": {"method": "post-lin-mloss", "solver": "closed"}}
     )
     lineage = Lineage.create(tmp_path / "lineage")
     own = modules(corpus)
@@ -185,35 +169,18 @@ def test_modules_that_another_loop_has_trained(
     assert later.dim == 12
     lineage.publish(later)
     with pytest.raises(RecipeError, match="trained= needs"):
-        upgrade(recipe, lineage, corpus, trained=own, progress=False)
+        upgrade(RECIPE, lineage, corpus, trained=own, progress=False)
 
 
 def test_a_killed_run_with_dropout_resumes_bit_for_bit(
-    recipe: Recipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = CheckpointSettings(steps=1)
-    whole = train(recipe, corpus, encoder=modules(corpus), progress=False)
-    real = ExampleSampler.epoch
-
-    def dies(self: ExampleSampler, number: int, start: int = 0) -> Any:
-        for place, batch in enumerate(real(self, number, start), start):
-            if (number, place) == (2, 3):
-                raise KeyboardInterrupt
-            yield batch
-
+    whole = train(RECIPE, corpus, encoder=modules(corpus), progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(ExampleSampler, "epoch", dies)
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 3))
         with pytest.raises(KeyboardInterrupt):
-            train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, checkpoints=often)
+            train(RECIPE, corpus, encoder=modules(corpus), folder=tmp_path, checkpoints=often)
     torch.rand(17)
-    again = train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
-    assert torch.equal(whole.block("query")[1], again.block("query")[1])
-
-
-def test_training_shows_progress_unless_it_is_turned_off(
-    recipe: Recipe, corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(recipe, corpus, encoder=modules(corpus), progress=False)
-    assert capsys.readouterr().err == ""
-    train(recipe, corpus, encoder=modules(corpus))
-    assert "version 0: epoch 1 loss" in capsys.readouterr().err
+    again = train(RECIPE, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
+    assert_same(again, whole)

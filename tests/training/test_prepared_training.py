@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow.csv import write_csv
 from pyarrow.parquet import write_table as write_parquet
+from tests.support.fits import assert_same, untimed
 from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ended, start
 
@@ -48,11 +47,8 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockSampler, "pairs", 1024)
 
 
-def assert_same(one: Artefact, other: Artefact) -> None:
-    for side in ("query", "candidate"):
-        assert one.block(side)[0].equals(other.block(side)[0])
-        assert torch.equal(one.block(side)[1], other.block(side)[1])
-    assert one.metrics["metrics"] == other.metrics["metrics"]
+def assert_same_data(one: Artefact, other: Artefact) -> None:
+    assert_same(one, other)
     assert one.metrics["data"] == other.metrics["data"]
     assert one.trained is not None
     assert other.trained is not None
@@ -74,7 +70,7 @@ def test_the_same_order_is_the_same_training(overrides: tuple[str, ...], tmp_pat
     kept = corpus
     if recipe.data.minimum_value is not None:
         kept = corpus.restrict(torch.nonzero(corpus.column("value") >= 0.3).flatten())
-    assert_same(train(recipe, kept, progress=False), train(recipe, progress=False))
+    assert_same_data(train(recipe, kept, progress=False), train(recipe, progress=False))
 
 
 @pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.long)])
@@ -97,7 +93,7 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(suffix: str, tmp_path
     assert one.unknown_queries == other.unknown_queries > 0
     assert one.in_training == other.in_training > 0
     assert 0 < len(one.test) < 200
-    assert_same(train(recipe, corpus, progress=False), train(recipe, progress=False))
+    assert_same_data(train(recipe, corpus, progress=False), train(recipe, progress=False))
     with pytest.raises(RecipeError, match=r"data\.columns is used with split.kind = 'given'"):
         recipe_of(tmp_path / "p", named[0])
 
@@ -107,7 +103,7 @@ def test_whole_queries_are_drawn_from_memory(tmp_path: Path) -> None:
     corpus = generated(4000)
     folder = write_prepared(corpus, tmp_path / "p", 0.4)
     recipe = recipe_of(folder, "task.kind=softmax_all", "model.normalize=true")
-    assert_same(train(recipe, corpus, progress=False), train(recipe, progress=False))
+    assert_same_data(train(recipe, corpus, progress=False), train(recipe, progress=False))
 
 
 @pytest.mark.usefixtures("streaming")
@@ -129,7 +125,7 @@ def test_a_streamed_training_is_the_same_each_time(
     sampler = build_sampler(FitSettings.of(recipe, split.training, 0), split.training)
     assert isinstance(sampler, BlockSampler)
     one, other = (train(recipe, progress=False) for _ in range(2))
-    assert_same(one, other)
+    assert_same_data(one, other)
 
 
 @pytest.mark.usefixtures("streaming")
@@ -146,13 +142,6 @@ def test_what_needs_all_pairs_is_drawn_in_memory_or_refused(
         build_sampler(settings, corpus)
 
 
-def without_seconds(record: Any) -> Any:
-    """Return what a report says, without how long things took."""
-    if isinstance(record, Mapping):
-        return {k: without_seconds(v) for k, v in record.items() if "second" not in str(k)}
-    return [without_seconds(v) for v in record] if isinstance(record, list) else repr(record)
-
-
 @pytest.mark.parametrize("fit", ["joint", pytest.param("posthoc", marks=pytest.mark.long)])
 def test_an_upgrade_on_prepared_data_is_that_in_memory(fit: str, tmp_path: Path) -> None:
     corpus = generated(2500)
@@ -166,14 +155,11 @@ def test_an_upgrade_on_prepared_data_is_that_in_memory(fit: str, tmp_path: Path)
         lineage = Lineage.create(tmp_path / str(number), recipe.name)
         lineage.publish(train(recipe, data, progress=False))
         upgraded.append(upgrade(recipe, lineage, data, progress=False))
-    assert_same(*upgraded)
+    assert_same_data(*upgraded)
     # Rankings at the past version, and the certificate, among them; not how long it took.
-    one, other = (
-        {name: value for name, value in each.metrics.items() if name != "training"}
-        for each in upgraded
-    )
-    assert len(one) > 5
-    assert without_seconds(one) == without_seconds(other)
+    reports = [untimed(each.metrics, ("training",)) for each in upgraded]
+    assert len(reports[0]) > 5
+    assert repr(reports[0]) == repr(reports[1])
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fits import CPU, changed, parts_of, split_of
 from tests.support.shared_training import shared_corpus
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +21,6 @@ from evergram.gramian.host_buffers import HostBuffers
 from evergram.gramian.sagram import SAGram
 from evergram.training.build import prepare
 from evergram.training.callbacks import Callback, Point
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import Trainer, run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.recipe import GramianRecipe, Recipe
@@ -55,8 +55,7 @@ def trainer(settings: list[str], *callbacks: Callback) -> Trainer:
         },
         settings,
     )
-    fit = FitSettings.of(recipe, CORPUS, 0)
-    step, sampler, draws = prepare(fit, CORPUS, torch.device("cpu"))
+    step, sampler, draws = parts_of(recipe, CORPUS)
     if recipe.training.optimizer == "sgd":  # it keeps no float32 of its own
         step.encoder.double()
         step.factors = {side: factors.double() for side, factors in step.factors.items()}
@@ -166,24 +165,16 @@ class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steps(recipe: Recipe, settings: list[str], device: torch.device) -> tuple[Step, Any]:
-    chosen = Recipe.of(recipe.model_dump(), settings)
-    corpus = split_for(chosen, load_corpus(chosen), 0).training
+    chosen = changed(recipe, *settings)
+    corpus = split_of(chosen).training
     step, sampler, draws = prepare(FitSettings.of(chosen, corpus, 0), corpus, device)
     return step, run_epoch(step, sampler, draws, 0, device)
-
-
-@pytest.mark.parametrize("settings", WITHOUT_WAITING.values(), ids=WITHOUT_WAITING)
-def test_a_step_reads_nothing_back(small: Recipe, settings: list[str]) -> None:
-    step, running = steps(small, settings, torch.device("cpu"))
-    next(running)
-    with Waits(step) as waits:
-        next(running)
-    assert waits.counted == {}
 
 
 @pytest.mark.parametrize(
     ("settings", "waits"),
     [
+        *((settings, {}) for settings in WITHOUT_WAITING.values()),
         # Cholesky's test of one matrix a side.
         (["gramian.kind=sogram", "gramian.rate=0.05"], {"_local_scalar_dense": 2}),
         # Its own, and that of the projection.
@@ -192,10 +183,10 @@ def test_a_step_reads_nothing_back(small: Recipe, settings: list[str]) -> None:
         (["gramian.kind=sagram", "training.precondition=0.0"], {"_unique2": 4}),
     ],
 )
-def test_what_waits_waits_so_often(
+def test_a_step_reads_back_only_what_it_must(
     small: Recipe, settings: list[str], waits: dict[str, int]
 ) -> None:
-    step, running = steps(small, settings, torch.device("cpu"))
+    step, running = steps(small, settings, CPU)
     for _ in range(3):
         next(running)
     with Waits(step) as counted:

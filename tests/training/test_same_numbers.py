@@ -10,7 +10,6 @@ import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.fits import untimed
 from torch import Tensor
 
 from evergram.lineage.lineage import Lineage
@@ -50,8 +50,8 @@ CASES = {
         "training.watch_minutes=10.0",
     ],
 }
-# Not of the numbers themselves: the clock, and what reports say since these were recorded.
-LATER = ("seconds", "table_rate", "in_training", "l2_measure")
+# Not of the numbers themselves: what reports say since these were recorded.
+LATER = ("table_rate", "in_training", "l2_measure")
 
 
 def place() -> str:
@@ -92,15 +92,9 @@ def numbers(name: str) -> tuple[dict[str, Tensor], str]:
             for key, value in parts.items():
                 digest.update(value.contiguous().numpy().tobytes())
                 tensors[f"{name}.{version}.{key}"] = value[:8].clone()
-            digest.update(json.dumps(untimed(artefact.metrics), sort_keys=True).encode())
+            digest.update(json.dumps(untimed(artefact.metrics, LATER), sort_keys=True).encode())
     torch.set_num_threads(threads)
     return tensors, digest.hexdigest()
-
-
-def untimed(report: Any) -> Any:
-    if isinstance(report, Mapping):
-        return {k: untimed(v) for k, v in report.items() if k not in LATER}
-    return [untimed(v) for v in report] if isinstance(report, list | tuple) else report
 
 
 @pytest.mark.parametrize("name", CASES)

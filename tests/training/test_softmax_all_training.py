@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
+from tests.support.fits import CPU, parts_of
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
@@ -18,19 +18,14 @@ from evergram.errors import RecipeError
 from evergram.releasing.upgrade import train
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.training import memory
-from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 
-CPU = torch.device("cpu")
 PAIRS = [(q, (3 * q + i) % 9) for q in range(11) for i in range(1 + q % 4)]
 KINDS = ["factorization", "two_tower", "lightgcn", "graphsage"]
 
 
-def corpus() -> Corpus:
-    query, candidate = zip(*PAIRS, strict=True)
-    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+DATA = Corpus.of(PAIRS)
 
 
 def recipe(*overrides: str, **task: Any) -> Recipe:
@@ -47,7 +42,7 @@ def recipe(*overrides: str, **task: Any) -> Recipe:
 
 def epoch_gradients(chosen: Recipe, data: Corpus) -> tuple[Any, dict[str, Tensor], int]:
     """Return the step, the sum of an epoch's gradients with parameters held, and its batches."""
-    step, sampler, _ = prepare(FitSettings.of(chosen, data, 0), data, CPU)
+    step, sampler, _ = parts_of(chosen, data)
     step.optimizers = []
     total = {n: torch.zeros_like(p) for n, p in step.encoder.named_parameters()}
     for _ in run_epoch(step, sampler, None, 0, CPU):
@@ -67,7 +62,7 @@ def test_an_epochs_gradients_are_the_whole_losss(
     defaults = CandidatesAtHand.__init__.__defaults__
     assert defaults == (ROWS,)
     monkeypatch.setattr(CandidatesAtHand.__init__, "__defaults__", (rows,))
-    data = corpus()
+    data = DATA
     step, total, expected = epoch_gradients(recipe(f"model.kind={kind}"), data)
     step.encoder.zero_grad()
     embeddings = step.encoder(step.scene)
@@ -82,9 +77,9 @@ def test_an_epochs_gradients_are_the_whole_losss(
 
 
 def test_an_epoch_begins_with_rows_of_norm_one() -> None:
-    data = corpus()
+    data = DATA
     chosen = recipe("training.optimizer=adam", "training.rescale_rows=true")
-    step, sampler, _ = prepare(FitSettings.of(chosen, data, 0), data, CPU)
+    step, sampler, _ = parts_of(chosen, data)
     assert isinstance(step.encoder, Factorization)
     tables = step.encoder.query.weight, step.encoder.candidate.weight
     for _ in run_epoch(step, sampler, None, 0, CPU):
@@ -105,36 +100,28 @@ def test_an_epoch_begins_with_rows_of_norm_one() -> None:
         torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
 
 
-def test_tables_that_are_elsewhere_are_refused() -> None:
-    data = corpus()
+def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for tables in ("sharded", "mapped"):
-        settings = FitSettings.of(recipe(f"training.tables={tables}"), data, 0)
         with pytest.raises(RecipeError, match="all candidates in each step"):
-            prepare(settings, data, CPU)
-
-
-def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = corpus()
-    settings = FitSettings.of(recipe(), data, 0)
+            parts_of(recipe(f"training.tables={tables}"), DATA)
     monkeypatch.setattr(memory, "memory_bytes", lambda: 947)
-    with pytest.raises(RecipeError, match=r"all 9 candidates in memory .* at least 948 bytes"):
-        prepare(settings, data, CPU)
+    with pytest.raises(RecipeError, match=r"all 9 candidates .* 948 bytes"):
+        parts_of(recipe(), DATA)
     monkeypatch.setattr(memory, "memory_bytes", lambda: 948)
-    prepare(settings, data, CPU)
+    parts_of(recipe(), DATA)
 
 
 @pytest.mark.parametrize("kind", ["two_tower", "lightgcn"])
 def test_training_learns(small: Recipe, kind: str) -> None:
     """On planted data, each encoder ranks above popularity."""
     rate = {"layer_rate": 0.02} if kind in ("lightgcn", "graphsage") else {"table_rate": 0.05}
-    chosen = Recipe.of(
-        {
-            **small.model_dump(include={"name", "data", "split"}),
-            "model": {"kind": kind, "dim": 8, "normalize": True},
-            "task": {"kind": "softmax_all", "temperature": 0.2},
-            "training": {"optimizer": "adam", "decay": 0.9, "epochs": 6, "patience": 0, **rate},
-        }
-    )
+    keys = "model.normalize=true", "training.optimizer=adam", "training.decay=0.9"
+    values = small.model_dump(include={"name", "data", "split"})
+    values |= {"task": {"kind": "softmax_all", "temperature": 0.2}}
+    values |= {"training": {"epochs": 6, "patience": 0, **rate}}
+    chosen = Recipe.of(values, [f"model.kind={kind}", "model.dim=8", *keys])
     metrics = train(chosen).metrics["metrics"]
     assert metrics["model"]["recall@20"] > metrics["popularity"]["recall@20"]
 
@@ -159,8 +146,8 @@ def test_a_learned_temperature_is_trained_and_reported(kind: str) -> None:
 
 
 def test_a_learned_temperature_makes_pairs_likelier_and_moves_no_vector() -> None:
-    data = corpus()
-    step, sampler, _ = prepare(FitSettings.of(recipe(temperature="learned"), data, 0), data, CPU)
+    data = DATA
+    step, sampler, _ = parts_of(recipe(temperature="learned"), data)
     task = step.objective.task
     assert isinstance(task, SoftmaxAll)
     step.optimizers = [torch.optim.Adam(task.parameters(), 0.02)]
@@ -171,7 +158,7 @@ def test_a_learned_temperature_makes_pairs_likelier_and_moves_no_vector() -> Non
     assert all(map(torch.equal, before, step.encoder.parameters()))
 
     def loss(tau: float) -> float:
-        fixed, *_ = prepare(FitSettings.of(recipe(temperature=tau), data, 0), data, CPU)
+        fixed = parts_of(recipe(temperature=tau), data)[0]
         fixed.optimizers = []
         return sum(float(value) for _, value in run_epoch(fixed, sampler, None, 0, CPU))
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fits import parts_of
+from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.gramian.new_queries.query_form import Interactions
+from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
-from evergram.training.build import prepare
 from evergram.training.fit import Trained
 from evergram.training.new_queries.query_objective import query_form
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
 
 QUERIES, CANDIDATES, DIM = 12, 9, 4
@@ -81,17 +81,11 @@ def recipe_of(tables: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> Recipe
 
 def prepared(recipe: Recipe, corpus: Corpus) -> tuple[Step, Trained, Any]:
     """Return a step over all pairs at once, its untrained model, and its sampler."""
-    settings = FitSettings.of(recipe, corpus, 0)
-    step, sampler, _ = prepare(settings, corpus, torch.device("cpu"))
+    step, sampler, _ = parts_of(recipe, corpus)
     with torch.no_grad():
         draw = torch.Generator().manual_seed(5)
         for table in step.encoder.parameters():
-            table.copy_(
-                torch.randn(
-                    table.shape,
-                    generator=draw,
-                )
-            )
+            table.normal_(generator=draw)
     vectors = step.encoder.embed_all(corpus)
     objective = step.objective
     trained = Trained(step.encoder, vectors["query"], vectors["candidate"], {})
@@ -108,9 +102,16 @@ def interactions_of(corpus: Corpus, candidate: Tensor, *, values: bool) -> Inter
     return Interactions(corpus.column("query")[order], rows, torch.ones(count), target)
 
 
+def form_of(recipe: Recipe, corpus: Corpus, trained: Trained, rule: str) -> QueryForm:
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    assert form.rule == rule
+    return form
+
+
 def slope(step: Step, sampler: Any) -> Tensor:
     """Return the gradient of the objective of one epoch by the query table."""
-    (table,) = (p for name, p in step.encoder.named_parameters() if name == "query.weight")
+    table = step.encoder.get_parameter("query.weight")
     step.optimizers = [torch.optim.SGD(step.encoder.parameters(), lr=0.0)]
     (batch,) = sampler.epoch(0)
     step.begin_epoch()
@@ -124,9 +125,7 @@ def test_training_would_not_move_a_folded_in_query(tables: dict[str, Any]) -> No
     corpus = corpus_of()
     recipe = recipe_of(tables, corpus)
     step, trained, sampler = prepared(recipe, corpus)
-    form = query_form(recipe, corpus, trained)
-    assert form is not None
-    assert form.rule == "exact"
+    form = form_of(recipe, corpus, trained, "exact")
     before = slope(step, sampler).norm(dim=1)
     met = interactions_of(corpus, trained.candidate, values=form.values)
     folded = form.minimise(met)
@@ -143,9 +142,7 @@ def test_other_objectives_are_approximated() -> None:
     for tables in CLOSE_TO_IT:
         recipe = recipe_of(tables, corpus)
         _, trained, _ = prepared(recipe, corpus)
-        form = query_form(recipe, corpus, trained)
-        assert form is not None
-        assert form.rule == "approximate"
+        form = form_of(recipe, corpus, trained, "approximate")
         met = interactions_of(corpus, trained.candidate, values=False)
         assert form.minimise(met).shape == (QUERIES, DIM)
 
@@ -157,8 +154,7 @@ def test_a_softmax_is_expanded_to_second_order() -> None:
     task = {"kind": "softmax_all", "temperature": 40.0, "push": 1.2, "l2": 0.0}
     recipe = recipe_of({"task": task}, corpus)
     step, trained, sampler = prepared(recipe, corpus)
-    form = query_form(recipe, corpus, trained)
-    assert form is not None
+    form = form_of(recipe, corpus, trained, "approximate")
     met = interactions_of(corpus, trained.candidate, values=False)
     shrunk = [torch.zeros(QUERIES, DIM, dtype=torch.float64), 0.01 * form.minimise(met)]
     # In the direction of its minimum the softmax falls as its expansion does, from zero.
@@ -179,8 +175,7 @@ def test_a_learned_temperature_is_that_of_the_model() -> None:
         recipe = recipe_of({"task": task, "model": unit}, corpus)
         _, trained, _ = prepared(recipe, corpus)
         trained.temperature = None if chosen == 0.3 else 0.3
-        form = query_form(recipe, corpus, trained)
-        assert form is not None
+        form = form_of(recipe, corpus, trained, "approximate")
         forms.append(form.minimise(interactions_of(corpus, trained.candidate, values=False)))
     assert torch.equal(*forms)
 
@@ -190,16 +185,16 @@ def test_a_pair_that_is_drawn_by_its_query_weighs_by_it() -> None:
     task = {**SQUARED, "positives": "queries", "query_measure": 0.5, "l2_measure": "penalty"}
     recipe = recipe_of({"task": task}, corpus)
     _, trained, _ = prepared(recipe, corpus)
-    form = query_form(recipe, corpus, trained)
-    assert form is not None
+    form = form_of(recipe, corpus, trained, "exact")
     folded = form.minimise(interactions_of(corpus, trained.candidate, values=False))
     # By the definition: a query drawn uniformly, then one of its pairs; all candidates in a sum.
     counts = corpus.counts("query").double()
     measure = counts.sqrt() / counts.sqrt().sum()
     v = trained.candidate.double()
     u = folded.clone().requires_grad_()
-    own = torch.stack([u[a] @ v[b] for a, b in pairs_of(corpus)])
-    rates = torch.tensor([1 / (QUERIES * float(counts[a])) for a, _ in pairs_of(corpus)])
+    a, b = (corpus.column(side) for side in ("query", "candidate"))
+    own = (u[a] * v[b]).sum(1)
+    rates = 1 / (QUERIES * counts[a])
     loss = (0.5 * rates * (own - 1).square()).sum()
     loss = loss + 3.0 * (measure[:, None] / CANDIDATES * (u @ v.T).square()).sum()
     loss = loss + 0.3 * (measure * u.square().sum(1)).sum()
@@ -207,19 +202,12 @@ def test_a_pair_that_is_drawn_by_its_query_weighs_by_it() -> None:
     assert float(slope_of_u.abs().max()) < 1e-6
 
 
-def pairs_of(corpus: Corpus) -> list[tuple[int, int]]:
-    pairs = zip(corpus.column("query").tolist(), corpus.column("candidate").tolist(), strict=True)
-    return list(pairs)
-
-
 def test_a_model_of_another_loop_has_no_known_objective() -> None:
     corpus = corpus_of()
     recipe = recipe_of({"task": SQUARED}, corpus)
     _, trained, _ = prepared(recipe, corpus)
     trained.penalty = ()
-    form = query_form(recipe, corpus, trained)
-    assert form is not None
-    assert form.rule == "approximate"
+    form = form_of(recipe, corpus, trained, "approximate")
     assert not form.squares
     trained.candidate = trained.candidate.to("meta")
     assert query_form(recipe, corpus, trained) is None
@@ -227,15 +215,10 @@ def test_a_model_of_another_loop_has_no_known_objective() -> None:
 
 def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
     folded = {}
+    unit = "model.normalize=true", "task.kind=softmax_all", "task.temperature=0.2"
     for gamma in (0.0, 0.3):
-        recipe = Recipe.of(
-            {
-                "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
-                "model": {"dim": 4, "normalize": True, "popularity": gamma},
-                "task": {"kind": "softmax_all", "temperature": 0.2},
-                "training": {"epochs": 1},
-            }
-        )
+        values = tiny_recipe().model_dump(include={"name", "data", "model"})
+        recipe = Recipe.of(values, [*unit, f"model.popularity={gamma}", "training.epochs=1"])
         lineage = Lineage.create(tmp_path / f"by-{gamma:g}")
         lineage.publish(train(recipe))
         first = lineage.view(0).embeddings("candidate")[0][:6].to_pylist()

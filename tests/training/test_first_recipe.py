@@ -54,20 +54,14 @@ def test_a_recipe_in_another_folder_finds_the_data(
     assert any("Guessed by their names: query, candidate, time;" in s for s in first.sentences())
 
 
-def test_without_times_pairs_are_held_out_at_random(tmp_path: Path) -> None:
-    first = first_recipe(write_clicks(tmp_path / "a.csv", times=False))
-    assert (first.recipe.split.kind, first.split_again) == ("random", None)
-    assert first.survey.held_out > 40
-
-
-def test_times_that_leave_little_to_judge_by_are_not_split_by(tmp_path: Path) -> None:
-    first = first_recipe(write_clicks(tmp_path / "a.csv", new=True))
-    assert first.recipe.split.kind == "random"
-    assert "although there are times" in [*first.sentences()][-1]
-
-
-def test_too_little_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds out too few pairs to judge a model by"):
+def test_times_are_split_by_where_they_leave_enough_to_judge_by(tmp_path: Path) -> None:
+    timeless = first_recipe(write_clicks(tmp_path / "a.csv", times=False))
+    assert (timeless.recipe.split.kind, timeless.split_again) == ("random", None)
+    assert timeless.survey.held_out > 40
+    new = first_recipe(write_clicks(tmp_path / "a.csv", new=True))
+    assert new.recipe.split.kind == "random"
+    assert "although there are times" in [*new.sentences()][-1]
+    with pytest.raises(DataError, match="too few pairs"):
         first_recipe(write_clicks(tmp_path / "a.csv", 3))
 
 
@@ -92,20 +86,7 @@ def test_odd_files_are_read_as_plain_ones(tmp_path: Path, separator: str) -> Non
     assert any("Guessed by its cells: time;" in sentence for sentence in odd.sentences())
 
 
-SURVEY = Survey(
-    rows=50_000,
-    queries=900,
-    candidates=700,
-    repeats=0,
-    density=0.08,
-    first_time=None,
-    last_time=None,
-    lowest_value=1.0,
-    highest_value=5.0,
-    held_out=100,
-    unknown_queries=20,
-    unknown_candidates=20,
-)
+SURVEY = Survey(50_000, 900, 700, 0, 0.08, None, None, 1.0, 5.0, 100, 20, 20)
 
 
 @pytest.mark.parametrize("path", ["a.csv", 'o"dd\\\n\x7fname.csv', "/ab/ü.csv"])
@@ -120,41 +101,29 @@ def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str)
     assert ("relative to this file" in text) == (not path.startswith("/"))
 
 
-def rows_of(number: int) -> list[tuple[int, int, float, int]]:
-    """Pairs with a weight and a time; new ids appear as time goes on."""
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_survey_has_what_plain_counting_has(by_time: bool) -> None:
     draw = random.Random(0)
-    return [
+    # Pairs with a weight and a time; new ids appear as time goes on.
+    rows = [
         (draw.randrange(5 + i // 5), draw.randrange(3 + i // 10), 1.0, 1_700_000_000 + 60 * i)
-        for i in range(number)
+        for i in range(400)
     ]
-
-
-def splits(corpus: Corpus) -> list[Split]:
-    held_out = HeldOut("s")
-    last = RollingWindow.parse("25 %")
-    return [
-        window_split(corpus, last=last, held_out=held_out),
-        random_split(corpus, share=0.4, held_out=held_out),
-    ]
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_survey_has_what_plain_counting_has(which: int) -> None:
-    rows = rows_of(400)
-    if which == 1:  # pairs whose query is unknown are counted as often as they occur
+    if not by_time:  # pairs whose query is unknown are counted as often as they occur
         rows = list({row[:2]: row for row in rows}.values())
-    corpus = Corpus.of(rows)
-    split = splits(corpus)[which]
+    corpus, held_out = Corpus.of(rows), HeldOut("s")
+    last = RollingWindow.parse("25 %")
+    split = random_split(corpus, share=0.4, held_out=held_out)
+    if by_time:
+        split = window_split(corpus, last=last, held_out=held_out)
     survey = Survey.of(corpus, split)
     pairs = {row[:2] for row in rows}
     sides = [{pair[side] for pair in pairs} for side in (0, 1)]
     assert (survey.rows, survey.queries, survey.candidates) == (len(rows), *map(len, sides))
     assert survey.repeats == len(rows) - len(pairs)
     assert survey.density == pytest.approx(len(pairs) / (len(sides[0]) * len(sides[1])))
-    assert (survey.first_time, survey.last_time) == (
-        min(r[3] for r in rows),
-        max(r[3] for r in rows),
-    )
+    times = [row[3] for row in rows]
+    assert (survey.first_time, survey.last_time) == (min(times), max(times))
     trained = trained_pairs(split)
     known = [{pair[side] for pair in trained} for side in (0, 1)]
     held = pairs - trained
@@ -175,27 +144,33 @@ def trained_pairs(split: Split) -> set[tuple[int, int]]:
     return {(query[q], candidate[c]) for q, c in zip(*columns, strict=True)}
 
 
-def test_an_unknown_kind_is_refused_and_can_be_named(tmp_path: Path) -> None:
+def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(DataError, match=r"no known format; tables end in.*--kind"):
-        source_at(tmp_path / "x.json")
-    with pytest.raises(DataError, match="folder of no known kind"):
-        source_at(tmp_path)
-    with pytest.raises(DataError, match="--kind is 'synthetic'; it is one of: movielens"):
-        source_at(tmp_path / "x.json", "synthetic")
-    with pytest.raises(DataError, match=r"columns of a table, and .* is read as amazon"):
-        source_at(tmp_path / "x.json", "amazon", {"query": "a"})
+    for arguments, named in (
+        (("x.json",), "--kind"),
+        (("",), "folder of no known kind"),
+        (("x.json", "synthetic"), "--kind is 'synthetic'; it is one of: movielens"),
+        (("x.json", "amazon", {"query": "a"}), "read as amazon"),
+        (("none.csv",), "no file or folder"),
+        (("*.csv",), "several tables become one by 'evergram prepare FILE"),
+    ):
+        with pytest.raises(DataError, match=re.escape(named)):
+            source_at(tmp_path / arguments[0], *arguments[1:])
     assert source_at(tmp_path / "x.json", "amazon").kind == "amazon"
-    with pytest.raises(DataError, match="There is no file or folder"):
-        source_at(tmp_path / "none.csv")
-
-
-def test_a_folder_of_tables_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 2 3\n")
+    assert source_at(tmp_path / "a.txt").kind == "adjacency_list"
+    for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
+        (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
+        with pytest.raises(DataError, match=rf"names columns.*that ends in {suffix}\."):
+            source_at(tmp_path / "a.txt")
+    (tmp_path / "tables").mkdir()
     for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("user,item,at\n1,2,2020-01-01\n")
-    assert source_at(tmp_path).columns == {"query": "user", "candidate": "item", "time": "at"}
-    with pytest.raises(DataError, match="several tables become one by 'evergram prepare FILE"):
-        source_at(tmp_path / "*.csv")
+        (tmp_path / "tables" / name).write_text("user,item,at\n1,2,2020-01-01\n")
+    columns = {"query": "user", "candidate": "item", "time": "at"}
+    assert source_at(tmp_path / "tables").columns == columns
+    monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
+    with pytest.raises(DataError, match=r"'evergram prepare .*tables FOLDER'"):
+        source_at(tmp_path / "tables")
 
 
 def test_names_of_their_own_win_over_guesses() -> None:
@@ -222,15 +197,6 @@ def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
     for names, columns, problem in cases:
         with pytest.raises(DataError, match=re.escape(problem)):
             columns_of("f", names, columns, text=True)
-
-
-def test_a_table_beyond_memory_is_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.csv").write_text("query,candidate\n1,2\n")
-    monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
-    with pytest.raises(DataError, match=r"'evergram prepare .*a\.csv FOLDER'"):
-        source_at(tmp_path / "a.csv")
 
 
 MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
@@ -267,12 +233,3 @@ def test_a_time_is_told_by_its_cells(
     assert source.columns.get("time") == (name if taken else None)
     assert source.by_content == (("time",) if taken else ())
     assert source.unread == (() if taken else (name,))
-
-
-def test_a_table_that_is_called_lines_of_ids_is_refused(tmp_path: Path) -> None:
-    for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
-        (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
-        with pytest.raises(DataError, match=rf"names columns.*that ends in {suffix}\."):
-            source_at(tmp_path / "a.txt")
-    (tmp_path / "a.txt").write_text("1 2 3\n")
-    assert source_at(tmp_path / "a.txt").kind == "adjacency_list"

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.fits import parts_of
 from tests.support.largest_tensor import LargestTensor
 from torch import Tensor, nn
 
@@ -15,17 +16,13 @@ from evergram.data.sampling import ExampleSampler
 from evergram.gramian.estimator import Moment
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.task import Encoded, Spread
-from evergram.training.build import prepare
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.optimizers.dense_adam import DenseAdam
 from evergram.training.optimizers.rate_decay import decay_rates
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.optimizers.turned_gradients import turn_gradients
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
-
-CPU = torch.device("cpu")
 
 
 def tower_run(**training: Any) -> tuple[Step, ExampleSampler]:
@@ -41,8 +38,7 @@ def tower_run(**training: Any) -> tuple[Step, ExampleSampler]:
             "training": {"feature_rate": 0.2, "layer_rate": 0.1, **training},
         }
     )
-    step, sampler, _ = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
-    return step, sampler
+    return parts_of(recipe, corpus)[:2]
 
 
 def rate_of(name: str, table: float) -> float:
@@ -67,9 +63,8 @@ def test_every_parameter_has_one_optimizer_and_the_rate_of_its_kind(
 
 @pytest.mark.parametrize("optimizer", ["adaptive", "adam", "sgd"])
 def test_parameters_of_a_task_learn_at_the_rate_of_layers(optimizer: str) -> None:
-    corpus = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
     recipe = Recipe.of({"data": {"kind": "synthetic"}, "training": {"optimizer": optimizer}})
-    step = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)[0]
+    step = parts_of(recipe, Corpus.of([("a", "x"), ("b", "y")]))[0]
     task = nn.Module()
     task.scale, task.still = (nn.Parameter(torch.ones(2), requires_grad=b) for b in (True, False))
     rates = recipe.training.model_copy(update={"layer_rate": 0.07})
@@ -190,36 +185,27 @@ def test_a_sparse_step_makes_nothing_of_the_size_of_the_table() -> None:
     assert largest.bytes < 1000
 
 
-def test_each_side_is_turned_by_the_other_once() -> None:
-    rows = {s: torch.randn(4, 3).requires_grad_() for s in ("query", "candidate", "negative")}
-    shown = {s: r * 1.0 for s, r in rows.items()}
-    moments = {}
-    for side in ("query", "candidate"):
-        root = torch.randn(5, 3)
-        moments[side] = [Moment(root.T @ root)]
-    encoded = Encoded(shown["query"], shown["candidate"], shown["negative"])
-    turn_gradients(encoded, moments, [2.0], 0.1, whole=False)
-    sum(r.sum() for r in shown.values()).backward()  # type: ignore[union-attr]
-    for side, other in (("query", "candidate"), ("candidate", "query"), ("negative", "query")):
-        matrix = preconditioner(moments[other], [2.0], 0.1)
-        torch.testing.assert_close(rows[side].grad, torch.ones(4, 3) @ matrix)
+def random_moments() -> dict[str, list[Moment]]:
+    roots = {side: torch.randn(5, 3) for side in ("query", "candidate")}
+    return {side: [Moment(root.T @ root)] for side, root in roots.items()}
 
 
-def test_rows_of_one_table_are_turned_by_one_matrix() -> None:
+@pytest.mark.parametrize("one_table", [False, True])
+def test_each_side_is_turned_by_the_other_once_and_rows_of_one_table_by_the_mean(
+    one_table: bool,
+) -> None:
     """Also a pair's query without its candidate, and the same with it."""
-    names = ("query", "candidate", "whole")
+    names = ("query", "candidate", "negative", "whole_query")
     rows = {name: torch.randn(4, 3).requires_grad_() for name in names}
-    shown = {name: r * 1.0 for name, r in rows.items()}
-    moments = {}
-    for side in ("query", "candidate"):
-        root = torch.randn(5, 3)
-        moments[side] = [Moment(root.T @ root)]
-    encoded = Encoded(shown["query"], shown["candidate"], whole_query=shown["whole"])
-    turn_gradients(encoded, moments, [2.0], 0.1, whole=False, one_table=True)
+    shown: dict[str, Any] = {name: r * 1.0 for name, r in rows.items()}
+    moments = random_moments()
+    turn_gradients(Encoded(**shown), moments, [2.0], 0.1, whole=False, one_table=one_table)
     torch.autograd.backward(sum(shown.values(), torch.zeros(4, 3)).sum())
-    both = [preconditioner(moments[side], [2.0], 0.1) for side in ("query", "candidate")]
+    matrices = {side: preconditioner(moments[side], [2.0], 0.1) for side in moments}
     for name in names:
-        torch.testing.assert_close(rows[name].grad, torch.ones(4, 3) @ (both[0] + both[1]) / 2)
+        other = matrices["candidate" if "query" in name else "query"]
+        matrix = (matrices["query"] + matrices["candidate"]) / 2 if one_table else other
+        torch.testing.assert_close(rows[name].grad, torch.ones(4, 3) @ matrix)
 
 
 def test_rows_taken_from_all_entities_are_turned_with_them_alone() -> None:
@@ -228,13 +214,8 @@ def test_rows_taken_from_all_entities_are_turned_with_them_alone() -> None:
     moments = {s: [Moment(torch.diag(torch.tensor([1.0, 2.0, 3.0])))] for s in whole}
     everyone = {s: Spread(rows, torch.ones(6, 1)) for s, rows in shown.items()}
     pairs = {s: rows[:2] for s, rows in shown.items()}
-    turn_gradients(
-        Encoded(pairs["query"], pairs["candidate"], everyone=everyone),
-        moments,
-        [1.0],
-        0.1,
-        whole=True,
-    )
+    encoded = Encoded(pairs["query"], pairs["candidate"], everyone=everyone)
+    turn_gradients(encoded, moments, [1.0], 0.1, whole=True)
     torch.autograd.backward(pairs["query"].sum() + pairs["candidate"].sum())
     matrix = preconditioner(moments["query"], [1.0], 0.1)
     for side in whole:

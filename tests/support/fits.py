@@ -1,0 +1,98 @@
+"""The parts of a training that tests make from a recipe, and what two trainings have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from evergram.data.corpus import Corpus
+from evergram.data.sampling import EntitySampler, ExampleSampler
+from evergram.data.split import Split
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
+from evergram.lineage.artefact import Artefact
+from evergram.training.build import Companions, prepare
+from evergram.training.callbacks import Callback
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.loop import Trainer
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.step import Step
+
+CPU = torch.device("cpu")
+
+
+def changed(recipe: Recipe, *overrides: str) -> Recipe:
+    return Recipe.of(recipe.model_dump(), overrides)
+
+
+def split_of(recipe: Recipe, version: int = 0) -> Split:
+    return split_for(recipe, load_corpus(recipe), version)
+
+
+def parts_of(
+    recipe: Recipe, corpus: Corpus | None = None, version: int = 0, **companions: Any
+) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
+    """Return `prepare`'s parts of a run, of a recipe's training pairs if no corpus is given."""
+    corpus = split_of(recipe, version).training if corpus is None else corpus
+    settings = FitSettings.of(recipe, corpus, version)
+    return prepare(settings, corpus, CPU, Companions(**companions))
+
+
+def trainer_of(recipe: Recipe, *callbacks: Callback, corpus: Corpus | None = None) -> Trainer:
+    return Trainer(*parts_of(recipe, corpus), callbacks=callbacks, seed=recipe.seed)
+
+
+def fitted(recipe: Recipe, callbacks: Sequence[Callback] = (), **context: Any) -> Trained:
+    """Return version 0, trained on the CPU."""
+    return fit_encoder(recipe, split_of(recipe), 0, RunContext(CPU, callbacks=callbacks, **context))
+
+
+def untimed(report: Any, drop: Sequence[str] = ()) -> Any:
+    """Return a report without its times, and without the entries named in `drop`."""
+    if isinstance(report, dict):
+        kept = (k for k in report if "second" not in str(k) and k not in drop)
+        return {k: untimed(report[k], drop) for k in kept}
+    return [untimed(v, drop) for v in report] if isinstance(report, (list, tuple)) else report
+
+
+def assert_same(one: Artefact, other: Artefact) -> None:
+    """Assert that two artefacts have the same vectors, model, metrics and history, bit by bit."""
+    assert one.encoder is not None
+    assert other.encoder is not None
+    assert one.encoder.options == other.encoder.options
+    assert one.encoder.state.keys() == other.encoder.state.keys()
+    for name, value in one.encoder.state.items():
+        assert torch.equal(value, other.encoder.state[name]), name
+    for side in ("query", "candidate"):
+        (ids, vectors), (their_ids, theirs) = one.block(side), other.block(side)
+        assert ids.equals(their_ids)
+        assert torch.equal(vectors, theirs)
+    assert one.metrics["metrics"] == other.metrics["metrics"]
+    histories = [untimed(each.metrics["training"]["history"]) for each in (one, other)]
+    assert histories[0] == histories[1]
+
+
+def watch_epochs(
+    patch: pytest.MonkeyPatch, dies: Callable[[int, int], bool] = lambda epoch, batch: False
+) -> list[tuple[int, int]]:
+    """Return a list of the epochs that begin from now on, with their first batches; one in which
+    `dies` says so is interrupted before that batch."""
+    begun: list[tuple[int, int]] = []
+
+    def dying(real: Any) -> Any:
+        def epoch(self: ExampleSampler, which: int, start: int = 0) -> Any:
+            begun.append((which, start))
+            for i, batch in enumerate(real(self, which, start), start):
+                if dies(which, i):
+                    raise KeyboardInterrupt
+                yield batch
+
+        return epoch
+
+    for kind in (ExampleSampler, WholeQuerySampler):
+        patch.setattr(kind, "epoch", dying(kind.epoch))
+    return begun

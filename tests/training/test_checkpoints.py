@@ -1,0 +1,485 @@
+"""Checkpoints: what they hold, whose they are, and runs that end as if they had not been killed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from tests.support.fits import assert_same, changed, split_of, trainer_of, watch_epochs
+from torch import Tensor, nn
+
+from evergram.data.corpus import Corpus
+from evergram.data.sampling import Batch
+from evergram.errors import FormatError, IntegrityError, RecipeError, TrainingError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.build import Companions
+from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
+from evergram.training.checkpoints.pilot_journal import PilotJournal
+from evergram.training.checkpoints.run_identity import (
+    RunIdentity,
+    corpus_digest,
+    files_digest,
+    modules_digest,
+)
+from evergram.training.checkpoints.run_state import gather, scatter
+from evergram.training.checkpoints.settings import PATIENCE, SECONDS, CheckpointSettings
+from evergram.training.checkpoints.state_file import StateReader, StateWriter, TrainingState
+from evergram.training.corpora import load_corpus
+from evergram.training.loop import Trainer
+from evergram.training.recipe import Recipe
+
+RUN = RunIdentity('{"seed": 1}', "1", "corpus")
+READER, WRITER = StateReader(), StateWriter()
+# Before a kill at a batch, the last checkpoint may be some batches ago.
+OFTEN = CheckpointSettings(steps=2)
+
+
+def opened(folder: Path | None, keep: int = 3) -> CheckpointFolder:
+    return CheckpointFolder(folder, "version 1", RUN, CheckpointSettings(steps=10, keep=keep))
+
+
+def numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name.split(".")[1]) for path in folder.iterdir())
+
+
+def test_the_newest_whole_checkpoints_are_kept_and_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def save(folder: CheckpointFolder, number: int, steps: int) -> None:
+        state = TrainingState({"a": torch.full((2,), float(number))}, {"number": number})
+        folder.save(state, steps)
+
+    def loaded() -> Any:
+        state = opened(tmp_path).load()
+        assert state is not None
+        assert float(state.tensors["a"][0]) == state.facts["number"]
+        return state.facts["number"]
+
+    folder = opened(tmp_path)
+    assert folder.load() is None
+    for number in range(1, 8):
+        save(folder, number, number)
+    assert numbers(tmp_path) == [5, 6, 7]
+    # The same step again, after its epoch, replaces what was saved before.
+    save(folder, 8, 7)
+    assert (loaded(), numbers(tmp_path)) == (8, [5, 6, 7])
+    cut, flipped = (tmp_path / f"version-1.{n:012d}.safetensors" for n in (7, 6))
+    cut.write_bytes(cut.read_bytes()[:-3])
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
+    folder = opened(tmp_path)
+    assert folder.load() is not None
+    damaged = [f"{path.name} is damaged" for path in (cut, flipped)]
+    assert [m.split(":")[0] for m in caplog.messages] == damaged
+    assert loaded() == 5
+    save(folder, 6, 6)
+    assert (loaded(), numbers(tmp_path)) == (6, [5, 6])
+
+
+def test_a_checkpoint_is_due_by_steps_by_seconds_or_by_what_writing_costs(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    assert [folder.due(9), folder.due(10)] == [False, True]
+    folder.save(TrainingState({}, {}), 12)
+    assert [folder.due(21), folder.due(22)] == [False, True]
+    assert not opened(None).due(100)
+    automatic = CheckpointSettings()
+    for chosen, since, due in (
+        (automatic, (SECONDS - 1, 10**9, 0.0), False),
+        (automatic, (SECONDS, 0, 0.0), True),
+        (automatic, (SECONDS, 0, 10.0), False),
+        (automatic, (10.0 * PATIENCE, 0, 10.0), True),
+        # What is asked for is done, whatever it costs.
+        (CheckpointSettings(seconds=5), (5, 0, 100.0), True),
+        (CheckpointSettings(steps=7), (0.0, 7, 100.0), True),
+        (CheckpointSettings(steps=7), (1e9, 6, 0.0), False),
+    ):
+        assert chosen.due(*since) == due, (chosen, since)
+
+
+def test_a_time_or_a_number_of_steps_is_read_and_anything_else_is_refused() -> None:
+    for every, seconds, steps in (
+        ("60s", 60.0, None),
+        ("0.5m", 30.0, None),
+        (" 2h ", 7200.0, None),
+        ("1000", None, 1000),
+        (None, None, None),
+    ):
+        expected = CheckpointSettings(seconds, steps, 3, "never")
+        assert CheckpointSettings.of(every, 3, "never") == expected
+    for wrong in ("", "0", "-1", "1.5", "60 s", "60d", "nans", "1e9s"):
+        with pytest.raises(RecipeError, match="60s"):
+            CheckpointSettings.of(wrong)
+    values: list[dict[str, Any]] = [
+        {"keep": 0},
+        {"resume": "always"},
+        {"seconds": 1.0, "steps": 1},
+        {"seconds": float("nan")},
+    ]
+    for each in values:
+        with pytest.raises(RecipeError):
+            CheckpointSettings(**each)
+
+
+class Moved(nn.Module):
+    """A parameter, which is trained, and a buffer, which is the past."""
+
+    def __init__(self, parameter: float, buffer: float) -> None:
+        super().__init__()
+        self.parameter = nn.Parameter(torch.tensor(parameter))
+        self.register_buffer("past", torch.tensor(buffer), persistent=False)
+
+
+def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path) -> None:
+    def corpus(pairs: Any = None, **features: Any) -> str:
+        plain = {"query": ["a", "b", "b"], "candidate": ["x", "y", "x"], "value": [1.0, 2.0, 3.0]}
+        of_queries = {"id": ["a", "b"], "city": ["u", "v"], **features}
+        table = pa.table({**plain, **(pairs or {})})
+        return corpus_digest(Corpus.from_tables(table, pa.table(of_queries)))
+
+    corpora = [
+        corpus(),
+        corpus({"candidate": ["x", "y", "y"]}),
+        corpus({"query": ["a", "c", "c"]}),
+        corpus({"value": [1.0, 2.0, 4.0]}),
+        corpus({"weight": [1.0, 2.0, 4.0]}),
+        corpus(city=["u", "w"]),
+        corpus(city=["u", "u"]),
+        corpus({"query": [1, 2, 2]}, id=[1, 2]),
+    ]
+    assert len(set(corpora)) == len(corpora)
+    assert corpus() == corpora[0]
+
+    def modules(**companions: Any) -> str:
+        return modules_digest(Companions(**companions))
+
+    beside = [
+        modules(),
+        modules(joint=Moved(1.0, 2.0)),
+        modules(joint=Moved(1.0, 3.0)),
+        modules(start=Moved(1.0, 2.0)),
+        modules(own=Moved(1.0, 2.0)),
+        modules(past={"query": torch.ones(2)}),
+        modules(past={"query": torch.zeros(2)}),
+    ]
+    assert len(set(beside)) == len(beside)
+    assert modules(joint=Moved(5.0, 2.0)) == beside[1]
+    query, weights = tmp_path / "query.parquet", tmp_path / "weights.csv"
+    recipe = {
+        "prior": {"kind": "files", "query": str(query), "candidate": str(query)},
+        "task": {"query_measure": [0.5, str(weights)], "candidate_measure": 1.0},
+    }
+    files = []
+    for path, text in ((query, "one"), (weights, "id,weight"), (query, "two")):
+        path.write_text(text)
+        files.append(files_digest(recipe))
+    assert len({*files, files_digest({"prior": {"kind": "zero"}})}) == 4
+
+
+def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
+    identity = RunIdentity.of(small.model_dump_json(), 0, split_of(small), Companions())
+    other = changed(small, "task.penalty=6.0", "training.epochs=9").model_dump_json()
+    for change, named in (
+        ({"torch": "1.0"}, "torch (1.0"),
+        ({"version": "3"}, "version (3, here 0)"),
+        ({"corpus": "x"}, "corpus"),
+        ({"selection": "x"}, "pairs"),
+        ({"modules": "x"}, "modules"),
+        ({"purpose": "refit"}, "steps"),
+        ({"files": "x"}, "files"),
+        ({"recipe": "no JSON"}, "another recipe"),
+        ({"recipe": other}, "another recipe (task.penalty, training.epochs changed)"),
+    ):
+        assert named in identity.difference(replace(identity, **change).as_json())
+    assert identity.difference(identity.as_json()) == ""
+    assert identity.difference({}) == "another recipe"
+
+
+def test_pilots_are_measured_anew_of_another_run_or_after_damage(tmp_path: Path) -> None:
+    def journal(folder: Path | None = tmp_path, run: RunIdentity = RUN, **how: Any) -> PilotJournal:
+        return PilotJournal(folder, how.pop("title", "version 0"), run, CheckpointSettings(**how))
+
+    for value in (0.1 + 0.2, 5e-324, -math.inf):
+        journal().add({"l2": 0.1, "rate": 2}, value)
+        assert journal().get({"rate": 2, "l2": 0.1}) == value
+    for other in (
+        journal(resume="never"),
+        journal(run=replace(RUN, corpus="other")),
+        journal(title="version 1"),
+        journal(None),
+    ):
+        assert other.get({"l2": 0.1, "rate": 2}) is None
+    for content in ("", "[]", '{"identity": []}', '{"identity": {}, "values": 3}'):
+        (tmp_path / "version-0.pilots.json").write_text(content)
+        assert journal().get({}) is None
+    with pytest.raises(TrainingError, match=r"pilots\.json: "):
+        journal(tmp_path / "version-0.pilots.json").add({}, 1.0)
+
+
+class Copies(Callback):
+    """Keeps a copy of the state after each step, and the objectives."""
+
+    def __init__(self) -> None:
+        self.states: list[TrainingState] = []
+        self.objectives: list[float] = []
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        self.objectives.append(float(objective))
+
+    def on_step_end(self, run: Trainer) -> None:
+        state = run.state()
+        copied = {k: v.clone() for k, v in state.tensors.items()}
+        self.states.append(TrainingState(copied, json.loads(json.dumps(state.facts))))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"objectives": list(self.objectives), "last": torch.tensor(self.objectives[-1])}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert float(state["last"]) == pytest.approx(state["objectives"][-1])
+        self.objectives = list(state["objectives"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "gramian.kind=storm gramian.rate=auto",
+        "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive",
+        "task.kind=bpr task.penalty=1",
+    ],
+)
+def test_a_run_goes_on_from_after_any_step(small: Recipe, overrides: str) -> None:
+    recipe = changed(small, "training.batch_size=900", *overrides.split())
+    copies = Copies()
+    whole = trainer_of(recipe, copies)
+    whole.fit(epochs=2)
+    assert len(copies.states) == whole.steps == 2 * len(whole.sampler)
+    for place, state in [*enumerate(copies.states)][::3]:
+        torch.rand(place)
+        again = Copies()
+        run = trainer_of(recipe, again)
+        run.load_state(state)
+        assert run.steps == place + 1
+        assert run.fit(epochs=2) == "epochs"
+        assert again.objectives == copies.objectives
+        end, same = whole.state(), run.state()
+        assert end.tensors.keys() == same.tensors.keys()
+        assert all(torch.equal(end.tensors[k], same.tensors[k]) for k in end.tensors)
+
+
+def test_what_is_restored_shares_no_memory_with_the_state() -> None:
+    layer = nn.Linear(2, 2)
+    adam = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    kept = {k: v.clone() for k, v in gather({"layer": layer}, [adam]).items()}
+    frozen = {k: v.clone() for k, v in kept.items()}
+    scatter(kept, {"layer": layer}, [adam])
+    adam.step()
+    assert all(torch.equal(kept[k], frozen[k]) for k in kept)
+
+
+def state_of(**tensors: Tensor) -> TrainingState:
+    return TrainingState(tensors, {"epoch": 3, "seconds": 0.1 + 0.2, "history": [{"a": 1e-300}]})
+
+
+def test_tensors_of_every_type_and_facts_come_back(tmp_path: Path) -> None:
+    shared = torch.arange(6.0)
+    written = state_of(
+        a=torch.randn(3, 4).T,
+        empty=torch.zeros(0, 3),
+        scalar=torch.tensor(2.5, dtype=torch.float64),
+        flag=torch.tensor(True),
+        half=torch.randn(3).bfloat16(),
+        generator=torch.get_rng_state(),
+        nan=torch.tensor([float("nan"), float("inf")]),
+        shared=shared,
+        part=shared[2:],
+        again=shared,
+    )
+    path = tmp_path / "made" / "state.safetensors"
+    WRITER.write(path, RUN.as_json(), written)
+    assert READER.identity(path) == RUN.as_json()
+    state = READER.read(path)
+    assert (state.facts, state.bytes) == (written.facts, written.bytes)
+    assert state.tensors.keys() == written.tensors.keys()
+    for name, value in written.tensors.items():
+        assert state.tensors[name].dtype == value.dtype
+        torch.testing.assert_close(state.tensors[name], value, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_damaged_byte_and_no_cut_goes_unseen(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("state") / "s.safetensors"
+    WRITER.write(path, RUN.as_json(), state_of(a=torch.arange(20.0), b=torch.arange(5)))
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content = content[:place]
+    else:
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    with pytest.raises((IntegrityError, FormatError)):
+        READER.read(path)
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "work" / "run.safetensors"
+    WRITER.write(path, RUN.as_json(), state_of(a=torch.ones(3)))
+
+    def full(_: object, path: Path, **__: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("evergram.training.checkpoints.state_file.save_file", full)
+    with pytest.raises(TrainingError, match=r"20 bytes, .*: I/O error: No space"):
+        WRITER.write(path, RUN.as_json(), state_of(a=torch.ones(5)))
+    assert [p.name for p in path.parent.iterdir()] == ["run.safetensors"]
+    assert torch.equal(READER.read(path).tensors["a"], torch.ones(3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model.kind=factorization training.tables=mapped",
+        "model.kind=two_tower training.tables=mapped",
+        "model.kind=graphsage training.layer_rate=0.01",
+        "model.kind=graphsage task.kind=bpr task.penalty=0",
+        "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
+        "model.kind=lightgcn gramian.kind=storm",
+        "model.kind=mean_of_candidates",
+        "gramian.kind=storm gramian.rate=auto",
+        "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
+        "gramian.rate=auto",
+        "gramian.kind=sagram gramian.memory=0",
+        "gramian.kind=sagram gramian.beta=1",
+        "gramian.kind=sampled gramian.batch=independent gramian.batch_size=5",
+        "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive "
+        "gramian.gradient=sampled",
+        "gramian.kind=sagram gramian.batch=independent gramian.sampler=adaptive "
+        "gramian.batch_size=20 gramian.pool_size=50",
+        "task.kind=softmax task.penalty=0",
+        "task.kind=bpr task.penalty=1",
+        "task.kind=second_order task.penalty=0 task.query_measure=1",
+        "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
+        "training.table_rate=0.02 task.query_power=0.5",
+        "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
+        "task.kind=softmax_all task.penalty=0 task.l2=0 task.temperature=learned "
+        "model.normalize=true training.layer_rate=0.05",
+        "task.kind=softmax_clustered task.clusters=8",
+        "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
+    ],
+)
+def test_train_resumes_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str
+) -> None:
+    recipe = changed(small, "training.epochs=5", *overrides.split())
+    whole = train(recipe)
+    with monkeypatch.context() as patch:
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (3, 7))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, folder=tmp_path, checkpoints=OFTEN)
+    begun = watch_epochs(monkeypatch)
+    torch.rand(17)
+    again = train(recipe, folder=tmp_path, checkpoints=OFTEN)
+    (first, start), *rest = begun
+    assert (first, rest) == (3, [(4, 0)])
+    assert start > 0
+    assert_same(again, whole)
+
+
+def test_a_refit_resumes_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = changed(small, "training.epochs=3", "training.refit=true")
+    whole = train(recipe)
+    # Epochs are counted from 0 in each of the two trainings: kill in the second one's last.
+    last = whole.metrics["training"]["best_epoch"] - 1
+    with monkeypatch.context() as patch:
+        seen = watch_epochs(patch, lambda epoch, batch: (len(seen), batch) == (4 + last, 3))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
+    begun = watch_epochs(monkeypatch)
+    again = train(recipe, folder=tmp_path)
+    # The look ahead may have been drawn for the next step.
+    assert begun == [(last, 3)]
+    assert_same(again, whole)
+    refits = [m["training"]["refit"] for m in (whole.metrics, again.metrics)]
+    assert refits[0]["steps"] == refits[1]["steps"] > 0
+
+
+def test_upgrade_resumes_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = load_corpus(small)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(small, corpus))
+    whole = upgrade(small, lineage, corpus)
+    with monkeypatch.context() as patch:
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 7))
+        with pytest.raises(KeyboardInterrupt):
+            upgrade(small, lineage, corpus, folder=lineage.work_dir, checkpoints=OFTEN)
+    assert list(lineage.work_dir.iterdir())
+    again = upgrade(small, lineage, corpus, folder=lineage.work_dir)
+    assert whole.transform is not None
+    assert again.transform is not None
+    for name, value in whole.transform.state_dict().items():
+        assert torch.equal(value, again.transform.state_dict()[name])
+    assert_same(again, whole)
+    lineage.publish(again)
+    assert not lineage.work_dir.exists()
+
+
+def test_another_recipe_a_damaged_file_or_never_starts_anew(
+    small: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(small, folder=tmp_path)
+    begun = watch_epochs(monkeypatch)
+    train(small, folder=tmp_path)
+    assert begun == []
+    train(changed(small, "task.penalty=6.0"), folder=tmp_path)
+    anew = [(0, 0), (1, 0), (2, 0)]
+    assert begun == anew
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"cut")
+    train(small, folder=tmp_path)
+    assert begun == 2 * anew
+    train(small, folder=tmp_path, checkpoints=CheckpointSettings(resume="never"))
+    assert begun == 3 * anew
+    for named in ("task.penalty changed", f"{path.name} is damaged", "--resume never"):
+        assert named in caplog.text
+
+
+def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = changed(small, "gramian.kind=sagram", "gramian.memory=0")
+    whole = train(recipe)
+    with monkeypatch.context() as patch:
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (1, 7))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=3))
+    caches = sorted(tmp_path.glob("cache-*.bin"))
+    assert len(caches) == 2
+    for cache in caches:  # as if it had been written after the checkpoint
+        cache.write_bytes(b"\x7f" * cache.stat().st_size)
+    assert_same(train(recipe, folder=tmp_path), whole)

@@ -1,0 +1,387 @@
+"""Several processes take the steps of one: parameters, optimisers, Gramians, step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.fits import CPU, parts_of
+from tests.support.several_processes import ended, start, train_cases
+from tests.support.shared_training import BASE, CASES, own_modules, shared_corpus, states
+from tests.support.thread_processes import Threads, in_threads
+from torch import Tensor, nn
+
+from evergram.collectives import ALONE, Collectives
+from evergram.data.sampling import Draw
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.factory import publish_by_popularity
+from evergram.encoders.features import SIDES
+from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.errors import RecipeError, TrainingError
+from evergram.training.callbacks import Callback
+from evergram.training.distributed import shared_embedding
+from evergram.training.distributed.agreement import begin_shared, decided, share_step
+from evergram.training.distributed.gradients import sum_gradients
+from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.distributed.shared_state import whole_look_ahead
+from evergram.training.distributed.shares import part_of, rows_of_all
+from evergram.training.recipe import Recipe
+from evergram.training.step import Step
+
+# Three processes share an epoch's last pair, so that two have none.
+OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
+# Batch weights are float32 whatever the rest is.
+CLOSE = 1e-6
+FLOAT = [case for case in CASES if not case.startswith(("float32", "bfloat16"))]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Train every case in two processes, and some in three; one set of processes each."""
+    folder = tmp_path_factory.mktemp("results")
+    return train_cases("tests.support.shared_training", {2: list(CASES), 3: OF_THREE}, folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "case"), [*((2, case) for case in FLOAT), *((3, case) for case in OF_THREE)]
+)
+def test_processes_take_the_steps_of_one(results: dict[int, Path], count: int, case: str) -> None:
+    together = load_file(results[count] / f"{case.replace('/', ' of ')}.safetensors")
+    alone = states(case)
+    assert together.keys() == alone.keys()
+    assert len({name.split("|")[0] for name in alone}) == 20
+    for name, value in alone.items():
+        assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
+    # The comparison would notice a process that took no part.
+    first = next(name for name in alone if name.startswith("0|encoder|"))
+    moved = alone[first] - alone[first.replace("0|", "19|", 1)]
+    assert float(moved.abs().max()) > 1e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "single"), [("towers", "float32, towers"), ("modules", "modules")]
+)
+def test_bfloat16_layers_round_each_share_apart(
+    results: dict[int, Path], case: str, single: str
+) -> None:
+    """A layer's gradient is rounded to 8 bits in each process and then summed, so that two
+    processes differ from one by less than bfloat16 does from float32, and by less than 0.5 % of
+    how far training has moved the parameters."""
+    alone = states(f"bfloat16, {case}")
+    together = load_file(results[2] / f"bfloat16, {case}.safetensors")
+    assert together.keys() == alone.keys()
+    apart = _apart(together, alone)
+    assert 0 < apart < 0.005
+    exact = {name: value.float() for name, value in states(single).items()}
+    assert apart < _apart(alone, exact)
+
+
+def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return ‖x − y‖ over how far y has moved since its first step; of all parameters at the last
+    one."""
+    names = [name for name in other if name.startswith("19|encoder|")]
+    first = {name: other[name.replace("19|", "0|", 1)] for name in names}
+    apart = sum(float((one[n] - other[n]).double().square().sum()) for n in names)
+    moved = sum(float((other[n] - first[n]).double().square().sum()) for n in names)
+    return math.sqrt(apart / moved)
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join_processes(CPU) is ALONE
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("EVERGRAM_PROCESS_TIMEOUT", "nan")
+    with pytest.raises(RecipeError, match="_TIMEOUT is 'nan'"):
+        join_processes(CPU)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
+def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_group(
+    tmp_path: Path,
+) -> None:
+    """Pilots end by the first one's clock, and go on by its file of those that have ended. A thread
+    that frees a tensor while Python ends would abort the process: exit -6, not its own."""
+    results = ended(start(2, "-m", "tests.support.ending_processes", str(tmp_path)))
+    for code, output in results:
+        assert code == 0, output
+        assert output.endswith("left: []\n"), output
+    first, second = (
+        [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+        for _, output in results
+    )
+    (limited, one), (whole, all_) = first
+    assert (limited, len(one)) == ("minutes", 1)
+    assert whole != "minutes"
+    assert (len(all_), all_[0]) == (8, one[0])
+    assert second == first
+
+
+def resumed(count: int, folder: Path, fatal: int, kind: str) -> list[tuple[int, str]]:
+    out = str(folder / "out.safetensors")
+    arguments = "-m", "tests.support.resumed_training", str(folder), out, str(fatal), kind
+    return ended(start(count, *arguments))
+
+
+# Two resume inside an epoch of one, which has looked ahead at a whole batch.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "killed", "counts"), [("sogram", 2, (1, 3)), ("storm", 2, (1, 2)), ("storm", 1, (2,))]
+)
+def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
+    tmp_path: Path, kind: str, killed: int, counts: tuple[int, ...]
+) -> None:
+    (whole,) = resumed(1, tmp_path / "whole", 0, kind)
+    assert whole[0] == 0, whole[1]
+    steps = int(whole[1].split()[0])
+    assert 19 % (steps // 6)  # of six epochs
+    *survivors, last = resumed(killed, tmp_path / "killed", 20, kind)
+    assert last[0] == -9
+    for code, output in survivors:
+        assert code == 2
+        assert "another process of this command has ended or did not answer" in output
+    expected = load_file(tmp_path / "whole" / "out.safetensors")
+    for count in counts:
+        folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
+        for code, output in resumed(count, folder, 0, kind):
+            assert code == 0, output
+            # It goes on after step 19, inside an epoch: the next one was never taken.
+            assert "steps" not in output or int(output.split()[0]) == steps - 19
+        vectors = load_file(folder / "out.safetensors")
+        for side, value in expected.items():
+            torch.testing.assert_close(vectors[side], value, rtol=1e-5, atol=1e-5)
+
+
+class Pair(Collectives):
+    """The first or the second of two processes; the first's answers are handed in."""
+
+    size = 2
+
+    def __init__(self, rank: int, answer: object = None) -> None:
+        self.rank, self.answer = rank, answer
+
+    def from_first(self, make: object) -> object:
+        return make() if self.is_first else self.answer  # type: ignore[operator]
+
+
+def test_an_error_of_the_first_is_everyones() -> None:
+    def fail() -> str:
+        raise TrainingError("The loss is nan.")
+
+    for process in (Pair(0), Pair(1, {"error": "The loss is nan."})):
+        with pytest.raises(TrainingError, match="The loss is nan"):
+            decided(fail, process)
+
+
+def test_others_take_part_while_the_first_decides() -> None:
+    """As often as it asks, and then they have its word."""
+
+    def of(process: Threads) -> tuple[str, list[float]]:
+        sums: list[float] = []
+
+        def add() -> None:
+            begin_shared("sum", process)
+            sums.append(float(process.sum(torch.tensor(1.0 + process.rank), "numbers")))
+
+        def decide() -> str:
+            add()
+            add()
+            return "patience"
+
+        return decided(decide, process, {"sum": add}), sums
+
+    assert in_threads(3, of)[0] == [("patience", [6.0, 6.0])] * 3
+
+
+def step_of(encoder: ModuleEncoder | None) -> Step:
+    kind = ["model.dim=[4]"] if encoder is None else ["model.kind=module"]
+    values = {"data": {"kind": "synthetic"}, "task": {"penalty": 1.0, "l2": 0.0}}
+    return parts_of(Recipe.of(values, kind), shared_corpus(), own=encoder)[0]
+
+
+def test_own_modules_drop_out_apart_and_do_not_normalise_by_the_batch() -> None:
+    corpus = shared_corpus()
+    own = step_of(own_modules(corpus))
+    assert share_step(own, Pair(0), 3) == share_step(step_of(None), Pair(1), 3) == 3
+    assert share_step(own, Pair(1), 3) != 3
+    tower = nn.Sequential(nn.Embedding(30, 4), nn.BatchNorm1d(4))
+    modules = EncoderModules(tower, nn.Embedding(30, 4), torch.tensor, torch.tensor)
+    step = step_of(ModuleEncoder.of(modules, corpus))
+    assert share_step(step, ALONE, 3) == 3
+    with pytest.raises(TrainingError, match=r"query\.1 is a BatchNorm1d.*use LayerNorm"):
+        share_step(step, Pair(1), 3)
+
+
+def process(rank: int, size: int) -> Collectives:
+    collectives = Collectives()
+    collectives.rank, collectives.size = rank, size
+    return collectives
+
+
+@pytest.mark.parametrize("rows", [7, 2])
+def test_portions_weigh_unequal_shares_right(rows: int) -> None:
+    """Of two rows one process has none: the one that stands in counts for nothing."""
+    draw = Draw(torch.arange(rows), torch.rand(rows, 2))
+    parts = [part_of(draw, rows, process(rank, 3)) for rank in range(3)]
+    shares = [len(p.rows.ids) * (p.portion > 0) for p in parts]
+    assert sum(shares) == rows
+    assert max(shares) - min(shares) == 1
+    means = torch.stack([p.portion * p.rows.weights.mean(0) for p in parts])
+    torch.testing.assert_close(means.sum(0), draw.weights.mean(0))
+    counted = torch.cat([p.counted(p.rows.weights) for p in parts])
+    torch.testing.assert_close(counted.sum(0), draw.weights.sum(0))
+
+
+def test_gradients_of_gathered_rows_are_those_of_the_whole_loss() -> None:
+    """Each process counts for its part of a loss that all compute, and has its rows' gradient."""
+    rows = torch.randn(5, 2, dtype=torch.float64)
+    whole = rows.clone().requires_grad_()
+    torch.autograd.backward((whole @ whole.T).exp().sum().log())
+
+    def gradient(process: Threads) -> Tensor:
+        mine = rows[process.share(5)].clone().requires_grad_()
+        gathered = rows_of_all(mine, 5, process)
+        (grad,) = torch.autograd.grad((gathered @ gathered.T).exp().sum().log() / 3, mine)
+        return grad
+
+    torch.testing.assert_close(torch.cat(in_threads(3, gradient)[0]), whole.grad)
+
+
+# torch's generator is one for all threads.
+SEEDING = Lock()
+
+
+def trained(rank: int, size: int, rows: int, collectives: Collectives) -> list[Tensor | None]:
+    """Return the gradients, and the objective, after a backward pass of a process's rows."""
+    with SEEDING:
+        torch.manual_seed(0)
+        table, layer = nn.Embedding(rows, 3, sparse=True), nn.Linear(3, 2)
+        unused, rare = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
+        weight = torch.rand(12)
+    ids = torch.arange(12) % rows
+    own = Collectives.share(collectives, 12) if size > 1 else slice(None)
+    out = layer(table(ids[own])) * weight[own, None]
+    loss = out.square().sum()
+    if rank == size - 1:  # a parameter that one process alone has a gradient of
+        loss = loss + rare(torch.ones(1, 2)).sum()
+    loss.backward()
+    parameters = [*table.parameters(), *layer.parameters(), *rare.parameters()]
+    optimizers = [torch.optim.SGD(parameters[:1], 0.1), torch.optim.SGD(parameters[1:], 0.1)]
+    optimizers.append(torch.optim.SGD(unused.parameters(), 0.1))
+    value = sum_gradients(optimizers, loss.detach(), collectives)
+    assert all(p.grad is None for p in unused.parameters())
+    grads = [None if p.grad is None else p.grad.to_dense() for p in parameters]
+    return [*grads, value]
+
+
+@pytest.mark.parametrize(("rows", "tables"), [(500, "tables, gathered"), (6, "tables")])
+def test_a_small_table_is_summed_whole_and_of_a_large_one_touched_rows(
+    rows: int, tables: str
+) -> None:
+    alone = trained(0, 1, rows, ALONE)
+    results, processes = in_threads(3, lambda p: trained(p.rank, 3, rows, p))
+    for result in results:
+        for together, one in zip(result, alone, strict=True):
+            torch.testing.assert_close(together, one)
+    assert processes[0].kinds.count(tables) == 1
+
+
+class Saving(Callback):
+    def __init__(self, wants: bool) -> None:
+        self.wants = wants
+
+    def wants_state(self, run: Any) -> bool:
+        return self.wants
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_shares_are_put_together_only_where_one_is_saved(wants: bool) -> None:
+    callbacks = [Saving(wants), Saving(False)]
+    rows = {"query": torch.arange(10.0).view(5, 2), "candidate": torch.full((1, 2), 7.0)}
+
+    def saved(process: Threads) -> Any:
+        # Of one row two processes have none, and one stands in.
+        ahead = {side: each[part_of(each, len(each), process).place] for side, each in rows.items()}
+        sizes = {side: len(each) for side, each in rows.items()}
+        step = SimpleNamespace(
+            collectives=process, wants_before=True, look_ahead=ahead, look_ahead_rows=sizes
+        )
+        run: Any = SimpleNamespace(step=step, look_ahead=None)
+        with whole_look_ahead(run, callbacks if process.is_first else []) as wanting:
+            inside = run.look_ahead
+        assert run.look_ahead is None
+        return inside, list(wanting)
+
+    results, processes = in_threads(3, saved)
+    assert [wanting for _, wanting in results] == [callbacks[:wants], [], []]
+    for inside, _ in results:
+        assert (inside is not None) == wants
+        assert not wants or all(torch.equal(inside[side], each) for side, each in rows.items())
+    assert processes[0].kinds == ["counts"] + ["look ahead"] * (2 * wants)
+
+
+def encoder_of(kind: str) -> Encoder:
+    corpus = shared_corpus()
+    shape = [] if kind == "module" else ["model.dim=[4]"]
+    shape += ["model.hidden=[6]"] if kind == "two_tower" else []
+    recipe = Recipe.of({"data": {"kind": "synthetic"}}, [*BASE, f"model.kind={kind}", *shape])
+    own = own_modules(corpus) if kind == "module" else None
+    if own is not None:
+        own.encoder_modules = replace(own.encoder_modules, batch_size=5)
+    encoder = parts_of(recipe, corpus, own=own)[0].encoder
+    publish_by_popularity(encoder, 0.5, corpus)
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"),
+    [("two_tower", True), ("module", True), ("factorization", False), ("lightgcn", False)],
+)
+def test_each_process_embeds_a_share_of_layers_and_all_of_tables_and_graphs(
+    kind: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_embedding, "ROWS", 5)
+    corpus, size = shared_corpus(), 3
+    alone = encoder_of(kind)
+    vectors = alone.embed_all(corpus)
+    total = sum(map(len, vectors.values()))
+    copies = [deepcopy(alone) for _ in range(size)]
+
+    def embedded(process: Threads) -> tuple[dict[str, Tensor], int]:
+        encoder, rows = copies[process.rank], 0
+        embed: Any = encoder.embed if shared else None
+
+        def counted(side: str, inputs: object) -> Tensor:
+            nonlocal rows
+            made: Tensor = embed(side, inputs)
+            rows += len(made)
+            return made
+
+        if shared:
+            encoder.embed = counted  # type: ignore[assignment]
+        encoder.train()
+        result = embed_together(encoder, corpus, process)
+        assert encoder.training
+        return result, rows
+
+    results, processes = in_threads(size, embedded)
+    for together, rows in results:
+        for side in SIDES:
+            torch.testing.assert_close(together[side], vectors[side], rtol=0, atol=1e-6 * shared)
+            assert torch.equal(together[side], results[0][0][side])
+        assert rows < total / size + 2 * 5
+    assert sum(rows for _, rows in results) == total * shared
+    assert bool(processes[0].kinds) == shared

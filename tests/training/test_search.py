@@ -1,0 +1,519 @@
+"""Pilots and searches choose by selection pairs alone, and go on where they were killed."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.fits import CPU, changed, split_of
+
+from evergram.data.corpus import Corpus
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
+from evergram.errors import RecipeError, TrainingError
+from evergram.releasing.upgrade import train
+from evergram.training.expected_time import in_words
+from evergram.training.fit import RunContext, ends_after, fit_encoder
+from evergram.training.pilots import (
+    LEAST_GAIN,
+    MOST_PILOTS,
+    PILOTS,
+    Pilots,
+    expected_time,
+    run_pilots,
+)
+from evergram.training.recipe import Recipe
+from evergram.training.tuning import KeyRange, SearchSpace, trials
+from evergram.training.tuning.best_recipe import toml_of, write_best
+from evergram.training.tuning.default_space import default_space
+from evergram.training.tuning.proposals import Trial
+from evergram.training.tuning.trial_journal import LOCK, NAME, claimed
+from evergram.training.tuning.trials import Tuned, tune
+
+CONTEXT = RunContext(CPU)
+
+
+def recipe_of(*overrides: str, **tables: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 1200},
+        "model": {"dim": 4},
+        "training": {"epochs": 4, "patience": 2},
+        **tables,
+    }
+    return Recipe.of(values, overrides)
+
+
+OPEN = recipe_of()
+THOROUGH = recipe_of("training.thorough=true")
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    return split_of(OPEN)
+
+
+def _settings(pilot: dict[str, Any]) -> tuple[Any, ...]:
+    return pilot["penalty"], pilot["l2"], pilot["l2_measure"], pilot["table_rate"]
+
+
+def _keys(corpus: Corpus, rows: RowPairs) -> set[tuple[str, str]]:
+    query, candidate = (
+        side.vocabulary.keys.to_pylist() for side in (corpus.queries, corpus.candidates)
+    )
+    pairs = zip(rows.query.tolist(), rows.candidate.tolist(), strict=True)
+    return {(query[q], candidate[c]) for q, c in pairs if c >= 0}
+
+
+def _trained(split: Split) -> set[tuple[str, str]]:
+    corpus = split.training
+    return _keys(corpus, RowPairs(corpus.column("query"), corpus.column("candidate")))
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, value: Callable[[Recipe], float]
+) -> list[tuple[Recipe, Split]]:
+    """Let `value` stand for a pilot's metric. Return what pilots are given."""
+    ran: list[tuple[Recipe, Split]] = []
+
+    def fit(recipe: Recipe, split: Split, *_: Any) -> Any:
+        ran.append((recipe, split))
+        return SimpleNamespace(history=[{"recall@20": value(recipe)}])
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", fit)
+    return ran
+
+
+def test_a_tenth_of_the_training_pairs_selects_pilots_and_is_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    ran = measured(monkeypatch, lambda recipe: 0.5)
+    run_pilots(OPEN, split, 0, CONTEXT)
+    more = ran[0][1]
+    assert len(more.training) == len(split.training) - len(split.training) // 10
+    assert len(more.test) == 0
+    selection = _keys(more.training, more.selection)
+    before = _keys(split.training, split.selection)
+    assert not selection & (_trained(more) | _keys(split.training, split.test))
+    assert selection <= before | _trained(split)
+    assert len(selection) > len(before)
+
+
+def test_what_is_decided_already_needs_no_pilot(
+    monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    for overrides in (
+        "task.l2=0.1 task.penalty=5.0",
+        "training.budget=5.0",
+        "training.epochs=2",
+        "training.patience=0",
+        "prior.kind=version",
+        "task.kind=bpr",
+        "model.normalize=true",
+    ):
+        recipe = recipe_of(*overrides.split())
+        assert run_pilots(recipe, split, 0, CONTEXT) == Pilots(recipe)
+    monkeypatch.setattr("evergram.training.pilots.MOST_PAIRS", 100)
+    assert run_pilots(OPEN, split, 0, CONTEXT) == Pilots(OPEN)
+
+
+def by_l2(recipe: Recipe) -> float:
+    """Best far below the formula's l2 and at a large rate."""
+    l2, rate = float(recipe.task.l2), float(recipe.training.table_rate)
+    return 1 / (1 + abs(math.log2(l2 / 1e-3)) + abs(math.log2(rate / 3)))
+
+
+def test_thorough_pilots_climb_to_the_best_of_what_is_left_open(
+    monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    ran = measured(monkeypatch, by_l2)
+    pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
+    assert len(ran) == len(pilots.tried) == MOST_PILOTS
+    assert len({_settings(pilot) for pilot in pilots.tried}) == MOST_PILOTS
+    assert by_l2(pilots.recipe) >= max(float(p["recall@20"]) for p in pilots.tried) / LEAST_GAIN
+    assert by_l2(pilots.recipe) > max(float(p["recall@20"]) for p in pilots.tried[:16])
+    for override, key, value in (
+        ("task.l2=0.1", "l2", 0.1),
+        ("task.l2=0.1", "l2_measure", "examples"),
+        ("task.l2_measure=penalty", "l2_measure", "penalty"),
+        ("training.table_rate=0.05", "table_rate", 0.05),
+    ):
+        tried = run_pilots(changed(THOROUGH, override), split, 0, CONTEXT).tried
+        assert {pilot[key] for pilot in tried} == {value}
+        assert len({pilot["penalty"] for pilot in tried}) > 1
+
+
+def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula(
+    monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    def diverges(recipe: Recipe) -> float:
+        if recipe != ran[0][0]:
+            raise TrainingError("The loss is nan.")
+        return 0.5
+
+    ran = measured(monkeypatch, diverges)
+    pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
+    assert len(pilots.tried) == 1
+    # Sixteen starts; then a step of l2, λ and the rate each way, and the other measure.
+    assert len(ran) == 16 + 7
+    assert pilots.recipe == ran[0][0]
+    ran.insert(0, (OPEN, split))
+    with pytest.raises(TrainingError):
+        run_pilots(THOROUGH, split, 0, CONTEXT)
+
+
+def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    whole = run_pilots(OPEN, split, 0, CONTEXT)
+    # No test pair is looked at.
+    assert run_pilots(OPEN, replace(split, test=RowPairs.none()), 0, CONTEXT) == whole
+    ran: list[str] = []
+
+    def dies(*args: Any) -> Any:
+        ran.append(args[3].title)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return fit_encoder(*args)
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", dies)
+    context = replace(CONTEXT, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_pilots(OPEN, split, 0, context)
+    assert run_pilots(OPEN, split, 0, context) == whole
+    assert ran == [f"train pilot {n} of at most 8" for n in (1, 2, 3, 4, 4, 5, 6, 7, 8)]
+    assert run_pilots(OPEN, split, 0, context) == whole
+    assert len(ran) == 9
+
+
+def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains(split: Split) -> None:
+    pilots = run_pilots(OPEN, split, 0, CONTEXT)
+    assert len(pilots.tried) == PILOTS
+    assert {pilot["table_rate"] for pilot in pilots.tried} == {0.0}
+    best = max(float(pilot["recall@20"]) for pilot in pilots.tried)
+    chosen = pilots.recipe.task
+    assert isinstance(chosen.penalty, list)
+    values = {_settings(pilot)[:3]: float(pilot["recall@20"]) for pilot in pilots.tried}
+    assert values[chosen.penalty[0], chosen.l2, chosen.l2_measure] >= best / LEAST_GAIN
+    assert pilots.recipe.training.optimizer == "als"
+    assert pilots.recipe.training.epochs == OPEN.training.epochs
+    # A version that is aligned to the one before takes steps.
+    assert run_pilots(OPEN, split, 1, CONTEXT).recipe.training.optimizer == "auto"
+    limited = replace(CONTEXT, ends=ends_after(0))
+    assert len(run_pilots(OPEN, split, 0, limited).tried) == 1
+    ended = fit_encoder(pilots.recipe, split, 0, limited)
+    assert (ended.optimizer, ended.ended, len(ended.history)) == ("als", "minutes", 1)
+
+
+def test_a_recipe_that_says_how_to_step_is_trained_so(
+    monkeypatch: pytest.MonkeyPatch, split: Split
+) -> None:
+    ran = measured(monkeypatch, lambda recipe: 0.5)
+    for override, tried_by in (
+        ("training.optimizer=adaptive", {"als"}),
+        ("training.table_rate=0.05", {"als"}),
+        ("training.batch_size=64", {"als"}),
+        ("gramian.kind=storm", {"als"}),
+        # What the solver cannot minimise is tried by whole trainings.
+        ("task.loss=logistic", {"auto"}),
+    ):
+        ran.clear()
+        recipe = recipe_of(override)
+        pilots = run_pilots(recipe, split, 0, CONTEXT)
+        assert len(pilots.tried) == len(ran) == PILOTS
+        assert {each.training.optimizer for each, _ in ran} == tried_by
+        assert override == "task.loss=logistic" or pilots.recipe.training == recipe.training
+
+
+def test_the_expected_time_grows_with_the_pilots_and_is_corrected_by_them(split: Split) -> None:
+    default, long = (expected_time(each, split) for each in (OPEN, THOROUGH))
+    assert 0 < default.pilots < long.pilots
+    assert expected_time(recipe_of("training.patience=0"), split).pilots == 0
+    assert default.left(0.5, default.pilots) == pytest.approx(default.pilots + 2 * default.training)
+    seconds = {0.1: "a second", 1.4: "a second", 1.6: "2 seconds", 44: "40 seconds"}
+    assert [in_words(s) for s in seconds] == [f"about {words}" for words in seconds.values()]
+
+
+def test_a_text_is_a_range_a_range_by_logarithm_or_choices() -> None:
+    assert KeyRange.parse("model.dim=16..128") == KeyRange("model.dim", 16, 128)
+    assert KeyRange.parse("a.b=log:.01..1e2") == KeyRange("a.b", 0.01, 100.0, log=True)
+    assert KeyRange.parse("a.b=-2..1.5") == KeyRange("a.b", -2, 1.5)
+    assert KeyRange.parse("a.b = x, y") == KeyRange("a.b", choices=("x", "y"))
+    # Between integers, where the key takes numbers, it is a range of numbers.
+    space = SearchSpace.parse(["task.penalty=log:1..100", "model.dim=8..16"])
+    types = [type(one.low) for one in space.checked(OPEN.model_dump()).ranges]
+    assert types == [float, int]
+
+
+def test_what_cannot_be_searched_is_refused_before_anything_trains(tmp_path: Path) -> None:
+    for text in (
+        *("model.dim", "=1..2", "a.b=", "a.b=2..1", "a.b=log:0..1", "a.b=log:1,2", "a.b=1,,2"),
+        *("a.b=1,1", "a.b=one..2", "a.b=1..inf"),
+    ):
+        with pytest.raises(RecipeError, match=re.escape(text)):
+            KeyRange.parse(text)
+    softmax = recipe_of("task.kind=softmax_all", "task.temperature=0.2")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"over": ["model.dim=1..2", "model.dim=3,4"]}, "model.dim"),
+        ({"over": ["model.dmi=1..2"]}, "model.dim"),
+        ({"over": ["model.dim=0..8"]}, "model.dim=0"),
+        ({"over": ["data.queries=10..20"]}, "data.queries"),
+        ({"over": ["training.metric=map@10,ndcg@20"]}, "training.metric"),
+        ({"count": 0}, "one trial or more"),
+        ({"minutes": math.nan}, "minutes nan"),
+        # Of some 80 candidates, none of which takes more than 0.007, no whole is made.
+        ({"recipe": softmax, "over": ["task.largest_share=log:0.007..0.2"]}, "0.007"),
+        ({"over": ["task.sparse=none,weight"]}, "task.sparse=weight"),
+    ]
+    for settings, named in cases:
+        with pytest.raises(RecipeError, match=re.escape(named)):
+            search(tmp_path / "tuned", **settings)
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        ("", "task.penalty task.l2 training.table_rate"),
+        ("model.kind=two_tower", "task.penalty task.l2 training.table_rate training.layer_rate"),
+        (
+            "model.normalize=true task.kind=softmax_all task.neighbour_share=0.1",
+            "task.temperature task.push task.neighbour_share training.table_rate",
+        ),
+        # Its partition function is not weighed against the pairs.
+        (
+            "model.normalize=true task.kind=softmax_clustered",
+            "task.temperature training.table_rate",
+        ),
+    ],
+)
+def test_by_default_keys_that_the_recipe_uses_are_searched(overrides: str, keys: str) -> None:
+    ranges = default_space(recipe_of(*overrides.split())).ranges
+    assert [one.key for one in ranges] == keys.split()
+
+
+OVER = ["task.penalty=log:.01..10", "model.dim=2..8"]
+
+
+def search(folder: Path, recipe: Recipe | None = None, count: int = 3, **more: Any) -> Tuned:
+    settings = {"over": OVER, "trials": count, "device": "cpu", "progress": False, **more}
+    recipe = recipe or recipe_of("training.epochs=2", "training.patience=0")
+    return tune(recipe, settings.pop("over"), folder, **settings)
+
+
+def fake_fit(
+    monkeypatch: pytest.MonkeyPatch, values: Callable[[Recipe], Sequence[float]]
+) -> list[Split]:
+    """Let the n-th of `values` stand for the metric after epoch n. Return the splits of trials."""
+    seen: list[Split] = []
+
+    def fit(recipe: Recipe, split: Split, _: int, context: RunContext) -> Any:
+        seen.append(split)
+        history: list[dict[str, float]] = []
+        run: Any = None
+        planned = values(recipe)
+        for epoch, value in enumerate(planned, 1):
+            history.append({"epoch": epoch, "recall@20": value})
+            for callback in context.callbacks:
+                callback.on_evaluation(run, history[-1])
+            if any(callback.stop(run) for callback in context.callbacks):
+                break
+        best = max(history, key=lambda record: record["recall@20"])
+        ended = "epochs" if len(history) == len(planned) else "pruned"
+        return SimpleNamespace(
+            history=history, best_epoch=best["epoch"], popularity=None, ended=ended, seconds=1.0
+        )
+
+    monkeypatch.setattr(trials, "fit_encoder", fit)
+    return seen
+
+
+def timeless(tuned: Tuned) -> list[Trial]:
+    return [replace(trial, seconds=0.0) for trial in tuned.trials]
+
+
+def test_a_search_ranks_by_selection_and_goes_on_as_an_undisturbed_one(tmp_path: Path) -> None:
+    whole = search(tmp_path / "whole", count=4)
+    values = [trial.value for trial in whole.ranked]
+    assert values == sorted(values, key=lambda value: -(value or 0))
+    assert whole.best.value == max(value for _, value in whole.best.history)
+    assert whole.best_recipe.model.dim == [whole.best.values["model.dim"]]
+    assert whole.ended == "trials"
+    listed = [trial["number"] for trial in whole.as_json()["trials"]]
+    assert listed == [trial.number for trial in whole.ranked]
+    assert len({str(trial.values) for trial in whole.trials}) == 4
+    parts = tmp_path / "parts"
+    assert timeless(search(parts, count=2)) == timeless(whole)[:2]
+    assert timeless(search(parts, count=4)) == timeless(whole)
+    assert timeless(search(tmp_path / "other", recipe_of("seed=3"))) != timeless(whole)[:3]
+    for recipe, over, problem in (
+        (recipe_of("training.epochs=3"), OVER, "training.epochs"),
+        (None, OVER[:1], "keys or values"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            search(parts, recipe, 1, over=over)
+    for text in ("", '{"format": "other/1"}'):
+        (parts / NAME).write_text(text)
+        with pytest.raises(RecipeError, match=NAME):
+            search(parts)
+
+
+def test_no_test_pair_reaches_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = fake_fit(monkeypatch, lambda recipe: [0.5])
+    search(tmp_path, recipe_of("training.epochs=1", "training.refit=true"), 2)
+    assert [len(split.test) for split in seen] == [0, 0]
+    assert all(len(split.selection) for split in seen)
+    assert all(len(split.final().test) == 0 for split in seen if split.final)
+
+
+def test_proposals_are_in_their_ranges_and_follow_the_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = [*OVER, "training.batch_size=64,128"]
+    fake_fit(monkeypatch, lambda recipe: [1 / (1 + abs(recipe.model.dim_of(0) - 5))])
+    one = search(tmp_path / "one", over=over, count=12)
+    fake_fit(monkeypatch, lambda recipe: [1 / recipe.model.dim_of(0)])
+    other = search(tmp_path / "other", over=over, count=12)
+    assert [t.values for t in one.trials] != [t.values for t in other.trials]
+    for trial in one.trials:
+        assert trial.values["model.dim"] in range(2, 9)
+        assert 0.01 <= float(trial.values["task.penalty"]) <= 10
+        assert trial.values["training.batch_size"] in ("64", "128")
+    over = ["model.dim=4", "task.kind=pointwise", "model.normalize=true"]
+    best = search(tmp_path / "choices", count=1, over=over).as_json()["best"]
+    assert best["values"] == {"model.dim": 4, "task.kind": "pointwise", "model.normalize": True}
+
+
+@pytest.mark.parametrize(
+    "over", [["model.dim=2..4", "training.epochs=2,3"], ["model.dim=log:2..7"]]
+)
+def test_few_values_are_each_proposed_once_and_end_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: list[str]
+) -> None:
+    fake_fit(monkeypatch, lambda recipe: [0.5])
+    tuned = search(tmp_path, over=over, count=9)
+    assert tuned.ended == "exhausted"
+    assert len({str(t.values) for t in tuned.trials}) == len(tuned.trials) == 6
+
+
+def test_a_trial_below_the_median_of_those_it_can_be_compared_with_is_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations of `model.popularity = "auto"` are at γ = 0."""
+    over = ["model.dim=2..9000"]
+    for last, state in (([0.1, 0.9], "pruned"), ([0.3, 0.9], "finished")):
+        values = iter([*([0.2 + n / 100, 0.5] for n in range(5)), last])
+        fake_fit(monkeypatch, partial(lambda values, recipe: next(values), values))
+        assert search(tmp_path / state, count=6, over=over).trials[5].state == state
+    recipe = recipe_of("model.normalize=true", "task.kind=softmax_all", "task.temperature=0.2")
+    over.append("model.popularity=0.2,auto")
+    for auto in (0.1, 0.9):
+        gains = {"auto": auto, 0.2: 0.4}
+        fake_fit(monkeypatch, partial(lambda by, r: 2 * [by[r.model.popularity]], gains))
+        tried = search(tmp_path / str(auto), recipe, 12, over=over).trials
+        assert {trial.state for trial in tried} == {"finished"}
+        assert len({trial.values["model.popularity"] for trial in tried}) == 2
+
+
+def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = fit_encoder
+    errors: dict[str, BaseException] = {"trial 1": TrainingError("The loss is nan.")}
+
+    def failing(recipe: Recipe, split: Split, version: int, context: Any) -> Any:
+        if context.title in errors:
+            raise errors[context.title]
+        return fit(recipe, split, version, context)
+
+    monkeypatch.setattr(trials, "fit_encoder", failing)
+    with pytest.raises(TrainingError, match=r"trial 1 failed: The loss is nan"):
+        search(tmp_path / "one", count=1)
+    tuned = search(tmp_path / "one", count=2)
+    assert [trial.state for trial in tuned.ranked] == ["finished", "failed"]
+    assert tuned.trials[0].error == "The loss is nan."
+    errors = {"trial 2": KeyboardInterrupt()}
+    tuned = search(tmp_path / "two")
+    assert (tuned.ended, len(tuned.trials)) == ("interrupted", 1)
+    with pytest.raises(TrainingError, match="the minutes were over"):
+        search(tmp_path / "three", minutes=1e-9)
+    assert not (tmp_path / "three").exists()
+
+
+def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of(
+        model={"dim": 4, "normalize": True, "popularity": "auto"},
+        task={"kind": "softmax_all", "temperature": 0.5},
+        training={"refit": False, "metric": "ndcg@10", "epochs": 1, "table_rate": 1e-4},
+    )
+    chosen, fixed = (
+        search(tmp_path / value, recipe, 1, over=[f"model.popularity={value}"]).best
+        for value in ("auto", "0.0")
+    )
+    popularity = train(recipe, progress=False).metrics["training"]["popularity"]
+    values = {tried["exponent"]: tried["ndcg@10"] for tried in popularity["tried"]}
+    assert chosen.value == values[popularity["exponent"]] > values[0.0]
+    assert fixed.value == values[0.0] == max(value for _, value in chosen.history)
+
+
+def test_a_folder_has_one_search_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that were removed after its release would be another process's."""
+    release, there = FileLock.release, []
+
+    def releasing(lock: FileLock, force: bool = False) -> None:
+        there.append((tmp_path / "tuned" / LOCK).exists())
+        release(lock, force)
+
+    monkeypatch.setattr(FileLock, "release", releasing)
+    with claimed(tmp_path / "tuned"), pytest.raises(RecipeError, match="Another process searches"):
+        search(tmp_path / "tuned")
+    assert there[-1] is False
+    assert not (tmp_path / "tuned").exists()  # nothing was kept
+
+
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+TOML_VALUES = SCALARS | st.lists(SCALARS, max_size=3)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+
+
+@given(
+    st.dictionaries(
+        NAMES, TOML_VALUES | st.dictionaries(NAMES, TOML_VALUES, max_size=3), max_size=4
+    )
+)
+def test_toml_is_read_as_it_was_written(tables: dict[str, Any]) -> None:
+    assert tomllib.loads(toml_of(tables)) == tables
+
+
+def test_the_file_is_the_recipe_with_its_paths_and_the_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "recipes" / "mine.toml"
+    source.parent.mkdir()
+    source.write_text(
+        '# mine\nname = "mine"\n[data]\nkind = "table"\npath = "pairs.csv"\n[model]\ndim = 8\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    best, values = tmp_path / "best.toml", ["model.dim=12", "task.penalty=0.25", "seed=3"]
+    write_best(best, source, values)
+    recipe = Recipe.load(best)
+    assert recipe == Recipe.load(source, values)
+    assert recipe.data.path == str(source.parent / "pairs.csv")
+    assert "mine.toml" in best.read_text().splitlines()[0]

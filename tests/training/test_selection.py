@@ -1,0 +1,469 @@
+"""The best epoch and the power of counts are chosen by held-out pairs, and patience ends a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.fits import (
+    CPU,
+    assert_same,
+    changed,
+    parts_of,
+    split_of,
+    trainer_of,
+    untimed,
+    watch_epochs,
+)
+from tests.support.several_processes import ended, start
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factory import build_encoder, publish_by_popularity
+from evergram.encoders.features import Schema
+from evergram.evaluation import relevance
+from evergram.evaluation.large_catalogues.metric_sample import MetricSample
+from evergram.evaluation.ranking import popularity_metrics, rank_metrics
+from evergram.releasing.upgrade import train
+from evergram.training import fit
+from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.loop import run_epoch
+from evergram.training.monitors.early_stopping import (
+    EarlyStopping,
+    SelectionMetric,
+    time_to_reach,
+)
+from evergram.training.monitors.evaluation_work import (
+    LEAST,
+    EvaluationPlan,
+    RankingWork,
+    dense_weights,
+    different,
+    epoch_work,
+)
+from evergram.training.monitors.final_metrics import final_metrics
+from evergram.training.monitors.popularity_choice import EXPONENTS, choose_popularity
+from evergram.training.monitors.run_warnings import warned
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.training import TrainingRecipe
+
+METRIC = "recall@20"
+
+
+def follow(values: Sequence[float], patience: int, before: EarlyStopping) -> EarlyStopping:
+    """Show evaluations of epochs 1, 2, … from where `before` is, until patience runs out."""
+    before.patience = patience
+    for epoch in range(len(before.history) + 1, len(values) + 1):
+        if before.exhausted:
+            break
+        before.add({"epoch": epoch, METRIC: values[epoch - 1]}, last=epoch == len(values))
+    return before
+
+
+def test_patience_is_counted_from_the_best() -> None:
+    values = [0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5]
+    stopping = follow(values, 3, EarlyStopping(METRIC))
+    assert (stopping.best_epoch, stopping.best, len(stopping.history)) == (5, 0.4, 8)
+    # The same value again is no better, and 0 goes on to the end.
+    for values, patience, epochs in (([0.3] * 4, 2, 3), ([0.3, 0.1, 0.1, 0.1], 0, 4)):
+        assert len(follow(values, patience, EarlyStopping(METRIC)).history) == epochs
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(0, 12),
+)
+def test_a_run_that_goes_on_ends_where_it_would_have_ended(
+    values: list[float], patience: int, cut: int
+) -> None:
+    """All that is saved are the history and the best: what patience is left follows from them."""
+    whole = follow(values, patience, EarlyStopping(METRIC))
+    first = follow(values[:cut], patience, EarlyStopping(METRIC))
+    again = EarlyStopping(METRIC, patience, 0, list(first.history), first.best, first.best_epoch)
+    follow(values, patience, again)
+    assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
+
+
+def test_the_clock_of_a_metric() -> None:
+    history = [{"seconds": 2.0, METRIC: 0.1}, {"seconds": 4.0, METRIC: 0.3}]
+    reached = [time_to_reach(history, METRIC, value) for value in (0.2, 0.4, None)]
+    assert reached == [4.0, None, None]
+
+
+class Run:
+    """What selection needs of a trainer."""
+
+    def __init__(self) -> None:
+        self.epoch, self.seconds = 0, 0.0
+
+    def parameters(self, earlier: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"encoder|epoch": torch.tensor(self.epoch)}
+
+    def evaluated(self, record: Mapping[str, float]) -> None:
+        """Show it to nobody."""
+
+
+def sampled(means: Sequence[float], stopping: EarlyStopping) -> EarlyStopping:
+    """Evaluate epochs by a sample of 400 of very many queries, from where `stopping` is: what a
+    query is worth, what the epoch is, and a little noise of both."""
+    draw = torch.Generator().manual_seed(0)
+    worth = torch.randn(400, generator=draw)
+    epochs = [(m + worth + 0.1 * torch.randn(400, generator=draw)).double() for m in means]
+    run = Run()
+    for epoch in range(len(stopping.history) + 1, len(epochs) + 1):
+        if stopping.exhausted:
+            break
+        run.epoch = epoch
+        stopping.evaluate = lambda run: MetricSample(epochs[run.epoch - 1], 10**6)
+        stopping.on_epoch(run, 1.0, last=epoch == len(epochs))  # type: ignore[arg-type]
+    return stopping
+
+
+def test_patience_is_not_renewed_by_noise() -> None:
+    """The best is still the largest mean; patience counts from the last that is seen to be so."""
+    stopping = sampled([0.0] + [0.5] * 60, EarlyStopping(METRIC, 5))
+    assert len(stopping.history) <= 12
+    assert stopping.reference_epoch <= stopping.best_epoch
+    assert stopping.best == max(record[METRIC] for record in stopping.history)
+    # Every mean by itself has an error that hides all of this, but the same queries are compared.
+    assert stopping.history[-1]["standard_error"] == pytest.approx(1 / 20, rel=0.15)
+    # Gains of half a standard error of a paired difference add up, and none is left out.
+    error = 0.1 * math.sqrt(2 / 400)
+    growing = sampled([0.5 * error * e for e in range(60)], EarlyStopping(METRIC, 10))
+    assert len(growing.history) == 60
+
+
+@pytest.mark.parametrize("cut", [1, 7])
+def test_a_sampled_run_goes_on_from_what_is_kept(cut: int) -> None:
+    means = [0.1, 0.3, 0.3, 0.2, 0.3, 0.31, 0.3, 0.3, 0.3, 0.3, 0.3]
+    whole = sampled(means, EarlyStopping(METRIC, 4))
+    part = sampled(means[:cut], EarlyStopping(METRIC, 4))
+    again = EarlyStopping(METRIC, 4)
+    again.load_state_dict(part.state_dict())
+    sampled(means, again)
+    assert again.history == whole.history or cut == len(whole.history)
+    assert (again.best_epoch, again.reference_epoch) == (whole.best_epoch, whole.reference_epoch)
+
+
+@pytest.mark.parametrize(
+    ("values", "objectives", "ended", "named"),
+    [
+        ([0.1, 0.2], [1, 1], "epochs", "raise training.epochs (2)"),
+        ([0.1, 0.2], [1, 1], "budget", "raise training.budget (7.5)"),
+        ([0.1, 0.2], [1, 1], "minutes", "raise --minutes"),
+        ([0.2, 0.1], [1, 1.05], "patience", None),
+        ([0.2, 0.1], [1, 1.2], "patience", "rose from 1 to 1.2"),
+    ],
+)
+def test_a_best_that_is_the_last_and_an_objective_that_rises_are_said(
+    values: list[float], objectives: list[float], ended: str, named: str | None
+) -> None:
+    stopping = EarlyStopping(METRIC)
+    for epoch, (value, objective) in enumerate(zip(values, objectives, strict=True), 1):
+        stopping.add({"epoch": epoch, METRIC: value, "objective": objective}, last=epoch == 2)
+    settings = TrainingRecipe(epochs=2, budget=7.5)
+    sentences = warned(settings, stopping, ended, "version 3", logs=False)
+    assert len(sentences) == (named is not None)
+    assert all("version 3" in sentence and str(named) in sentence for sentence in sentences)
+
+
+DATA = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
+
+
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**9),
+    st.integers(0, 10**12),
+    st.integers(1, 10**16),
+    st.floats(0.001, 2),
+)
+def test_evaluation_never_takes_more_than_its_share(
+    queries: int, each: int, fixed: int, training: int, share: float
+) -> None:
+    work = RankingWork(queries, each, fixed)
+    plan = work.plan(share, training)
+    assert min(queries, LEAST) <= plan.queries <= queries
+    spent = plan.queries * each + fixed
+    # Rarer evaluations leave more training to each.
+    assert spent <= max(1, int(share * training)) * plan.every
+    if plan.queries < queries:
+        # One more query, or one epoch less between two, would be too many.
+        assert spent + each > int(share * training) * max(1, plan.every - 1)
+    assert work.plan("full", training) == EvaluationPlan(queries)
+    assert work.plan("auto", training).queries >= work.plan(0.25, training).queries
+
+
+def test_different_entities_are_those_of_draws() -> None:
+    counts = torch.tensor([0, 1, 5, 20, 100])
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(counts.double(), 30 * 4000, replacement=True, generator=draw)
+    mean = sum(len(torch.unique(part)) for part in torch.split(drawn, 30)) / 4000
+    assert different(counts, 30) == pytest.approx(mean, rel=0.01)
+
+
+@pytest.mark.parametrize("overrides", ["", "task.penalty=[0.0]", "model.kind=two_tower"])
+def test_training_is_counted_at_no_more_than_its_products_take(overrides: str) -> None:
+    """torch counts the products of a step, two operations a multiply-add, and no update of a table;
+    without products of matrices there is nothing that it counts."""
+    values = {"data": DATA, "model": {"dim": 32}, "training": {"batch_size": 256}}
+    recipe = Recipe.of(values, overrides.split())
+    corpus = load_corpus(recipe)
+    run = trainer_of(recipe, corpus=corpus)
+    counted = epoch_work(run, corpus, passes_over_graph=False)
+    batch = next(run.sampler.epoch(0))
+    run.step.begin_epoch()
+    with FlopCounterMode(display=False) as counter:
+        run.step(batch)
+    if "penalty" in overrides:
+        assert counted == len(run.sampler) * 256 * 6 * 32
+        return
+    counted_step = counted / len(run.sampler) - 256 * 6 * 32
+    done = counter.get_total_flops() / 2
+    assert 0.3 * done < counted_step <= 1.05 * done
+    assert epoch_work(run, corpus, passes_over_graph=True) > counted
+    assert (dense_weights(run.encoder) > 0) == (run.encoder.kind == "two_tower")
+
+
+def test_a_run_samples_as_its_share_allows_and_resumes_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.training.monitors.evaluation_work.LEAST", 20)
+    training = {"evaluate_share": 0.001, "epochs": 6, "patience": 3, "batch_size": 256}
+    recipe = Recipe.of({"data": {**DATA, "queries": 800}, "training": training})
+    split = split_of(recipe)
+    whole = fit_encoder(recipe, split, 0, RunContext(CPU))
+    assert [record["epoch"] for record in whole.history] == [3, 6]
+    assert all(record["standard_error"] > 0 for record in whole.history)
+    assert whole.sample is not None
+    assert 20 <= whole.test_queries < whole.sample.population
+    kept = RunContext(CPU, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
+    with monkeypatch.context() as patch:
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (4, 0))
+        with pytest.raises(KeyboardInterrupt):
+            fit_encoder(recipe, split, 0, kept)
+    again = fit_encoder(recipe, split, 0, kept)
+    assert torch.equal(again.query, whole.query)
+    assert again.metrics == whole.metrics
+    assert untimed(again.history) == untimed(whole.history)
+
+
+def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
+    names = [METRIC, "ndcg@5"]
+    data = {"kind": "synthetic", "queries": 300, "candidates": 80, "interactions": 6000}
+    split = split_of(Recipe.of({"data": data}))
+    draw = torch.Generator().manual_seed(0)
+    vectors = {"query": torch.randn(300, 4, generator=draw)}
+    vectors["candidate"] = torch.randn(80, 4, generator=draw)
+    test = relevance.test_relevance(split)
+    whole = final_metrics(vectors, split, names)
+    assert whole.sample is None
+    assert whole.queries == len(test)
+    assert whole.metrics == {
+        "model": rank_metrics(vectors["query"], vectors["candidate"], test, names),
+        "popularity": popularity_metrics(split.training.counts("candidate"), test, names),
+    }
+    assert final_metrics(vectors, split, names, len(test)) == whole
+    part, again = (final_metrics(vectors, split, names, 40, seed=3) for _ in range(2))
+    assert part.sample is not None
+    assert (part.queries, part.sample.population) == (40, len(test))
+    assert again.metrics == part.metrics != whole.metrics
+    errors = part.sample.as_json()["errors"]
+    for model, values in part.metrics.items():
+        for name, value in values.items():
+            assert value == pytest.approx(whole.metrics[model][name], abs=4 * errors[model][name])
+
+
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """Return what `tests.support.shared_evaluation` measures, by the number of processes."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    for count in (1, 2, 3):
+        out = str(folder / f"{count}.json")
+        for code, output in ended(start(count, "-m", "tests.support.shared_evaluation", out)):
+            assert code == 0, output
+    return {n: json.loads((folder / f"{n}.json").read_text()) for n in (1, 2, 3)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_measure_the_same_embeddings_bit_by_bit_and_select_the_epoch_of_one(
+    evaluations: dict[int, Any], count: int
+) -> None:
+    """Parameters are the same up to rounding, so metrics are, as no two scores are that near."""
+    alone, shared = evaluations[1], evaluations[count]
+    fixed = alone.pop("fixed")
+    assert shared["fixed"] == fixed
+    assert fixed["whole"]["model"] != fixed["part"]["model"]
+    assert fixed["sample"]["errors"]["model"][METRIC] > 0
+    for training, one in alone.items():
+        other = shared[training]
+        for key in ("best", "ended", "sample", "metrics"):
+            assert other[key] == one[key], training
+        for record, theirs in zip(other["history"], one["history"], strict=True):
+            assert record == pytest.approx(theirs, rel=1e-5), training
+        assert ("standard_error" in one["history"][0]) == ("sample" in training)
+    alone["fixed"] = fixed
+
+
+POPULAR = Recipe.of(
+    {
+        "data": {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 2500},
+        "model": {"dim": 6, "normalize": True},
+        "task": {"kind": "softmax_all", "temperature": 0.2},
+        "training": {"epochs": 4, "patience": 0},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def popular() -> Corpus:
+    return load_corpus(POPULAR)
+
+
+def slow_recall(encoder: Encoder, split: Split, exponent: float, k: int) -> float:
+    """Score one pair at a time in float64, sort, and count; a tie is lost."""
+    corpus = split.training
+    vectors = {s: v.double() for s, v in encoder.embed_all(corpus).items()}
+    counts = corpus.counts("candidate").tolist()
+    seen, held = (
+        {(int(q), int(c)) for q, c in zip(query, candidate, strict=True)}
+        for query, candidate in (
+            (corpus.column("query"), corpus.column("candidate")),
+            (split.selection.query, split.selection.candidate),
+        )
+    )
+    recalls = []
+    for query in sorted({q for q, _ in held}):
+        targets = [c for q, c in held if q == query]
+        scores = {
+            c: float(vectors["query"][query] @ vectors["candidate"][c]) * max(n, 1) ** exponent
+            for c, n in enumerate(counts)
+            if (query, c) not in seen
+        }
+        listed = sorted(scores, key=lambda c: (-scores[c], c in targets))[:k]
+        recalls.append(len(set(listed) & set(targets)) / len(targets))
+    return sum(recalls) / len(recalls)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_power_of_counts_is_what_a_slow_loop_picks(popular: Corpus, seed: int) -> None:
+    split = split_for(POPULAR, popular, 0)
+    # Untrained vectors: some seeds want popularity more than others.
+    schema, draw = Schema.of(split.training, features=False), torch.Generator().manual_seed(seed)
+    options = {"dim": 3, "normalize": True}
+    encoder = build_encoder("factorization", options, schema, draw).eval()
+    publish_by_popularity(encoder, 0.0, split.training)
+    slow = [slow_recall(encoder, split, exponent, 5) for exponent in EXPONENTS]
+    metric = SelectionMetric("recall@5", split)
+    choice = choose_popularity(encoder, split.training, metric)
+    assert [record["exponent"] for record in choice.tried] == list(EXPONENTS)
+    assert [record["recall@5"] for record in choice.tried] == pytest.approx(slow, abs=1e-9)
+    assert choice.exponent == EXPONENTS[slow.index(max(slow))]
+    assert encoder.popularity_option == {"popularity": choice.exponent}
+    assert f"{len(metric.relevance)} queries" in choice.reason
+    assert ("largest that was tried" in choice.reason) == (choice.exponent == EXPONENTS[-1])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.kind=lightgcn"],
+        # Estimators that pass over all entities, and a pool that is embedded in evaluation mode.
+        ["task.kind=pointwise", "gramian.kind=sagram", "model.kind=two_tower"],
+        ["task.kind=pointwise", "gramian.batch=independent", "gramian.sampler=adaptive"],
+    ],
+    ids=" ".join,
+)
+def test_the_objective_does_not_see_the_factor(popular: Corpus, overrides: list[str]) -> None:
+    values = POPULAR.model_dump()
+    if "task.kind=pointwise" in overrides:
+        values["task"] = {"penalty": 5.0}
+
+    def trained(*more: str) -> dict[str, Tensor]:
+        step, sampler, draws = parts_of(Recipe.of(values, [*overrides, *more]), popular)
+        for epoch in range(2):
+            for _ in run_epoch(step, sampler, draws, epoch, CPU):
+                pass
+        return dict(step.encoder.named_parameters())
+
+    plain = trained()
+    for name, value in trained("model.popularity=1.0").items():
+        assert torch.equal(value, plain[name])
+
+
+@pytest.mark.parametrize("way", ["", "mapped", "refit"])
+def test_what_is_measured_and_published_has_the_factor(popular: Corpus, way: str) -> None:
+    chosen = changed(POPULAR, "model.popularity=0.5")
+    if way == "refit":
+        chosen = changed(chosen, "training.refit=true")
+    if way == "mapped":
+        values = {**chosen.model_dump(), "task": {"penalty": 5.0}}
+        chosen = Recipe.of(values, ["training.tables=mapped"])
+    split = split_for(chosen, popular, 0)
+    final = final_split(split, refits=chosen.refits)
+    refit = None if final is split else fit.Refit(final)
+    trained = fit_encoder(chosen, split, 0, RunContext(CPU), None, refit)
+    counts = final.training.counts("candidate").double()
+    norms = trained.candidate.double().norm(dim=1)
+    torch.testing.assert_close(norms, counts.clamp(min=1).sqrt(), rtol=1e-5, atol=0)
+    vectors = trained.query, trained.candidate
+    again = rank_metrics(*vectors, relevance.test_relevance(final), [METRIC])
+    assert trained.metrics["model"][METRIC] == pytest.approx(again[METRIC])
+    assert trained.popularity is not None
+    assert trained.popularity.as_json() == {"exponent": 0.5, "reason": "model.popularity"}
+    if refit is None:  # its vectors are those of the best epoch
+        held = relevance.relevance_of(split.training, split.selection)
+        best = rank_metrics(*vectors, held, [METRIC])[METRIC]
+        assert max(record[METRIC] for record in trained.history) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_an_automatic_power_is_chosen_at_the_best_epoch_and_kept_by_a_resumed_run(
+    popular: Corpus, refit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = f"training.refit={str(refit).lower()}"
+    recipe = changed(POPULAR, "model.popularity='auto'", flag, "training.epochs=2")
+    artefact = train(recipe, popular, progress=False)
+    record = artefact.metrics["training"]["popularity"]
+    assert [entry["exponent"] for entry in record["tried"]] == list(EXPONENTS)
+    values = [entry[METRIC] for entry in record["tried"]]
+    assert record["exponent"] == EXPONENTS[values.index(max(values))] > 0
+    # The epoch was selected without a factor, and is where powers are tried.
+    best = max(entry[METRIC] for entry in artefact.metrics["training"]["history"])
+    assert values[0] == pytest.approx(best)
+    assert artefact.recipe["model"]["popularity"] == "auto"
+    assert artefact.encoder is not None
+    assert artefact.encoder.options["popularity"] == record["exponent"]
+    split = final_split(split_for(POPULAR, popular, 0), refits=refit)
+    counts = split.training.counts("candidate").double()
+    norms = torch.as_tensor(artefact.block("candidate")[1]).double().norm(dim=1)
+    expected = counts.clamp(min=1) ** record["exponent"]
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
+    assert torch.equal(artefact.encoder.state["popularity.counts"], counts.float())
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    often = CheckpointSettings(steps=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(fit, "settle_popularity", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
+    assert list(tmp_path.iterdir())
+    resumed = train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
+    assert_same(resumed, artefact)
+    assert resumed.metrics["training"]["popularity"] == record

@@ -1,0 +1,311 @@
+"""Divided tables: their rows, their steps, their checkpoints, and what cannot be divided."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tests.support.fits import CPU, assert_same, parts_of, watch_epochs
+from tests.support.several_processes import ended, start, train_cases
+from tests.support.sharded_training import CASES, DIVIDED, states, whole_state
+from tests.support.shared_training import BASE, joint_of, shared_corpus
+from tests.support.tiny_training import tiny_recipe
+from torch import Tensor, nn
+
+import evergram
+from evergram.collectives import ALONE, Collectives
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import SIDES, Schema
+from evergram.errors import RecipeError, TrainingError
+from evergram.training.build import Companions
+from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.loop import run_epoch
+from evergram.training.memory import needed_bytes
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.sharding import sharded_table, sharding_limits
+from evergram.training.sharding.gathered_factorization import GatheredFactorization, mapped_rows
+from evergram.training.sharding.shard_files import load_shards, save_shards
+from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.sharding.sharded_table import draw_shard, shard_of
+from evergram.training.sharding.sharding_limits import refuse_unshardable
+from evergram.training.step import Step
+
+# Batch weights are float32 whatever the rest is.
+CLOSE = 1e-6
+# Three processes share an epoch's last pair, so that two have none.
+OF_THREE = ["sogram", "softmax", "pools, sampled gradient"]
+CORPUS = shared_corpus()
+SCHEMA = Schema.of(CORPUS, features=False)
+
+
+@given(size=st.integers(1, 200), processes=st.integers(1, 9))
+def test_parts_are_those_of_torch_chunk(size: int, processes: int) -> None:
+    chunks = list(torch.arange(size).chunk(processes))
+    chunks += [torch.arange(0)] * (processes - len(chunks))
+    for rank, chunk in enumerate(chunks):
+        assert torch.arange(size)[shard_of(size, rank, processes)].equal(chunk)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 130), dim=st.integers(1, 9), processes=st.integers(1, 4), seed=st.integers()
+)
+def test_rows_are_those_of_one_table(size: int, dim: int, processes: int, seed: int) -> None:
+    def draws() -> torch.Generator:
+        return torch.Generator().manual_seed(seed % 2**31)
+
+    whole = nn.init.normal_(torch.empty(size, dim), std=0.3, generator=draws())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded_table, "BLOCK", 16)
+        parts = [
+            draw_shard((size, dim), 0.3, draws(), shard_of(size, rank, processes))
+            for rank in range(processes)
+        ]
+    assert torch.cat(parts).equal(whole)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Train every case in two processes, and some in three; one set of processes each."""
+    folder = tmp_path_factory.mktemp("results")
+    return train_cases("tests.support.sharded_training", {2: CASES, 3: OF_THREE}, folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
+)
+def test_processes_with_a_part_each_take_the_steps_of_one(
+    results: dict[int, Path], count: int, case: str
+) -> None:
+    together = load_file(results[count] / f"{case.replace('/', ' of ')}.safetensors")
+    alone = states(case, ALONE, [])
+    assert together.keys() == alone.keys()
+    assert len({name.split("|")[0] for name in alone}) == 20
+    for name, value in alone.items():
+        assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
+    # The comparison would notice a process that took no part.
+    assert float((alone["0|query.weight"] - alone["19|query.weight"]).abs().max()) > 1e-3
+
+
+def trained(*overrides: str) -> Step:
+    step, sampler, draws = parts_of(tiny_recipe("training.batch_size=25", *overrides), CORPUS)
+    for _ in run_epoch(step, sampler, draws, 0, CPU):
+        pass
+    return step
+
+
+def test_one_process_trains_what_a_factorization_is_and_its_states_have_no_rows() -> None:
+    whole, parts = trained(), trained(*DIVIDED)
+    encoder = parts.encoder
+    assert isinstance(encoder, ShardedFactorization)
+    vectors = whole.encoder.eval().embed_all(CORPUS)
+    for side, rows in encoder.eval().embed_all(CORPUS).items():
+        assert rows.equal(vectors[side])
+    before = whole_state(encoder)
+    for side in SIDES:
+        weight = getattr(whole.encoder, side).weight
+        assert before[f"{side}.weight"].equal(weight)
+        assert before[f"{side}.sum"].equal(whole.optimizers[0].state[weight]["sum"])
+    assert not encoder.state_dict()
+    encoder.load_state_dict({})
+    for optimizer in parts.optimizers:
+        assert not optimizer.state_dict()["state"]
+        optimizer.load_state_dict(optimizer.state_dict())
+    after = whole_state(encoder)
+    assert before.keys() == after.keys()
+    assert all(after[name].equal(value) for name, value in before.items())
+
+
+class Second(Collectives):
+    """One of two processes, which nobody waits for."""
+
+    rank, size = 1, 2
+
+
+def test_embeddings_are_read_while_others_wait() -> None:
+    encoder = ShardedFactorization(SCHEMA, {"dim": 4}, torch.Generator(), Second())
+    sizes = len(CORPUS.queries), len(CORPUS.candidates)
+    assert [len(table.weight) for table in encoder.tables.values()] == [n // 2 for n in sizes]
+    with pytest.raises(TrainingError, match="while the others wait"):
+        encoder.embed_all(CORPUS)
+
+
+@pytest.mark.parametrize("setting", ["training.refit=true", "model.normalize=true"])
+def test_one_process_publishes_what_a_factorization_is(tmp_path: Path, setting: str) -> None:
+    blocks = []
+    for tables in ("training.tables=memory", *DIVIDED):
+        recipe = tiny_recipe("training.epochs=2", setting, tables)
+        lineage = evergram.Lineage.create(tmp_path / tables, "x")
+        evergram.publish(lineage, evergram.train(recipe, progress=False))
+        blocks.append({side: lineage.embeddings(side) for side in SIDES})
+        assert lineage.encoder(0).kind == "factorization"
+    for side in SIDES:
+        (ids, vectors), (other_ids, others) = (each[side] for each in blocks)
+        assert ids.equals(other_ids)
+        assert torch.equal(vectors, others)
+
+
+def test_a_killed_run_goes_on_from_rows_that_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = tiny_recipe("training.epochs=4", *DIVIDED)
+    often = CheckpointSettings(steps=1, keep=2)
+    whole = evergram.train(recipe, progress=False)
+    with monkeypatch.context() as patch:
+        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 3))
+        with pytest.raises(KeyboardInterrupt):
+            evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
+    newest = max(path for path in tmp_path.iterdir() if path.is_dir())
+    names = set()
+    for path in newest.iterdir():
+        with safe_open(path, framework="pt") as file:
+            names |= set(file.keys())
+    assert names == {f"{side}.{part}" for side in SIDES for part in ("weight", "best", "sum")}
+    # What a process left that was killed before it wrote the file beside the rows.
+    lone = shutil.copytree(newest, tmp_path / f"lone.{newest.name}")
+    rows = next(newest.iterdir())
+    rows.write_bytes(rows.read_bytes()[:-1] + b"\1")
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, None)
+    begun = watch_epochs(monkeypatch)
+    again = evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
+    assert f"{newest.name} is damaged" in caplog.text
+    assert begun == [(2, 2), (3, 0)]
+    assert_same(again, whole)
+    assert not lone.exists()
+    # Without its rows, and of a training whose tables are whole.
+    for folder in tmp_path.iterdir():
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
+    assert begun[2:] == [(n, 0) for n in range(4)]
+
+
+def resumed(count: int, folder: Path, fatal: int, *settings: str) -> list[tuple[int, str]]:
+    arguments = str(folder), str(folder / "out.safetensors"), str(fatal), "sogram", *settings
+    return ended(start(count, "-m", "tests.support.resumed_training", *arguments))
+
+
+@pytest.mark.long
+def test_a_training_that_loses_a_process_resumes_in_another_number(tmp_path: Path) -> None:
+    assert resumed(1, tmp_path / "alone", 0)[0][0] == 0
+    for code, output in resumed(2, tmp_path / "whole", 0, *DIVIDED):
+        assert code == 0, output
+    survivor, killed = resumed(2, tmp_path / "killed", 20, *DIVIDED)
+    assert killed[0] == -9
+    assert survivor[0] == 2
+    assert "another process of this command has ended or did not answer" in survivor[1]
+    folders = [p for p in (tmp_path / "killed").iterdir() if p.is_dir()]
+    assert folders
+    for folder in folders:
+        owners = {path.name.split("-model")[0] for path in folder.iterdir()}
+        assert owners == {"shard-00001", "shard-00002"}
+    alone, whole = (load_file(tmp_path / n / "out.safetensors") for n in ("alone", "whole"))
+    for count in (1, 2, 3):
+        folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
+        for code, output in resumed(count, folder, 0, *DIVIDED):
+            assert code == 0, output
+            assert "steps" not in output or int(output.split()[0]) < 20
+        vectors = load_file(folder / "out.safetensors")
+        for side, value in alone.items():
+            torch.testing.assert_close(vectors[side], value, rtol=1e-5, atol=1e-5)
+            # By as many processes as an undisturbed run, bit for bit.
+            assert count != 2 or vectors[side].equal(whole[side])
+
+
+def test_rows_that_cannot_be_written_or_are_not_there_are_named(tmp_path: Path) -> None:
+    save_shards({"query.weight": torch.randn(5, 3)}, tmp_path / "rows", ALONE)
+    with pytest.raises(TrainingError, match=r"cannot be read in .*rows .*other.weight"):
+        load_shards({"other.weight": torch.zeros(5, 3)}, tmp_path / "rows", ALONE)
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainingError, match="cannot be written in"):
+        save_shards({"x": torch.zeros(2)}, tmp_path / "file", ALONE)
+
+
+def settings_of(*overrides: str, version: int = 0) -> FitSettings:
+    values = {"data": {"kind": "synthetic"}, "model": {"dim": 4}, "training": {"batch_size": 25}}
+    return FitSettings.of(Recipe.of(values, [*BASE, *DIVIDED, *overrides]), CORPUS, version)
+
+
+def processes(count: int) -> Collectives:
+    collectives = Collectives()
+    collectives.size = count
+    return collectives
+
+
+def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> None:
+    none = Companions()
+    for overrides, named in (
+        ("model.kind=two_tower", "'two_tower'"),
+        ("gramian.kind=sagram", "'sagram'"),
+        ("gramian.kind=exact", "'exact'"),
+        ("model.start=svd", "'svd'"),
+        ("model.hash_rows=7", "model.hash_rows"),
+        ("model.normalize=true task.l2=0 model.popularity=auto", "model.popularity"),
+        ("training.watch_minutes=1.0", "training.watch_minutes"),
+    ):
+        with pytest.raises(RecipeError, match=named):
+            refuse_unshardable(settings_of(*overrides.split()), CORPUS, none, ALONE)
+    with pytest.raises(RecipeError, match="version 1"):
+        refuse_unshardable(settings_of(version=1), CORPUS, none, ALONE)
+    beside = Companions(joint_of("joint, all", CORPUS))
+    with pytest.raises(RecipeError, match="version 0"):
+        refuse_unshardable(settings_of(), CORPUS, beside, ALONE)
+    # 17 candidates: ⌈17/6⌉ = 3 rows each leave none for the sixth.
+    refuse_unshardable(settings_of(), CORPUS, none, processes(5))
+    with pytest.raises(RecipeError, match="17 candidates cannot be divided among 7"):
+        refuse_unshardable(settings_of(), CORPUS, none, processes(7))
+
+
+def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = needed_bytes(settings_of().model, CORPUS, 0)
+    monkeypatch.setattr(sharding_limits, "memory_bytes", lambda: needed // 2)
+    refuse_unshardable(settings_of(), CORPUS, Companions(), processes(2))
+    with pytest.raises(RecipeError, match=f"{needed:,} bytes"):
+        refuse_unshardable(settings_of(), CORPUS, Companions(), ALONE)
+
+
+def pieces(rows: Tensor) -> Iterator[Tensor]:
+    return iter(torch.split(rows, 4))
+
+
+def test_rows_are_mapped_from_a_file_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.randn(10, 3)
+    mapped = mapped_rows(pieces(rows), (10, 3), tmp_path)
+    assert mapped.equal(rows)
+    assert mapped.untyped_storage().filename is not None
+
+    def full(*arguments: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TrainingError, match=r"120 bytes, .*No space left"):
+        mapped_rows(pieces(rows), (10, 3), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_its_embeddings_are_those_of_a_factorization(tmp_path: Path, normalize: bool) -> None:
+    whole = Factorization(SCHEMA, 4, generator=torch.Generator().manual_seed(2))
+    whole.normalize = normalize
+    gathered = GatheredFactorization(SCHEMA, 4, normalize=normalize)
+    gathered.folder = tmp_path
+    gathered.set_rows("query", whole.query.weight.detach())
+    gathered.set_rows("candidate", whole.candidate.weight.detach())
+    for side, vectors in gathered.eval().embed_all(CORPUS).items():
+        assert vectors.equal(whole.eval().embed_all(CORPUS)[side])
+    state = gathered.state_dict()
+    assert all(value.equal(state[name]) for name, value in whole.state_dict().items())
