@@ -23,7 +23,7 @@ from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus
 from evergram.training.distributed.process_group import ProcessCollectives, join_processes
-from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.distributed.shares import embed_together
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings

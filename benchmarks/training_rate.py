@@ -21,7 +21,7 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
-from evergram.training.optimizers.build_optimizers import build_optimizers
+from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 

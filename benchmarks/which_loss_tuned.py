@@ -22,8 +22,7 @@ from benchmarks.defaults import METRIC, Runs, interval, recipe_of
 from benchmarks.tiny import recipes
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.tuning.proposals import overrides_of
-from evergram.training.tuning.trials import tune
+from evergram.training.tuning.trials import overrides_of, tune
 
 DATA, PART = "amazon-beauty", 10
 TRIALS, SEEDS = 5, 3

@@ -33,8 +33,8 @@ def choose_pilots(folder: Path, *, first: bool) -> None:
     training = {"epochs": 3, "patience": 2}
     recipe = Recipe.of({"data": data, "model": {"dim": 4}, "training": training})
     own: dict[str, Any] = {"folder": folder} if first else {}
-    limit: dict[str, Any]
-    for limit in ({"minutes": 0} if first else {}, {}):
+    limits: list[dict[str, Any]] = [{"minutes": 0} if first else {}, {}]
+    for limit in limits:
         artefact = evergram.train(recipe, progress=False, **own, **limit)
         found = artefact.metrics["training"]
         sys.stdout.write(f"{json.dumps([found['ended'], found['pilots']])}\n")

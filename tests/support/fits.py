@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import EntitySampler, ExampleSampler
+from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
 from evergram.data.split import Split
 from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, prepare
-from evergram.training.callbacks import Callback
+from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.checkpoint_folder import TrainingState
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import Trainer
@@ -74,6 +77,29 @@ def assert_same(one: Artefact, other: Artefact) -> None:
     assert one.metrics["metrics"] == other.metrics["metrics"]
     histories = [untimed(each.metrics["training"]["history"]) for each in (one, other)]
     assert histories[0] == histories[1]
+
+
+class Copies(Callback):
+    """Keeps a copy of the state after each step, and the objectives."""
+
+    def __init__(self) -> None:
+        self.states: list[TrainingState] = []
+        self.objectives: list[float] = []
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        self.objectives.append(float(objective))
+
+    def on_step_end(self, run: Trainer) -> None:
+        state = run.state()
+        copied = {k: v.clone() for k, v in state.tensors.items()}
+        self.states.append(TrainingState(copied, json.loads(json.dumps(state.facts))))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"objectives": list(self.objectives), "last": torch.tensor(self.objectives[-1])}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert float(state["last"]) == pytest.approx(state["objectives"][-1])
+        self.objectives = list(state["objectives"])
 
 
 def watch_epochs(

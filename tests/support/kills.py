@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evergram.training.checkpoints.state_file import StateReader
+from evergram.training.checkpoints.checkpoint_folder import StateFile
 
 # What a clock writes into a published version, and digests of files that hold it.
 OF_THE_CLOCK = {"seconds", "created", "check", "metrics.json"}
@@ -83,7 +83,7 @@ def newest_checkpoint(work: Path) -> dict[str, Any]:
     paths = sorted(work.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         return {}
-    facts = StateReader().read(paths[-1]).facts
+    facts = StateFile().read(paths[-1]).facts
     title = paths[-1].name.split(".")[0]
     return {"title": title, "steps": facts["steps"], "batches": facts["batches"]}
 

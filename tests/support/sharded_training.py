@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from evergram.collectives import Collectives
 from evergram.encoders.features import SIDES
-from evergram.training.checkpoints.run_state import gather
 from evergram.training.distributed.process_group import join_processes
+from evergram.training.loop import gather
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.step import Step
 

@@ -23,7 +23,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.monitors import evaluation_work
-from evergram.training.monitors.final_metrics import final_metrics
+from evergram.training.monitors.evaluation_work import final_metrics
 
 NAMES = ["recall@20", "ndcg@5", "map@10"]
 MORE = ("data.queries=200", "data.interactions=3000", "training.metric=ndcg@20")

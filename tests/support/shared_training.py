@@ -25,10 +25,9 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.training.build import Companions, prepare
-from evergram.training.checkpoints.run_state import gather
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.loop import run_epoch
+from evergram.training.loop import gather, run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,33 +12,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from tests.support.fits import assert_same, changed, split_of, trainer_of, watch_epochs
+from tests.support.fits import Copies, assert_same, changed, split_of, trainer_of, watch_epochs
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch
 from evergram.errors import FormatError, IntegrityError, RecipeError, TrainingError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions
-from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
-from evergram.training.checkpoints.pilot_journal import PilotJournal
+from evergram.training.checkpoints.checkpoint_folder import (
+    CheckpointFolder,
+    StateFile,
+    TrainingState,
+)
 from evergram.training.checkpoints.run_identity import (
     RunIdentity,
     corpus_digest,
     files_digest,
     modules_digest,
 )
-from evergram.training.checkpoints.run_state import gather, scatter
 from evergram.training.checkpoints.settings import PATIENCE, SECONDS, CheckpointSettings
-from evergram.training.checkpoints.state_file import StateReader, StateWriter, TrainingState
 from evergram.training.corpora import load_corpus
-from evergram.training.loop import Trainer
+from evergram.training.loop import gather, scatter
 from evergram.training.recipe import Recipe
 
 RUN = RunIdentity('{"seed": 1}', "1", "corpus")
-READER, WRITER = StateReader(), StateWriter()
+FILE = StateFile()
 # Before a kill at a batch, the last checkpoint may be some batches ago.
 OFTEN = CheckpointSettings(steps=2)
 
@@ -206,50 +203,6 @@ def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
     assert identity.difference({}) == "another recipe"
 
 
-def test_pilots_are_measured_anew_of_another_run_or_after_damage(tmp_path: Path) -> None:
-    def journal(folder: Path | None = tmp_path, run: RunIdentity = RUN, **how: Any) -> PilotJournal:
-        return PilotJournal(folder, how.pop("title", "version 0"), run, CheckpointSettings(**how))
-
-    for value in (0.1 + 0.2, 5e-324, -math.inf):
-        journal().add({"l2": 0.1, "rate": 2}, value)
-        assert journal().get({"rate": 2, "l2": 0.1}) == value
-    for other in (
-        journal(resume="never"),
-        journal(run=replace(RUN, corpus="other")),
-        journal(title="version 1"),
-        journal(None),
-    ):
-        assert other.get({"l2": 0.1, "rate": 2}) is None
-    for content in ("", "[]", '{"identity": []}', '{"identity": {}, "values": 3}'):
-        (tmp_path / "version-0.pilots.json").write_text(content)
-        assert journal().get({}) is None
-    with pytest.raises(TrainingError, match=r"pilots\.json: "):
-        journal(tmp_path / "version-0.pilots.json").add({}, 1.0)
-
-
-class Copies(Callback):
-    """Keeps a copy of the state after each step, and the objectives."""
-
-    def __init__(self) -> None:
-        self.states: list[TrainingState] = []
-        self.objectives: list[float] = []
-
-    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        self.objectives.append(float(objective))
-
-    def on_step_end(self, run: Trainer) -> None:
-        state = run.state()
-        copied = {k: v.clone() for k, v in state.tensors.items()}
-        self.states.append(TrainingState(copied, json.loads(json.dumps(state.facts))))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"objectives": list(self.objectives), "last": torch.tensor(self.objectives[-1])}
-
-    def load_state_dict(self, state: Any) -> None:
-        assert float(state["last"]) == pytest.approx(state["objectives"][-1])
-        self.objectives = list(state["objectives"])
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -308,9 +261,9 @@ def test_tensors_of_every_type_and_facts_come_back(tmp_path: Path) -> None:
         again=shared,
     )
     path = tmp_path / "made" / "state.safetensors"
-    WRITER.write(path, RUN.as_json(), written)
-    assert READER.identity(path) == RUN.as_json()
-    state = READER.read(path)
+    FILE.write(path, RUN.as_json(), written)
+    assert FILE.identity(path) == RUN.as_json()
+    state = FILE.read(path)
     assert (state.facts, state.bytes) == (written.facts, written.bytes)
     assert state.tensors.keys() == written.tensors.keys()
     for name, value in written.tensors.items():
@@ -324,7 +277,7 @@ def test_no_damaged_byte_and_no_cut_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "s.safetensors"
-    WRITER.write(path, RUN.as_json(), state_of(a=torch.arange(20.0), b=torch.arange(5)))
+    FILE.write(path, RUN.as_json(), state_of(a=torch.arange(20.0), b=torch.arange(5)))
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -333,24 +286,24 @@ def test_no_damaged_byte_and_no_cut_goes_unseen(
         content[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     with pytest.raises((IntegrityError, FormatError)):
-        READER.read(path)
+        FILE.read(path)
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "work" / "run.safetensors"
-    WRITER.write(path, RUN.as_json(), state_of(a=torch.ones(3)))
+    FILE.write(path, RUN.as_json(), state_of(a=torch.ones(3)))
 
     def full(_: object, path: Path, **__: object) -> None:
         Path(path).write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("evergram.training.checkpoints.state_file.save_file", full)
+    monkeypatch.setattr("evergram.training.checkpoints.checkpoint_folder.save_file", full)
     with pytest.raises(TrainingError, match=r"20 bytes, .*: I/O error: No space"):
-        WRITER.write(path, RUN.as_json(), state_of(a=torch.ones(5)))
+        FILE.write(path, RUN.as_json(), state_of(a=torch.ones(5)))
     assert [p.name for p in path.parent.iterdir()] == ["run.safetensors"]
-    assert torch.equal(READER.read(path).tensors["a"], torch.ones(3))
+    assert torch.equal(FILE.read(path).tensors["a"], torch.ones(3))
 
 
 @pytest.mark.long

@@ -1,7 +1,10 @@
-"""A recipe's data by kind, and its split; what loaders make of files is in tests/data."""
+"""A recipe's data by kind and its split, and the first recipe of data that nobody described."""
 
 from __future__ import annotations
 
+import random
+import re
+import tomllib
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,10 @@ from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.data.prepared.writing.prepare import prepare
+from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.rolling_window import RollingWindow
+from evergram.data.split import HeldOut, Split, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.pair_history import PairHistory
@@ -25,6 +32,10 @@ from evergram.training.corpora import (
     salt_of,
     split_for,
 )
+from evergram.training.first_recipe import first_recipe, sources
+from evergram.training.first_recipe.first_recipe import Settings, recipe_text
+from evergram.training.first_recipe.sources import columns_of, source_at
+from evergram.training.first_recipe.survey import Survey
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.data import SplitRecipe
 
@@ -137,3 +148,215 @@ def test_trained_pairs_are_hashed_with_the_salt() -> None:
     salt, pairs = trained_pairs(corpus, "films")
     assert (salt, len(pairs)) == ("films", 2)
     assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()
+
+
+def write_clicks(path: Path, rows: int = 2000, *, times: bool = True, new: bool = False) -> Path:
+    """Write clicks; with `new`, each query clicks at one moment only."""
+    draw = random.Random(0)
+    lines = ["user_id,page_id" + ",ts" * times]
+    for i in range(rows):
+        user = i // 20 if new else draw.randrange(40)
+        lines.append(f"{user},p{draw.randrange(200)}" + f",{1_700_000_000 + i}" * times)
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_recipe_in_another_folder_finds_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").mkdir()
+    write_clicks(Path("my clicks.v2.csv"))
+    first = first_recipe(Path("my clicks.v2.csv"), folder=Path("recipes"))
+    Path("recipes/r.toml").write_text(first.text)
+    recipe = Recipe.load("recipes/r.toml")
+    assert recipe == first.recipe
+    assert recipe.name == "my-clicks"
+    assert len(load_corpus(recipe)) == first.survey.rows == 2000
+    assert (recipe.split.kind, recipe.split.last) == ("time", "10 %")
+    facts = first.as_json()
+    assert facts["columns"] == {"query": "user_id", "candidate": "page_id", "time": "ts"}
+    assert 0 < facts["seconds"] < 60
+    assert next(first.sentences()) == "Read as table."
+    assert any("Guessed by their names: query, candidate, time;" in s for s in first.sentences())
+
+
+def test_times_are_split_by_where_they_leave_enough_to_judge_by(tmp_path: Path) -> None:
+    timeless = first_recipe(write_clicks(tmp_path / "a.csv", times=False))
+    assert (timeless.recipe.split.kind, timeless.split_again) == ("random", None)
+    assert timeless.survey.held_out > 40
+    new = first_recipe(write_clicks(tmp_path / "a.csv", new=True))
+    assert new.recipe.split.kind == "random"
+    assert "although there are times" in [*new.sentences()][-1]
+    with pytest.raises(DataError, match="too few pairs"):
+        first_recipe(write_clicks(tmp_path / "a.csv", 3))
+
+
+def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -> None:
+    path = write_clicks(tmp_path / "a.csv")
+    columns = {"query": "user_id", "candidate": "page_id", "time": "ts"}
+    prepare(path, tmp_path / "corpus", PrepareSettings(columns=columns, name="my shop"))
+    folder, table = first_recipe(tmp_path / "corpus"), first_recipe(path)
+    assert (folder.source.kind, folder.recipe.name) == ("prepared", "my-shop")
+    assert folder.survey.as_json() == table.survey.as_json()
+    assert folder.recipe.split == table.recipe.split
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_odd_files_are_read_as_plain_ones(tmp_path: Path, separator: str) -> None:
+    plain = first_recipe(write_clicks(tmp_path / "plain.csv"))
+    text = (tmp_path / "plain.csv").read_text().replace("ts", "played_at").replace(",", separator)
+    (tmp_path / "odd.csv").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    odd = first_recipe(tmp_path / "odd.csv")
+    assert odd.survey == plain.survey
+    assert odd.recipe.split == plain.recipe.split
+    assert any("Guessed by its cells: time;" in sentence for sentence in odd.sentences())
+
+
+SURVEY = Survey(50_000, 900, 700, 0, 0.08, None, None, 1.0, 5.0, 100, 20, 20)
+
+
+@pytest.mark.parametrize("path", ["a.csv", 'o"dd\\\n\x7fname.csv', "/ab/ü.csv"])
+def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str) -> None:
+    data = {"kind": "table", "path": path, "columns": {"query": 'a "b"'}}
+    settings = Settings("shop", data, {"kind": "random", "share": 0.1}, 32, 100)
+    text = recipe_text(settings, SURVEY)
+    read = tomllib.loads(text)
+    assert read["data"] == data
+    assert read["model"]["dim"] == 32
+    assert "# minimum_value = 5 " in text
+    assert ("relative to this file" in text) == (not path.startswith("/"))
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_survey_has_what_plain_counting_has(by_time: bool) -> None:
+    draw = random.Random(0)
+    # Pairs with a weight and a time; new ids appear as time goes on.
+    rows = [
+        (draw.randrange(5 + i // 5), draw.randrange(3 + i // 10), 1.0, 1_700_000_000 + 60 * i)
+        for i in range(400)
+    ]
+    if not by_time:  # pairs whose query is unknown are counted as often as they occur
+        rows = list({row[:2]: row for row in rows}.values())
+    corpus, held_out = Corpus.of(rows), HeldOut("s")
+    last = RollingWindow.parse("25 %")
+    split = random_split(corpus, share=0.4, held_out=held_out)
+    if by_time:
+        split = window_split(corpus, last=last, held_out=held_out)
+    survey = Survey.of(corpus, split)
+    pairs = {row[:2] for row in rows}
+    sides = [{pair[side] for pair in pairs} for side in (0, 1)]
+    assert (survey.rows, survey.queries, survey.candidates) == (len(rows), *map(len, sides))
+    assert survey.repeats == len(rows) - len(pairs)
+    assert survey.density == pytest.approx(len(pairs) / (len(sides[0]) * len(sides[1])))
+    times = [row[3] for row in rows]
+    assert (survey.first_time, survey.last_time) == (min(times), max(times))
+    trained = pairs_of(split)
+    known = [{pair[side] for pair in trained} for side in (0, 1)]
+    held = pairs - trained
+    assert survey.held_out == len(held)
+    assert survey.unknown_queries == sum(q not in known[0] for q, _ in held)
+    expected = sum(q in known[0] and c not in known[1] for q, c in held)
+    assert survey.unknown_candidates == expected > 0
+    cold = survey.unknown_queries + survey.unknown_candidates
+    assert survey.as_json()["cold_share"] == survey.cold_share == cold / survey.held_out
+
+
+def pairs_of(split: Split) -> set[tuple[int, int]]:
+    training = split.training
+    query, candidate = (
+        side.vocabulary.keys.to_pylist() for side in (training.queries, training.candidates)
+    )
+    columns = (training.column(name).tolist() for name in ("query", "candidate"))
+    return {(query[q], candidate[c]) for q, c in zip(*columns, strict=True)}
+
+
+def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    for arguments, named in (
+        (("x.json",), "--kind"),
+        (("",), "folder of no known kind"),
+        (("x.json", "synthetic"), "--kind is 'synthetic'; it is one of: movielens"),
+        (("x.json", "amazon", {"query": "a"}), "read as amazon"),
+        (("none.csv",), "no file or folder"),
+        (("*.csv",), "several tables become one by 'evergram prepare FILE"),
+    ):
+        with pytest.raises(DataError, match=re.escape(named)):
+            source_at(tmp_path / arguments[0], *arguments[1:])
+    assert source_at(tmp_path / "x.json", "amazon").kind == "amazon"
+    (tmp_path / "a.txt").write_text("1 2 3\n")
+    assert source_at(tmp_path / "a.txt").kind == "adjacency_list"
+    for separator, suffix in (("\t", ".tsv"), (";", ".csv")):
+        (tmp_path / "a.txt").write_text(f"\ufeffuser_id{separator}item_id\n1{separator}2\n")
+        with pytest.raises(DataError, match=rf"names columns.*that ends in {suffix}\."):
+            source_at(tmp_path / "a.txt")
+    (tmp_path / "tables").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "tables" / name).write_text("user,item,at\n1,2,2020-01-01\n")
+    columns = {"query": "user", "candidate": "item", "time": "at"}
+    assert source_at(tmp_path / "tables").columns == columns
+    monkeypatch.setattr(sources, "memory_bytes", lambda: 4)
+    with pytest.raises(DataError, match=r"'evergram prepare .*tables FOLDER'"):
+        source_at(tmp_path / "tables")
+
+
+def test_names_of_their_own_win_over_guesses() -> None:
+    names = ["query", "user", "candidate", "ts", "colour"]
+    assert columns_of("f", names, {}, text=True) == (
+        {"query": "query", "candidate": "candidate", "time": "ts"},
+        ("time",),
+    )
+    named = {"query": "user", "candidate": "colour"}
+    assert columns_of("f", names, named, text=True)[0] == {**named, "time": "ts"}
+
+
+def test_what_cannot_be_told_is_refused_with_the_option_that_says_it() -> None:
+    two, named = ["user", "film", "item"], {"query": "usr", "candidate": "x"}
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        (two, {}, "film or item"),
+        (two, {}, "--column candidate=NAME"),
+        (["a", "b"], {}, "--column query=NAME --column candidate=NAME"),
+        (["user", "item", "date", "day"], {}, "date or day"),
+        (["user", "item"], named, "'usr' (did you mean 'user'?), 'x'"),
+        (["user", "item"], {"id": "user"}, "names no role"),
+        (["7", "12"], {}, "seems to be a row"),
+    ]
+    for names, columns, problem in cases:
+        with pytest.raises(DataError, match=re.escape(problem)):
+            columns_of("f", names, columns, text=True)
+
+
+MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
+
+
+ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "taken"),
+    [
+        ("played_at", ISO, True),
+        ("played_at", [f"{t}Z" for t in ISO], True),
+        ("played_at", [f"{t}.5+02:00" for t in ISO], True),
+        ("played_at", [t.replace("T", " ") for t in ISO], True),
+        ("bought", [t[:10] for t in ISO], True),
+        ("when", MOMENTS, True),
+        ("when", [1000 * t for t in MOMENTS], True),
+        ("when", [f"{t}.25" for t in MOMENTS], True),
+        ("order_no", MOMENTS, False),
+        ("when", [*MOMENTS[1:], ""], False),
+        ("when", [*MOMENTS[1:], 1000 * MOMENTS[0]], False),
+        ("price", range(20), False),
+        ("year", range(1990, 2010), False),
+        ("note", ["a"] * 20, False),
+    ],
+)
+def test_a_time_is_told_by_its_cells(
+    tmp_path: Path, name: str, cells: list[object], taken: bool
+) -> None:
+    rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
+    (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
+    source = source_at(tmp_path / "a.csv")
+    assert source.columns.get("time") == (name if taken else None)
+    assert source.by_content == (("time",) if taken else ())
+    assert source.unread == (() if taken else (name,))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.fits import changed, fitted, split_of, trainer_of
+from tests.support.fits import Copies, changed, fitted, split_of, trainer_of
 from tests.support.gramian_population import DIM, FACTORS, SHARE
 from torch import Tensor
 
@@ -22,9 +22,7 @@ from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.state_file import TrainingState
 from evergram.training.diagnose import WITHOUT_GRAMIAN, diagnose, effective_rank, rivals, spectrum
-from evergram.training.loop import Trainer
 from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.monitors.tensorboard import TensorBoard
@@ -106,18 +104,6 @@ def test_estimates_of_embeddings_that_stand_still(small: Recipe) -> None:
     # A rival draws adaptively by its own estimates.
     mean = {name: interval.value for name, interval in look.mean(look.gramian).items()}
     assert 0 < mean["adaptive"] < mean["linear"]
-
-
-class Copies(Callback):
-    """Keeps a copy of the state after each step."""
-
-    def __init__(self) -> None:
-        self.states: list[TrainingState] = []
-
-    def on_step_end(self, run: Trainer) -> None:
-        state = run.state()
-        tensors = {name: value.clone() for name, value in state.tensors.items()}
-        self.states.append(TrainingState(tensors, state.facts))
 
 
 @pytest.mark.parametrize("kind", ["storm", pytest.param("sogram", marks=pytest.mark.long)])

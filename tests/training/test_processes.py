@@ -30,13 +30,15 @@ from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError, TrainingError
 from evergram.training.callbacks import Callback
-from evergram.training.distributed import shared_embedding
-from evergram.training.distributed.agreement import begin_shared, decided, share_step
-from evergram.training.distributed.gradients import sum_gradients
+from evergram.training.distributed import shares
+from evergram.training.distributed.agreement import (
+    begin_shared,
+    decided,
+    share_step,
+    whole_look_ahead,
+)
 from evergram.training.distributed.process_group import join_processes
-from evergram.training.distributed.shared_embedding import embed_together
-from evergram.training.distributed.shared_state import whole_look_ahead
-from evergram.training.distributed.shares import part_of, rows_of_all
+from evergram.training.distributed.shares import embed_together, part_of, rows_of_all, sum_gradients
 from evergram.training.recipe import Recipe
 from evergram.training.step import Step
 
@@ -353,7 +355,7 @@ def encoder_of(kind: str) -> Encoder:
 def test_each_process_embeds_a_share_of_layers_and_all_of_tables_and_graphs(
     kind: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_embedding, "ROWS", 5)
+    monkeypatch.setattr(shares, "ROWS", 5)
     corpus, size = shared_corpus(), 3
     alone = encoder_of(kind)
     vectors = alone.embed_all(corpus)

@@ -17,7 +17,7 @@ from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.fit import Trained
-from evergram.training.new_queries.query_objective import query_form
+from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
 from evergram.training.step import Step
 

@@ -23,7 +23,7 @@ from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
-from evergram.training.expected_time import in_words
+from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.fit import RunContext, ends_after, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
@@ -31,15 +31,14 @@ from evergram.training.pilots import (
     PILOTS,
     Pilots,
     expected_time,
+    in_words,
     run_pilots,
 )
 from evergram.training.recipe import Recipe
 from evergram.training.tuning import KeyRange, SearchSpace, trials
 from evergram.training.tuning.best_recipe import toml_of, write_best
-from evergram.training.tuning.default_space import default_space
-from evergram.training.tuning.proposals import Trial
-from evergram.training.tuning.trial_journal import LOCK, NAME, claimed
-from evergram.training.tuning.trials import Tuned, tune
+from evergram.training.tuning.search_space import default_space
+from evergram.training.tuning.trials import LOCK, NAME, Trial, Tuned, claimed, tune
 
 CONTEXT = RunContext(CPU)
 
@@ -194,6 +193,17 @@ def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
     assert ran == [f"train pilot {n} of at most 8" for n in (1, 2, 3, 4, 4, 5, 6, 7, 8)]
     assert run_pilots(OPEN, split, 0, context) == whole
     assert len(ran) == 9
+    # Those of another run are measured anew, and so is what is damaged.
+    run_pilots(changed(OPEN, "seed=5"), split, 0, context)
+    (path,) = tmp_path.iterdir()
+    for content in ("", "[]", '{"identity": []}', '{"identity": {}}\n3'):
+        path.write_text(content)
+        assert run_pilots(OPEN, split, 0, context) == whole
+    never = replace(context, checkpoints=CheckpointSettings(resume="never"))
+    assert run_pilots(OPEN, split, 0, never) == whole
+    assert len(ran) == 9 + 8 * 6
+    with pytest.raises(TrainingError, match=path.name):
+        run_pilots(OPEN, split, 0, replace(context, folder=path))
 
 
 def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains(split: Split) -> None:

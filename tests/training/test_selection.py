@@ -52,8 +52,8 @@ from evergram.training.monitors.evaluation_work import (
     dense_weights,
     different,
     epoch_work,
+    final_metrics,
 )
-from evergram.training.monitors.final_metrics import final_metrics
 from evergram.training.monitors.popularity_choice import EXPONENTS, choose_popularity
 from evergram.training.monitors.run_warnings import warned
 from evergram.training.recipe import Recipe

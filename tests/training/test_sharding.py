@@ -33,10 +33,12 @@ from evergram.training.memory import needed_bytes
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding import sharded_table, sharding_limits
-from evergram.training.sharding.gathered_factorization import GatheredFactorization, mapped_rows
-from evergram.training.sharding.shard_files import load_shards, save_shards
-from evergram.training.sharding.sharded_factorization import ShardedFactorization
-from evergram.training.sharding.sharded_table import draw_shard, shard_of
+from evergram.training.sharding.sharded_factorization import (
+    GatheredFactorization,
+    ShardedFactorization,
+    mapped_rows,
+)
+from evergram.training.sharding.sharded_table import draw_shard, load_shards, save_shards, shard_of
 from evergram.training.sharding.sharding_limits import refuse_unshardable
 from evergram.training.step import Step
 

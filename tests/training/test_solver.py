@@ -25,9 +25,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
-from evergram.training.solvers.conjugate_gradients import descend
-from evergram.training.solvers.row_groups import row_groups
-from evergram.training.solvers.sweep_solver import SweepSolver
+from evergram.training.solvers.sweep_solver import SweepSolver, descend, row_groups
 from evergram.training.solvers.sweep_step import SweepStep, squares_of
 
 
@@ -130,11 +128,11 @@ def test_rows_that_nothing_moves_stay() -> None:
 
 def test_an_objective_without_a_minimum_or_not_finite_is_refused() -> None:
     squares = small_squares(6)
-    change: dict[str, Any]
-    for change, named in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"weight": torch.full_like(squares.target, -50.0)}, "without a minimum"),
         ({"target": squares.target * float("inf")}, r"training\.optimizer = 'als'"),
-    ):
+    ]
+    for change, named in cases:
         with pytest.raises(TrainingError, match=named):
             SweepSolver(replace(squares, **change)).sweep(small_tables(squares, 4, seed=3))
 

@@ -23,15 +23,18 @@ from evergram.errors import DataError, RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.priors.factors import prior_constant
+from evergram.training.priors.factors import build_measures, prior_constant
 from evergram.training.priors.kinds import FilesSettings, SVDSettings
-from evergram.training.priors.measures import build_measures
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths
 from evergram.training.solvers.sweep_step import SweepStep, squares_of
-from evergram.training.starts.als_start import als_start
-from evergram.training.starts.normalised_matrix import NormalisedMatrix
-from evergram.training.starts.starting_vectors import STARTS, smooth_start, svd_start
+from evergram.training.starting_vectors import (
+    STARTS,
+    NormalisedMatrix,
+    als_start,
+    smooth_start,
+    svd_start,
+)
 
 
 def corpus_of(seed: int = 0) -> Corpus:
@@ -163,7 +166,7 @@ def distinct_pairs(seed: int = 0) -> Corpus:
 def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("evergram.training.starts.als_start.ITERATIONS", 300)
+    monkeypatch.setattr("evergram.training.starting_vectors.ITERATIONS", 300)
     corpus = distinct_pairs()
     random = tiny_recipe("task.l2_measure=penalty", "training.optimizer=als", "model.dim=4")
     step, sampler, _ = parts_of(changed(random, "model.start=als"), corpus)

@@ -48,11 +48,10 @@ from evergram.training.corpora import (
     split_for,
 )
 from evergram.training.distributed.process_group import join_processes
-from evergram.training.expected_time import in_words
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
-from evergram.training.new_queries.query_objective import query_form
-from evergram.training.pilots import expected_time, run_pilots, wants_pilots
+from evergram.training.pilots import expected_time, in_words, run_pilots, wants_pilots
 from evergram.training.progress import Progress
+from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe, flat
 from evergram.training.selecting_metric import with_selecting_metric
 

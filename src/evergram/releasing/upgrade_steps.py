@@ -33,8 +33,8 @@ from evergram.training.checkpoint import (
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.monitors.evaluation_work import LEAST
 from evergram.training.monitors.popularity_choice import PopularityChoice
-from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import Pilots, run_pilots
+from evergram.training.query_objective import query_form
 
 log: logging.Logger = logging.getLogger(__name__)
 

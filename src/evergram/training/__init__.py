@@ -4,12 +4,12 @@ Read in this order:
 
 1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
 2. `corpora`: from a recipe to a corpus, and to the pairs that one version trains and is tested on.
-   `build`: from settings to encoder, task, estimators, samplers and `optimizers/`; `priors/`.
+   `build`: from settings to encoder, task, estimators, samplers and `optimizers`; `priors/`.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
    the alignment to the version before, in the same step ([BC] Eq. 3).
 4. `fit`: one training, which keeps its best epoch. `loop`: its epochs of steps; `callbacks` and
-   `monitors/` stop, measure and report. `resume` restores an interrupted run bit for bit, from
-   its `checkpoints/`; `checkpoint` turns a trained encoder into an artefact and back.
+   `monitors/` stop, measure and report; `checkpoints/` restore an interrupted run bit for bit.
+   `checkpoint` turns a trained encoder into an artefact and back.
 5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
 6. `first_recipe/`: a recipe for a file that nobody has described yet.
 

@@ -30,27 +30,25 @@ from evergram.tasks.objective import Objective
 from evergram.training.joint import Joint
 from evergram.training.memory import place_tables, refuse_candidates
 from evergram.training.monitors.estimator_checks import build_estimator
-from evergram.training.optimizers.build_optimizers import build_optimizers
-from evergram.training.priors.factors import prior_constant
-from evergram.training.priors.measures import build_measures, sparse_weights
+from evergram.training.optimizers import build_optimizers
+from evergram.training.priors.factors import build_measures, prior_constant, sparse_weights
 from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.sharding.sharding_limits import refuse_unshardable
 from evergram.training.solvers.sweep_limits import refuse_unsweepable
 from evergram.training.solvers.sweep_step import SweepStep
-from evergram.training.starts.starting_vectors import start_tables
+from evergram.training.starting_vectors import start_tables
 from evergram.training.step import Step
 
 
 @dataclass(frozen=True)
 class Companions:
-    """The modules and tensors that a training uses beside its recipe.
+    """The modules and tensors that a training uses in addition to its recipe.
 
     Args:
         joint: trained together with the encoder, in place.
-        past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
-            "version"; in the rows of the training corpus.
+        past: embeddings [N, D′] of the version before, in the rows of the training corpus.
         start: an encoder of the same architecture; training starts from its parameters.
         own: an encoder of the user's modules; a copy of it is trained in place of the recipe's.
     """
@@ -132,9 +130,7 @@ def build_estimators(
     """Return an estimator for each side and measure, on the CPU.
 
     Args:
-        dim: D.
-        measures: of each side, [N, R].
-        factors: of each side, [N, K].
+        measures, factors: of each side, [N, R] and [N, K].
         folder: where state that is too large for memory goes; None keeps it in memory.
     Raises: RecipeError: the kind makes no estimator.
     """
@@ -164,8 +160,8 @@ def prepare(
     """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Args:
-        folder: where tables and an estimator's state go that are too large for memory; None keeps
-            the state there, and maps tables from a folder for temporary files.
+        folder: where tables and estimators' state go that are too large for memory; None maps
+            tables from temporary files.
         collectives: of the processes among which tables are divided, if the recipe wants it.
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
@@ -257,12 +253,7 @@ def _encoder(
     folder: Path | None,
     collectives: Collectives,
 ) -> Encoder:
-    """Return the encoder to train: the recipe's at its start, or a copy of the user's.
-
-    Args:
-        folder: where its tables are mapped from files; None keeps them in memory.
-        collectives: of the processes among which they are divided, if the recipe wants it.
-    """
+    """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
     if companions.own is not None:
         return companions.own.copied()
     model = settings.model
@@ -283,12 +274,7 @@ def _objective(
     prior: Mapping[str, Tensor],
     measures: Mapping[str, Tensor],
 ) -> Objective:
-    """Return the task's loss with its penalties.
-
-    Args:
-        prior: of each side, [N, K].
-        measures: of each side, [N, R].
-    """
+    """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
     return Objective(
         task.chosen.build(corpus),

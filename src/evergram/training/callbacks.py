@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
-from evergram.training.optimizers.build_optimizers import id_tables
+from evergram.training.optimizers import id_tables
+from evergram.training.progress import Handle, Progress
 from evergram.training.step import Step
 
 if TYPE_CHECKING:
@@ -42,10 +44,10 @@ class Point:
 
 
 class Callback:
-    """Base class of callbacks; override the hooks that you need, each does nothing by itself.
+    """Base class of callbacks; override the hooks that you need.
 
-    A callback must not change what the run computes: it draws nothing from torch's global
-    generator and touches no parameter.
+    A callback must not change what the run computes: it must not draw from torch's global
+    generator or change a parameter.
     """
 
     def on_start(self, run: Trainer) -> None:
@@ -55,30 +57,23 @@ class Callback:
         """Run after each step. `objective` is detached; reading its value waits for the device."""
 
     def wants_state(self, run: Trainer) -> bool:
-        """Return whether `on_step_end` is to be called after this step.
+        """Return whether `on_step_end` is called after this step.
 
-        It is asked where several processes hold parts of the state, which are then put together;
-        False saves that exchange.
+        Several processes put their parts of the state together for it; False saves that exchange.
         """
         return True
 
     def on_step_end(self, run: Trainer) -> None:
-        """Run when every callback has seen the step, so that the run can be saved; the time that
-        this takes is no training time."""
+        """Run when every callback has seen the step; the run can be saved. Not training time."""
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
-        """Run after each epoch.
-
-        Args:
-            objective: its mean over the epoch's steps.
-            last: whether a limit has been reached, so that no epoch follows.
-        """
+        """Run after each epoch, with its mean objective; `last`: a limit has been reached."""
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
         """Run after each evaluation, with the history's new entry."""
 
     def on_epoch_end(self, run: Trainer, last: bool) -> None:
-        """Run when every callback has seen the epoch, so that its state can be saved."""
+        """Run when every callback has seen the epoch; its state can be saved."""
 
     def on_end(self, at: Point) -> None:
         """Run when training is over, by an error too."""
@@ -88,10 +83,7 @@ class Callback:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint should hold of this callback: tensors and JSON, by name.
-
-        A callback that says nothing here begins anew in a resumed run.
-        """
+        """Return what a checkpoint should hold of this callback: tensors and JSON, by name."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -99,7 +91,7 @@ class Callback:
 
 
 class Budget(Callback):
-    """Ends a run after the epoch in which its training has taken so many seconds."""
+    """Ends a run after the epoch in which training has taken `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -109,10 +101,9 @@ class Budget(Callback):
 
 
 class Deadline(Callback):
-    """Ends a run after the epoch in which a moment of `time.monotonic()` has passed; the first
-    epoch, also of a resumed run, always ends.
+    """Ends a run after the epoch in which the moment `ends` of `time.monotonic()` has passed.
 
-    The clock is read once an epoch, so that an epoch after which none follows is evaluated.
+    The first epoch always ends. The clock is read once an epoch, so that the last one is evaluated.
     """
 
     def __init__(self, ends: float) -> None:
@@ -129,11 +120,8 @@ class Deadline(Callback):
 
 
 class FiniteLoss(Callback):
-    """Raises TrainingError after an epoch whose objective is not finite.
-
-    Args:
-        rates: the learning rates to name in the error, by key of [training].
-    """
+    """Raises TrainingError after an epoch whose objective is not finite; it names `rates`, by key
+    of [training]."""
 
     def __init__(self, rates: Mapping[str, float]) -> None:
         self.rates = rates
@@ -151,3 +139,53 @@ class FiniteLoss(Callback):
             raise TrainingError(
                 f"The loss is {objective} in epoch {run.epoch}; lower {rates}{other}."
             )
+
+
+class ProgressReport(Callback):
+    """Shows a run's steps and evaluations.
+
+    Args:
+        total: steps that the run has, or has at most.
+        metric: the one to show of each evaluation; None where there is none.
+    """
+
+    def __init__(
+        self, progress: Progress, title: str, total: int, metric: str | None = None
+    ) -> None:
+        self.progress = progress
+        self.title = title
+        self.total = total
+        self.metric = metric
+        self._stack = ExitStack()
+        self._task: Handle | None = None
+        self._batch_size = 0
+
+    def on_start(self, run: Trainer) -> None:
+        at_most = self.metric is not None
+        task = self.progress.task(self.title, self.total, at_most=at_most)
+        self._task = self._stack.enter_context(task)
+        self._task.advance(run.steps, 0)
+        self._batch_size = run.sampler.batch_size
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        if self._task is not None:
+            self._task.advance(1, self._batch_size)
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        if self._task is not None and self.metric is None:
+            self._task.describe(
+                f"epoch {run.epoch} loss {objective:.4f}", epoch=run.epoch, loss=objective
+            )
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        if self._task is not None and self.metric is not None:
+            self._task.describe(
+                f"epoch {at.epoch} loss {record['objective']:.4f} "
+                f"{self.metric} {record[self.metric]:.4f}",
+                epoch=at.epoch,
+                loss=record["objective"],
+                **{self.metric: record[self.metric]},
+            )
+
+    def on_end(self, at: Point) -> None:
+        self._stack.close()

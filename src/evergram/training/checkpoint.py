@@ -49,9 +49,8 @@ def load_encoder(
     Args:
         module: the modules that the version was trained with, if they were the user's own; copies
             of them are filled.
-    Raises: UnknownVersionError. LineageError: the version came from a file; modules are needed and
-        none were given, or the other way round. ShapeError, DataError: they are other modules.
-        IntegrityError: the version's files do not fit together.
+    Raises: UnknownVersionError. LineageError: the version came from a file, or modules are missing
+        or not needed. ShapeError, DataError: they are other modules. IntegrityError.
     """
     record, state, vocabularies = lineage.encoder_parts(version)
     encoder = restore_any(record, state, vocabularies, f"version {version}", module)
@@ -71,7 +70,7 @@ def restore_any(
     """Return an encoder from its parts: a built-in one, or one of the user's modules.
 
     Args:
-        version: to call it in an error, such as "version 1".
+        version: its name in errors.
     Raises: as `load_encoder`.
     """
     if record.kind != "module":
@@ -99,14 +98,8 @@ def restore_any(
 
 @dataclass(frozen=True)
 class Provenance:
-    """The recipe, the encoder's options and the training pairs of a version.
-
-    Args:
-        recipe: as JSON.
-        options: of the encoder, see `options_of`.
-        trained_on: the split's salt and the pairs, see `trained_pairs`.
-        query_form: how the version folds in new queries; None if it cannot.
-    """
+    """The recipe, as JSON, the `options_of` the encoder, the `trained_pairs` of a version, and how
+    it folds in new queries."""
 
     recipe: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -116,14 +109,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """A version's backward transform, with its error and the past canaries.
-
-    Args:
-        transform: B_k.
-        error: of the transform, for the certificate.
-        canaries: of the version before; of these, the objects of this version stay canaries.
-        follows: the fingerprint of the version before.
-    """
+    """A version's backward transform B_k with its error, and the canaries and the fingerprint of
+    the version before."""
 
     transform: Transform | None = None
     error: StepError | None = None
@@ -192,22 +179,18 @@ def _published(
     ids: pa.Array, vectors: Tensor
 ) -> tuple[pa.Array, Tensor] | Callable[[], Iterator[Block]]:
     """Return a side's ids [N] and vectors [N, D] as an artefact takes them: in blocks if they are
-    mapped from a file, or are the shapes of another process's, which has no numbers of them."""
+    mapped from a file, or are only shapes."""
     in_memory = not vectors.is_meta and mapping_folder(vectors) is None
     return (ids, vectors) if in_memory else partial(_blocks, ids, vectors)
 
 
 def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:
-    """Yield ids [N] and vectors [N, D] in blocks, so that what is written of them is not in memory
-    at once."""
+    """Yield ids [N] and vectors [N, D] in blocks."""
     for start in range(0, len(ids), BLOCK):
         yield ids.slice(start, BLOCK), vectors[start : start + BLOCK]
 
 
 def held_out(entities: Side, share: float) -> Tensor:
-    """Return bool [N], the objects that alignment never sees, on which its error is measured.
-
-    Chosen by a hash of the id: the same objects in every version, with half of the canaries among
-    them.
-    """
+    """Return bool [N], the objects on which the error of an alignment is measured, chosen by a hash
+    of the id: the same ones in every version, among them half of the canaries."""
     return id_hash(entities.vocabulary) < share * 2**32

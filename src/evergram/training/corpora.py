@@ -60,8 +60,8 @@ def corpus_for(
 
     Args:
         lineage: whose next version is trained, or whose newest is measured.
-    Raises: DataError: as `load_corpus`; something other than a corpus was passed; or none was, and
-        the newest version was trained on one that was, so that the recipe's is other data.
+    Raises: DataError: as `load_corpus`; or no corpus was passed, and the newest version was trained
+        on one that was.
     """
     if isinstance(corpus, Corpus):
         return corpus
@@ -102,14 +102,12 @@ def _origin(recipe: Recipe) -> str:
 def split_for(
     recipe: Recipe, corpus: Corpus, version: int, history: PairHistory | None = None
 ) -> Split:
-    """Return the training, selection and test pairs of version `version`.
-
-    All three have rows of the vocabularies of the split's `training`, which need not be `corpus`'s:
-    an entity without a training pair has no row.
+    """Return the training, selection and test pairs of a version, in rows of the vocabularies of
+    `Split.training`: an entity without a training pair has no row.
 
     Args:
         history: the pairs that the lineage has held out and trained on; None for a new lineage.
-    Raises: RecipeError: the recipe names no such version, or another salt than the lineage's.
+    Raises: RecipeError: the recipe has no such version, or another salt than the lineage.
         DataError: nothing is left to select or to test by.
     """
     salt = salt_of(recipe.split, recipe.name, history)
@@ -188,11 +186,9 @@ def _more_pairs(settings: SplitRecipe, split: Split, interactions: int) -> str:
 
 
 def final_split(split: Split, *, refits: bool) -> Split:
-    """Return the split of the published model: with a refit, the one whose training corpus holds
-    all but the test pairs; otherwise the same one.
+    """Return the split of the published model: with a refit, its training corpus has all but the
+    test pairs.
 
-    Args:
-        refits: as `Recipe.refits`.
     Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
     """
     if not refits:
@@ -207,11 +203,8 @@ def final_split(split: Split, *, refits: bool) -> Split:
 
 
 def salt_of(settings: SplitRecipe, name: str, history: PairHistory | None = None) -> str:
-    """Return the salt of held-out pairs: the lineage's; for a new lineage the recipe's, or else the
-    recipe's name.
+    """Return the salt of held-out pairs: the lineage's, else the recipe's, else the recipe's name.
 
-    Args:
-        name: of the recipe.
     Raises: RecipeError: the recipe has another salt than the lineage.
     """
     if history is None or history.salt is None:

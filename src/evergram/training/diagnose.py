@@ -18,12 +18,12 @@ from evergram.evaluation.sampled_gramian_error import Interval
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, pick_device, prepare
+from evergram.training.callbacks import ProgressReport
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
-from evergram.training.monitors.progress_report import ProgressReport
-from evergram.training.priors.measures import build_measures
+from evergram.training.priors.factors import build_measures
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -46,12 +46,11 @@ class Diagnosis:
         version: the newest, which was measured.
         sides: of each side ("query", "candidate") `entities`, `dim`, `effective_rank`,
             `largest_share` (of the eigenvalues' sum), `norm_mean` and `norm_deviation`.
-        histograms: of the published embeddings' scores: of observed pairs and of random ones.
+        histograms: scores of the published embeddings, of observed pairs and of random ones.
         tracking: every estimator along the first steps of the version's own training; None where
             it is trained without a Gramian.
-        own: the row of `tracking`, "this run", in words: its kind, and the entities of a step that
-            it learns from.
-        left_out: the reason why there is no `tracking`, one sentence; "" if there is.
+        own: the estimator of "this run" in words: its kind, and how many entities it learns from.
+        left_out: why there is no `tracking`, one sentence.
     """
 
     version: int
@@ -103,12 +102,8 @@ class Diagnosis:
 
 
 def rivals(batch_sizes: list[int], own: GramianRecipe | None = None) -> dict[str, GramianRecipe]:
-    """Return the settings of every estimator by its name in tables, each learning from so many
-    entities a step.
-
-    Args:
-        own: the recipe's; its kind is among them if it is none of the package's.
-    """
+    """Return the settings of every estimator by its name in tables, for each of the batch sizes;
+    the recipe's `own` is among them if it is not the package's."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -147,7 +142,7 @@ def diagnose(
     progress: Progress | bool = True,
 ) -> Diagnosis:
     """Measure the newest version as published, and its estimators along the first steps of its
-    training, run again, if it is trained with a Gramian.
+    training, which is run again.
 
     Args:
         recipe: the one it was trained by.
@@ -155,9 +150,7 @@ def diagnose(
         steps: of training on which estimators are compared.
         every: steps between two measures.
         batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
-        sample: entities of a side, at most, from which the Gramian that estimates are measured
-            against is computed; of a larger side so many are drawn, and errors have intervals.
-            None: all.
+        sample: see `Tracking`.
     Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
         not now. LineageError, ShapeError: the modules are missing, or are others.
     """
@@ -202,9 +195,7 @@ def _of_published(
 ) -> tuple[dict[str, dict[str, float]], Histograms]:
     """Measure the stored embeddings of the newest version: each side's, and the scores of pairs.
 
-    Args:
-        corpus: that it was last trained on.
-    Raises: DataError: it lacks entities that the version has vectors of.
+    Raises: DataError: the corpus lacks entities that the version has vectors of.
     """
     vectors, sides, places = {}, {}, {}
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
@@ -227,12 +218,8 @@ def _of_published(
 
 
 def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
-    """Return the eigenvalues of Σ p_a u_a ⊗ u_a as shares of their sum, ascending, float64 [D].
-
-    Args:
-        vectors: [N, D].
-        share: the measure p, [N].
-    """
+    """Return the eigenvalues of Σ p_a u_a ⊗ u_a as shares of their sum, ascending, float64 [D], of
+    vectors u [N, D] and a measure p [N]."""
     moment = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
     for start in range(0, len(vectors), ROWS):
         block, weights = vectors[start : start + ROWS], share[start : start + ROWS]

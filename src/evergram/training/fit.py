@@ -18,51 +18,54 @@ from evergram.evaluation.large_catalogues.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Task
 from evergram.training.build import Companions, prepare
-from evergram.training.callbacks import Budget, Callback, Deadline, FiniteLoss
-from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
+from evergram.training.callbacks import Budget, Callback, Deadline, FiniteLoss, ProgressReport
+from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder, Resumption
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
 from evergram.training.distributed.agreement import follow_selection, share_step
-from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.distributed.shares import embed_together
 from evergram.training.loop import Trainer
 from evergram.training.monitors import early_stopping
 from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, SelectionMetric
 from evergram.training.monitors.estimator_checks import EstimatorChecks
-from evergram.training.monitors.evaluation_work import RankingWork, distinct, epoch_work
-from evergram.training.monitors.final_metrics import final_metrics, metrics_of_first
+from evergram.training.monitors.evaluation_work import (
+    RankingWork,
+    distinct,
+    epoch_work,
+    final_metrics,
+    metrics_of_first,
+)
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.monitors.popularity_choice import (
     PopularityChoice,
     refuse_unchoosable,
     settle_popularity,
 )
-from evergram.training.monitors.progress_report import ProgressReport
 from evergram.training.monitors.run_warnings import warned
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.resume import Resumption
-from evergram.training.sharding.gathered_factorization import GatheredFactorization
-from evergram.training.sharding.sharded_state import keep_shards
+from evergram.training.sharding.sharded_checkpoints import keep_shards
+from evergram.training.sharding.sharded_factorization import GatheredFactorization
 
 QUIET = Progress(quiet=True)
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """A device, a folder and callbacks for a training.
+    """Where a training runs, and what surrounds it.
 
     Args:
         device: of the parameters while they are trained.
-        progress: shows its steps and evaluations.
-        folder: checkpoint folder; an interrupted run resumes from it. None saves nothing.
+        progress: shows steps and evaluations.
+        folder: of checkpoints, from which an interrupted run resumes. None saves nothing.
         checkpoints: when they are written, how many are kept, whether they are read.
-        callbacks: watch the search for the best epoch; a refit is not watched.
+        callbacks: of the search for the best epoch; a refit has none.
         title: the run's name in the folder, in progress and in warnings.
         warns: whether warnings are logged; the result has them in any case.
-        test_queries: so many, of all, are ranked for the result's metrics; None follows the recipe.
-        ends: by `time.monotonic()`, when the run should be over; None has no limit.
-        collectives: of the processes that share batches and evaluations; the first does all else.
+        test_queries: number that is ranked for the result's metrics; None follows the recipe.
+        ends: when the run should be over, by `time.monotonic()`; None has no limit.
+        collectives: of the processes that share batches and evaluations; the first does the rest.
     """
 
     device: torch.device
@@ -83,7 +86,7 @@ class RunContext:
 
 
 def ends_after(minutes: float | None) -> float | None:
-    """Return when so many minutes from now will be over, see `RunContext.ends`."""
+    """Return the `RunContext.ends` that is so many minutes from now."""
     return None if minutes is None else time.monotonic() + 60 * minutes
 
 
@@ -92,8 +95,8 @@ class Refit:
     """A last training on all but the test pairs, for as many steps as selection found best.
 
     Args:
-        split: its training corpus holds the pairs of training and of selection.
-        companions: as of the first training, in the rows of that corpus.
+        split: its training corpus has the pairs of training and of selection.
+        companions: in the rows of that corpus.
     """
 
     split: Split
@@ -105,26 +108,23 @@ class Trained:
     """A trained encoder with its embeddings, its metrics and its history.
 
     Args:
-        encoder: at its best epoch by the selection metric, or refitted; in evaluation mode, on the
-            CPU.
-        query, candidate: [N, D], embeddings of the entities of the corpus it was last trained on.
+        encoder: at its best epoch, or refitted; in evaluation mode, on the CPU.
+        query, candidate: [N, D], of the entities of the corpus it was last trained on.
         metrics: on the test pairs, `model` and `popularity`.
-        sample: of each query, where they are of a sample of the test queries; else None.
-        test_queries: so many of them were ranked.
+        sample: the metrics of each query, where a sample of the test queries was ranked.
+        test_queries: number that was ranked.
         history: one entry an evaluation: epoch, seconds of training, objective, the metric.
         best_epoch: epochs that the kept encoder has had.
-        seconds: of training, evaluation not counted.
+        seconds: of training, without evaluations.
         watched: one entry every `training.watch_minutes`.
         reached: seconds of training until `training.reach`; None if it was not reached.
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
-        refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
+        refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
         popularity: γ of the candidates' factor, and why; None without one.
-        penalty, l2, l2_measure, optimizer, batch_size, table_rate: λ of each measure, the weight of
-            squared norms and their measure, the optimiser, the pairs of a step and the learning
-            rate of tables, as they were used.
-        temperature: that was learned; None if none was.
-        pilots: the trainings that chose l2 and the rate, see `training.pilots`.
+        penalty, l2, l2_measure, optimizer, batch_size, table_rate: as they were used.
+        temperature: that was learned, if one was.
+        pilots: see `training.pilots`.
         warnings: sentences for a person to read.
     """
 
@@ -185,7 +185,7 @@ def fit_encoder(
     an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
     follow_selection(stopping, together, kept=refit is None or chooses)
-    # It refers to the run, which refers to it: neither would be freed before what follows.
+    # Break the reference cycle so that the first trainer is freed before the refit.
     stopping.copied = early_stopping.cloned
     seconds, last, trained = run.seconds, None, an_epoch * run.epoch
     popularity = settle_popularity(recipe.model, run, split.training, stopping)
@@ -233,11 +233,7 @@ def fit_encoder(
 
 @dataclass(frozen=True)
 class _Job:
-    """One training: its settings, its data, and where it runs.
-
-    Args:
-        recipe: JSON of the whole recipe; a checkpoint of another recipe is not resumed.
-    """
+    """One training: its settings, its data, and where it runs; `recipe` is JSON."""
 
     settings: FitSettings
     recipe: str
@@ -284,8 +280,8 @@ class _Job:
         return run
 
     def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
-        """Let the selection rank no more queries, and no more often, than the recipe's share
-        allows. Returns: the multiply-adds of an epoch of training."""
+        """Let the selection rank as many queries, as often, as the recipe's share allows. Return
+        the multiply-adds of an epoch of training."""
         settings, seed, split = self.settings.training, self.settings.seed, self.split
         passes = self.settings.model.chosen.passes_over_graph
         an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
@@ -299,7 +295,7 @@ class _Job:
         return an_epoch
 
     def test_queries(self, encoder: Encoder, split: Split, training: int) -> int:
-        """Return how many test queries are ranked for the metrics, after so much `training`."""
+        """Return how many test queries are ranked after `training` multiply-adds."""
         if self.context.test_queries is not None:
             return self.context.test_queries
         settings = self.settings.training
@@ -308,11 +304,7 @@ class _Job:
         return work.plan(share, training).queries
 
     def resumption(self, run: Trainer, purpose: str = "") -> Resumption:
-        """Return the callback that saves and restores it.
-
-        Args:
-            purpose: distinguishes runs of the same recipe, data and version.
-        """
+        """Return the callback that saves and restores a run, apart from those of other purposes."""
         context = self.context
         of_run = self.recipe, self.settings.version, self.split, self.companions, purpose
         identity = None if context.folder is None else RunIdentity.of(*of_run)
@@ -321,7 +313,7 @@ class _Job:
         return Resumption(folder, context.progress)
 
     def refitted(self, steps: int) -> Trainer:
-        """Train for so many steps, without selection. Returns: the trainer, done."""
+        """Train for so many steps, without selection. Return the trainer."""
         run = self.trainer()
         run.callbacks = [
             self.resumption(run, f"refit, {steps} steps"),
@@ -350,7 +342,7 @@ def judge(
     """Measure an encoder, trained or not, on a version's data.
 
     Args:
-        queries: of the test that are ranked, drawn by the recipe's seed; None is all.
+        queries: number of test queries to rank, drawn by the recipe's seed; None is all.
         together: processes that each call this with the same arguments, and share the work.
     """
     vectors = embed_together(encoder, split.training, together)

@@ -49,11 +49,10 @@ class Joint(nn.Module, ABC):
         embeddings: Embeddings,
         collectives: Collectives,
     ) -> Tensor:
-        """Return one process's part of the loss, which every process computes of the whole batch.
+        """Return one process's part of the loss of the whole batch.
 
         Args:
             rows: the embeddings of the whole batch's pairs, or of this process's share of them.
-            batch: the whole batch.
         """
         query, candidate = rows
         size = len(batch.query)
@@ -73,12 +72,11 @@ class JointAlignmentSettings:
     Args:
         strength: λ on mean ‖δ‖².
         rate: of the transform's optimiser.
-        objects: "all": the mean is over all objects of both sides, as [BC] Eq. (7) and (10) have
-            it; exact where the encoder embeds all of them in a pass anyway, else estimated by some
-            that are drawn uniformly. "paper-code": as the authors' code has it, over the batch's
-            queries, its candidates and as many negative ones, each third with a mean of its own.
-            "batch": over the batch's queries and candidates, frequent ones mostly.
-        rows: of each side, at most so many that "all" draws and that "batch" takes.
+        objects: "all": the mean over all objects of both sides, [BC] Eq. (7) and (10); exact where
+            a pass embeds all of them, else estimated from a uniform draw. "paper-code": as in the
+            authors' code, over the batch's queries, its candidates and as many negatives, each
+            third with its own mean. "batch": over the batch's queries and candidates.
+        rows: of each side, the most that "all" draws and "batch" takes.
         seed: of the draws.
     """
 
@@ -104,13 +102,10 @@ class JointAlignment(Joint):
     Args:
         transform: B_k, trained here.
         loss: of errors of z_{k-1}.
-        past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
-            M_{k-1} is frozen.
+        past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities.
         weight: for each side, float [N], 1 for an object that takes part.
-        candidate_loss: of errors of candidates, where known consumers weigh these otherwise than
-            errors of queries; None is `loss`.
-        factors: of each candidate, [N], by which version k publishes it; the transform is of
-            published vectors. None multiplies none.
+        candidate_loss: of candidates, where known consumers weigh their errors otherwise.
+        factors: of each candidate, [N], by which version k multiplies it when it is published.
     Source: [BC] Eq. (3), (7), (10).
     """
 
@@ -180,11 +175,8 @@ class JointAlignment(Joint):
 
     @torch.no_grad()
     def error(self, new: Mapping[str, Tensor]) -> float:
-        """Return the mean over sides of mean ‖L δ‖² over the objects that take part.
-
-        Args:
-            new: of each side, z_k [N, D_k] as it is published.
-        """
+        """Return the mean over sides of mean ‖L δ‖² over the objects that take part, for published
+        vectors z_k [N, D_k] of each side."""
         errors = []
         for side in SIDES:
             known = self.get_buffer(f"known_{side}")
@@ -201,8 +193,8 @@ class JointAlignment(Joint):
         return _Part(side, ids, vectors, self.get_buffer(f"weight_{side}")[ids])
 
     def _all(self, side: str, embeddings: Embeddings) -> _Part:
-        """Return the side's objects that take part, or some of them; each drawn one stands for
-        as many as there are to each draw, so that the sum estimates that over all."""
+        """Return the side's objects that take part, or a draw of them that is weighted to stand for
+        all."""
         known: Tensor = self.get_buffer(f"known_{side}")
         whole = embeddings.whole(side)
         if whole is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -14,18 +15,19 @@ from torch import Tensor, nn
 from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.encoders.mapped_tensors import copied_beside
+from evergram.encoders.mapped_tensors import copied_beside, mapping_folder
 from evergram.process_settings import while_training
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.run_state import gather, restore, scatter, seeded, state_of
-from evergram.training.checkpoints.state_file import TrainingState
-from evergram.training.distributed.agreement import decided, follow_first
-from evergram.training.distributed.shared_state import whole_look_ahead
+from evergram.training.checkpoints.checkpoint_folder import TrainingState
+from evergram.training.distributed.agreement import decided, follow_first, whole_look_ahead
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.step import Step
 
 # An epoch's objective is summed in float64: in float32 a sum of many steps goes astray.
 SUM = torch.float64
+# How far a run is.
+COUNTERS = ("epoch", "steps", "batches", "seconds")
+Ahead = tuple[Batch, "dict[str, Draw] | None"]
 
 
 class Trainer:
@@ -45,10 +47,9 @@ class Trainer:
         generators: states of torch's generators in which an interrupted epoch goes on.
         learned: the modules that are trained, by name.
         parts: all modules with state, by name.
-        look_ahead: of all processes, while callbacks may save a step of several; else None, as the
-            step's own is whole.
+        look_ahead: of all processes, while callbacks save a step of several; else None.
         shared: by name, measurements of which every process computes a share when a callback of the
-            first process, which alone has callbacks, takes them.
+            first process takes them.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Trainer:
         """Train until `epochs` or `steps` are done, or a callback stops the run.
 
         Returns: what ended it: "epochs", "steps", or the callback's word.
-        Raises: whatever a callback raises, such as TrainingError for a loss that is not finite.
+        Raises: what a callback raises, such as TrainingError for a loss that is not finite.
         """
         collectives = self.step.collectives
         if not collectives.is_first:
@@ -115,7 +116,7 @@ class Trainer:
             callback.on_start(self)
 
     def _after_epoch(self, objective: float, epochs: int | None, steps: int | None) -> str:
-        """Show an epoch to every callback. Returns: what ended the run, or an empty word."""
+        """Show an epoch to every callback. Return what ended the run, or an empty word."""
         last = bool(self._ended(epochs, steps))
         for callback in self.callbacks:
             callback.on_epoch(self, objective, last)
@@ -135,11 +136,8 @@ class Trainer:
         return Point(self.steps, self.epoch, self.seconds, self.step)
 
     def parameters(self, earlier: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return a copy, on the CPU, of everything that is trained; of mapped tables, in files.
-
-        Args:
-            earlier: a copy that is no longer needed, whose files may be written over.
-        """
+        """Return a copy, on the CPU, of everything that is trained; copies of mapped tables are in
+        files, those of `earlier` if it is given."""
         old = earlier or {}
         copies = {
             name: copied_beside(value.detach().cpu(), value, old.get(name))
@@ -150,19 +148,42 @@ class Trainer:
         return copies
 
     def copied(self, name: str, values: Tensor) -> Tensor:
-        """Return a copy of `values` that is where the trained tensor of this name is, in memory or
-        in a file."""
+        """Return a copy of `values`, in memory or a file like the trained tensor of this name."""
+
         trained = gather(self.learned, []).get(name)
         return values.clone() if trained is None else copied_beside(values, trained)
 
     def state(self) -> TrainingState:
-        """Return all that the next step depends on, and the callbacks' states; tensors are not
-        copied."""
-        return state_of(self)
+        """Return all that the next step depends on, and the callbacks' states, without copying."""
+        tensors = gather(self.parts, self.step.optimizers)
+        if self.batches:
+            tensors["epoch|objective"] = self.total
+            ahead = self.step.look_ahead if self.look_ahead is None else self.look_ahead
+            tensors |= {f"look_ahead|{side}": rows for side, rows in ahead.items()}
+            states = generator_states(self.device).items()
+            tensors |= {f"generator|{name}": state for name, state in states}
+        facts: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS}
+        facts["callbacks"] = {}
+        for name, callback in _by_name(self.callbacks).items():
+            state = callback.state_dict()
+            facts["callbacks"][name] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+            tensors |= {f"{name}|{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+        return TrainingState(tensors, facts)
 
     def load_state(self, state: TrainingState) -> None:
-        """Continue from `state()`, in an epoch or between two."""
-        restore(self, state)
+        """Continue from `state()`, in an epoch or between two; tensors are copied."""
+        tensors, facts = state.tensors, state.facts
+        scatter(tensors, self.parts, self.step.optimizers)
+        for name in COUNTERS:
+            setattr(self, name, facts[name])
+        ahead = named(tensors, "look_ahead").items()
+        self.step.look_ahead = {side: rows.to(self.device, copy=True) for side, rows in ahead}
+        self.generators = {name: t.clone() for name, t in named(tensors, "generator").items()}
+        if self.batches:
+            self.total = tensors["epoch|objective"].to(self.device, copy=True)
+        for name, callback in _by_name(self.callbacks).items():
+            if name in facts["callbacks"]:
+                callback.load_state_dict(facts["callbacks"][name] | named(tensors, name))
 
     def finish(self, kept: Mapping[str, Tensor] | None = None) -> Encoder:
         """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if given."""
@@ -187,8 +208,7 @@ class Trainer:
         return next((why for c in self.callbacks if (why := c.stop(self))), "")
 
     def _next_epoch(self, limit: int | None) -> float:
-        """Train for one epoch, until `limit` steps of the run are done. Returns: the objective's
-        mean."""
+        """Train for one epoch, or until `limit` steps of the run. Return the mean objective."""
         if not self.batches:
             self.epoch += 1
             self.total = torch.zeros((), dtype=SUM, device=self.device)
@@ -220,17 +240,13 @@ class Trainer:
         return mean
 
     def _save_inside(self, saving: Sequence[Callback], *, divided: bool) -> None:
-        """Let callbacks save the run after a step; of divided tables together with the other
-        processes."""
+        """Let callbacks save the run after a step; divided tables together with other processes."""
 
         def save() -> None:
             for callback in saving:
                 callback.on_step_end(self)
 
-        if divided:
-            self.step.collectives.from_first(save)
-        else:
-            save()
+        self.step.collectives.from_first(save) if divided else save()
 
 
 def run_epoch(
@@ -270,9 +286,6 @@ def run_epoch(
         yield batch, step(batch, drawn, ids)
 
 
-Ahead = tuple[Batch, "dict[str, Draw] | None"]
-
-
 def _with_next(
     batches: Iterator[Batch], pairs: Iterator[dict[str, Draw]] | None
 ) -> Iterator[tuple[Ahead, Ahead | None]]:
@@ -285,3 +298,88 @@ def _with_next(
         current = following
     if current is not None:
         yield current, None
+
+
+def _by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return callbacks by class, and by their place among those of one class."""
+    by_name: dict[str, Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        place = sum(type(other).__name__ == kind for other in by_name.values())
+        by_name[f"{kind}{place}"] = callback
+    return by_name
+
+
+def gather(
+    modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Return all tensors of modules and optimisers, by name; not copied."""
+    tensors = {
+        f"{name}|{key}": value
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    for i, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                tensors[f"optimizer{i}|{parameter}|{key}"] = value
+    return tensors
+
+
+def scatter(
+    tensors: Mapping[str, Tensor],
+    modules: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Copy what `gather` gave back into modules and optimisers."""
+    for name, module in modules.items():
+        module.load_state_dict(named(tensors, name))
+    for i, optimizer in enumerate(optimizers):
+        state: dict[int, dict[str, Tensor]] = {}
+        present = optimizer.state_dict()["state"]
+        for name, value in named(tensors, f"optimizer{i}").items():
+            parameter, key = name.split("|")
+            # An optimiser takes the tensor itself, and would change that of a file or another run.
+            own = _overwritten(present.get(int(parameter), {}).get(key), value)
+            state.setdefault(int(parameter), {})[key] = value.clone() if own is None else own
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _overwritten(own: Any, value: Tensor) -> Tensor | None:
+    """Return an optimiser's own tensor with this value, if it is one that is mapped from a file."""
+    if not isinstance(own, Tensor) or mapping_folder(own) is None or own.shape != value.shape:
+        return None
+    return own.copy_(value)
+
+
+def named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors whose name starts with `name`, without that prefix."""
+    prefix = f"{name}|"
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device, states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Seed torch's global generators inside the block, and restore them after it, so that dropout
+    is a function of the run's seed and epoch.
+
+    Args:
+        states: of `generator_states` inside an interrupted epoch; empty at an epoch's start.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        if "cuda" in states and devices:
+            torch.cuda.set_rng_state(states["cuda"], device)
+        yield
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's global generators, uint8, by kind of device."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states

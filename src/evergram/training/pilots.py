@@ -19,18 +19,12 @@ from evergram.data.row_pairs import RowPairs, among
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.build import Companions
-from evergram.training.checkpoints.pilot_journal import PilotJournal
+from evergram.training.checkpoints.journal import Journal
 from evergram.training.checkpoints.run_identity import RunIdentity
-from evergram.training.expected_time import (
-    EPOCHS,
-    SWEEPS,
-    ExpectedTime,
-    epoch_seconds,
-    in_words,
-)
 from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.monitors.evaluation_work import FREE, SELECTING, distinct
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import rate_of, strengths_of
+from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.solvers.sweep_limits import why_unsweepable
 
@@ -48,6 +42,11 @@ MOST_TIME = 0.3
 HELD_OUT = 0.1
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
+# Seconds of one core, on the machine of docs/training.md: for a pair and a dimension in an epoch,
+# for a step over a batch, and for a multiply-add of a ranking.
+PAIR, STEP, RANKED = 4e-8, 3e-3, 3.5e-11
+# Epochs until patience ends most trainings.
+SWEEPS, EPOCHS = 25, 50
 
 
 @dataclass
@@ -65,92 +64,111 @@ class Pilots:
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
     """Return the recipe with the best l2 and λ of some short trainings, by selection pairs and a
-    tenth of the training pairs.
+    tenth of the training pairs; no test pair is looked at.
 
     A pilot is a few sweeps of the solver where it can minimise the objective, and version 0 is then
     trained by it, too, unless the recipe says otherwise. Else, and with `training.thorough`, a
     pilot is a whole training by the recipe's steps, and the tables' rate is chosen as well.
 
-    No test pair is looked at. The recipe comes back as it is where it leaves neither l2 nor λ to
-    "auto", where the data is large, where training has a budget or too few epochs to end by its
-    patience, and for tasks without an automatic l2.
-
-    Args:
-        split: the one that selects an epoch.
-        context: where progress is shown, and the folder in which what they measured is kept.
+    The recipe is returned as it is unless `wants_pilots`.
     """
     if not wants_pilots(recipe, split):
         return Pilots(recipe)
     search = _Search.of(recipe, split, version, context.collectives)
     strengths = strengths_of(recipe, split.training)
-    judged = _with_more_selection(split)
-    pilots = Pilots(recipe)
-
-    identity = None
-    if context.folder is not None:
-        text = recipe.model_dump_json()
-        identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
-    journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
     expected = expected_time(recipe, split, version, context.collectives)
     context.progress.say(
         f"This takes {in_words(expected.total)} in all from here: {search.most} short trainings "
         "(pilots) choose task.penalty and task.l2 first; numbers for both in the recipe leave them "
         "out."
     )
-    begun, ends = time.monotonic(), context.share_of_time(MOST_TIME)
-
-    def train(settings: _Settings) -> float:
-        title = f"{context.title} pilot {len(pilots.tried) + 1} of at most {search.most}"
-        progress = context.progress.without_epochs()
-        quiet = replace(
-            context,
-            folder=None, callbacks=(), title=title, warns=False, progress=progress, ends=None,
-        )  # fmt: skip
-        try:
-            history = fit_encoder(settings.within(search.recipe), judged, version, quiet).history
-        except TrainingError:
-            if not pilots.tried:
-                raise
-            return -math.inf  # these settings diverge; the best so far stays
-        return max(record[recipe.training.metric] for record in history)
-
-    def known(settings: _Settings) -> float | None:
-        if pilots.tried and ends is not None and time.monotonic() > ends:
-            return -math.inf  # the best so far stays
-        return journal.get(asdict(settings))
-
-    def measure(settings: _Settings) -> float:
-        # The first process alone has a limit and a journal; all train the same pilots.
-        value: float | None = context.collectives.from_first(lambda: known(settings))
-        if value is None:
-            value = train(settings)
-            journal.add(asdict(settings), value)
-        if value > -math.inf:
-            pilots.tried.append(
-                {
-                    "penalty": settings.penalty,
-                    "l2": settings.l2,
-                    "l2_measure": settings.l2_measure,
-                    "table_rate": settings.rate,
-                    recipe.training.metric: value,
-                }
-            )
-            done = len(pilots.tried) / search.most
-            left = expected.left(done, time.monotonic() - begun)
-            context.progress.say(
-                f"Pilot {len(pilots.tried)} of at most {search.most}: {recipe.training.metric} "
-                f"{value:.4f}, {in_words(left)} left in all."
-            )
-        return value
-
+    judged = _with_more_selection(split)
+    journal = _journal(recipe, judged, version, context)
+    measure = _Measure(search, recipe.training.metric, judged, version, context, journal, expected)
     rate = rate_of(search.recipe)
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate)
     starts = _starts(start, search.recipe)[: search.most]
     best = _climb(starts, measure, _moves(search.recipe) if search.climbs else [])
-    pilots.recipe = best.within(recipe)
-    if search.solves:
-        pilots.recipe = _by_the_solver(pilots.recipe)
-    return pilots
+    chosen = best.within(recipe)
+    return Pilots(_by_the_solver(chosen) if search.solves else chosen, measure.tried)
+
+
+def _journal(recipe: Recipe, judged: Split, version: int, context: RunContext) -> Journal:
+    """Return the values of pilots that have ended. A file of another run, or a damaged one, is
+    replaced: a pilot takes seconds."""
+    if context.folder is None:
+        return Journal(None, {})
+    text = recipe.model_dump_json()
+    identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
+    path = context.folder / f"{context.title.replace(' ', '-')}.pilots.jsonl"
+    journal = Journal(path, {"identity": identity.as_json()})
+    try:
+        same = not identity.difference(journal.read()["identity"])
+        same &= all({"settings", "value"} <= line.keys() for line in journal.lines)
+    except (ValueError, KeyError, AttributeError):
+        same = False
+    if not same or context.checkpoints.resume == "never":
+        journal.lines = []
+    return journal
+
+
+@dataclass
+class _Measure:
+    """Trains pilots, each of them once, whatever processes are killed between two of them."""
+
+    search: _Search
+    metric: str
+    judged: Split
+    version: int
+    context: RunContext
+    journal: Journal
+    expected: ExpectedTime
+    tried: list[dict[str, float | str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begun, self.ends = time.monotonic(), self.context.share_of_time(MOST_TIME)
+
+    def __call__(self, settings: _Settings) -> float:
+        # The first process alone has a limit and a journal; all train the same pilots.
+        value: float | None = self.context.collectives.from_first(lambda: self.known(settings))
+        if value is None:
+            value = self.trained(settings)
+            self.journal.add({"settings": asdict(settings), "value": value})
+        if value == -math.inf:
+            return value
+        self.tried.append({**asdict(settings), self.metric: value})
+        done = len(self.tried) / self.search.most
+        left = self.expected.left(done, time.monotonic() - self.begun)
+        self.context.progress.say(
+            f"Pilot {len(self.tried)} of at most {self.search.most}: {self.metric} {value:.4f}, "
+            f"{in_words(left)} left in all."
+        )
+        return value
+
+    def known(self, settings: _Settings) -> float | None:
+        if self.tried and self.ends is not None and time.monotonic() > self.ends:
+            return -math.inf  # the best so far stays
+        lines = (line for line in self.journal.lines if line["settings"] == asdict(settings))
+        return next((float(line["value"]) for line in lines), None)
+
+    def trained(self, settings: _Settings) -> float:
+        quiet = replace(
+            self.context,
+            folder=None,
+            callbacks=(),
+            title=f"{self.context.title} pilot {len(self.tried) + 1} of at most {self.search.most}",
+            warns=False,
+            progress=self.context.progress.without_epochs(),
+            ends=None,
+        )
+        recipe = settings.within(self.search.recipe)
+        try:
+            history = fit_encoder(recipe, self.judged, self.version, quiet).history
+        except TrainingError:
+            if not self.tried:
+                raise
+            return -math.inf  # these settings diverge; the best so far stays
+        return max(record[self.metric] for record in history)
 
 
 def expected_time(
@@ -183,9 +201,9 @@ class _Search:
     """How pilots search.
 
     Args:
-        recipe: that they are trained by, but for the settings that are tried.
-        most: how many there are at most.
-        climbs: whether they go on from the best of the settings that are spread.
+        recipe: that they are trained by, except for the settings that are tried.
+        most: number of pilots at most.
+        climbs: whether they go on from the best of the starts.
         solves: whether the training that follows is by the solver, too.
     """
 
@@ -221,7 +239,7 @@ class _Settings:
     penalty: float
     l2: float
     l2_measure: str
-    rate: float
+    table_rate: float
 
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
@@ -229,21 +247,21 @@ class _Settings:
         penalty = [self.penalty] if recipe.task.penalty == "auto" else recipe.task.penalty
         strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
-        rate = {"table_rate": self.rate} if self.rate else {}  # sweeps have none
+        rate = {"table_rate": self.table_rate} if self.table_rate else {}  # sweeps have none
         training = recipe.training.model_copy(update=rate)
         return recipe.model_copy(update={"task": task, "training": training})
 
 
 def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
-    """Return the formula's settings, then others spread evenly around them: what suits one measure
-    of l2 or one rate is far from what suits another, and single steps do not lead there.
+    """Return the formula's settings, then others spread evenly around them, as single steps do not
+    lead from what suits one measure of l2 or one rate to what suits another.
 
     λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
     """
     task, is_open = recipe.task, {"l2": recipe.task.l2 == "auto"}
     is_open["l2_measure"] = is_open["l2"] and task.l2_measure is None
     is_open["penalty"] = task.penalty == "auto"
-    is_open["rate"] = _has_open_rate(recipe)
+    is_open["table_rate"] = _has_open_rate(recipe)
     starts = [formula]
     engine = torch.quasirandom.SobolEngine(len(is_open))  # type: ignore[no-untyped-call]
     points = engine.draw(SPREAD)[1:]  # the first is a corner
@@ -252,7 +270,7 @@ def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
             "l2": formula.l2 * 2 ** (5 * l2 - 2),
             "l2_measure": formula.l2_measure if measure < 0.5 else _OTHER[formula.l2_measure],
             "penalty": formula.penalty * 2 ** (5 * penalty - 3),
-            "rate": formula.rate * (0.5, 1.0, 2.0)[int(3 * rate)],
+            "table_rate": formula.table_rate * (0.5, 1.0, 2.0)[int(3 * rate)],
         }
         chosen: Any = {name: value for name, value in values.items() if is_open[name]}
         if (start := replace(formula, **chosen)) not in starts:
@@ -277,7 +295,10 @@ def _moves(recipe: Recipe) -> list[_Move]:
             lambda s: replace(s, penalty=2 * s.penalty),
         ]
     if _has_open_rate(recipe):
-        moves += [lambda s: replace(s, rate=2 * s.rate), lambda s: replace(s, rate=s.rate / 2)]
+        moves += [
+            lambda s: replace(s, table_rate=2 * s.table_rate),
+            lambda s: replace(s, table_rate=s.table_rate / 2),
+        ]
     return moves
 
 
@@ -291,8 +312,8 @@ _OTHER = {"penalty": "examples", "examples": "penalty"}
 def _climb(
     starts: Sequence[_Settings], measure: Callable[[_Settings], float], moves: Sequence[_Move]
 ) -> _Settings:
-    """Return the best settings that single moves lead to from the best of the starts, each followed
-    while it gains."""
+    """Return the best settings that moves lead to from the best start, each followed while it
+    gains."""
     best = starts[0]
     values = {best: measure(best)}
 
@@ -314,11 +335,8 @@ def _climb(
 
 
 def _with_more_selection(split: Split) -> Split:
-    """Return the split in which some training pairs select, too, and none is tested.
-
-    The selection pairs of small data are few, often of half of the queries: among two dozen
-    settings, the best by so few is mostly the luckiest.
-    """
+    """Return the split in which some training pairs select, too, and none is tested: by the few
+    selection pairs of small data, the best of two dozen settings is mostly the luckiest."""
     corpus = split.training
     order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(0))
     held, rest = order.tensor_split([int(HELD_OUT * len(corpus))])
@@ -354,3 +372,42 @@ def wants_pilots(recipe: Recipe, split: Split) -> bool:
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
     )
+
+
+@dataclass(frozen=True)
+class ExpectedTime:
+    """Seconds of a first training.
+
+    Args:
+        pilots: of the short trainings that choose settings, 0 without them.
+        training: of the one that follows.
+    """
+
+    pilots: float
+    training: float
+
+    @property
+    def total(self) -> float:
+        return self.pilots + self.training
+
+    def left(self, share: float, seconds: float) -> float:
+        """Return the seconds that are left after a share of the pilots took so many seconds."""
+        faster = seconds / max(1e-9, share * self.pilots)
+        return faster * ((1 - share) * self.pilots + self.training)
+
+
+def epoch_seconds(recipe: Recipe, split: Split, version: int) -> tuple[float, float]:
+    """Return the seconds of an epoch and of its evaluation."""
+    dim, pairs = recipe.model.dim_of(version), len(split.training)
+    steps = 1 if recipe.training.sweeps else pairs / batch_size_of(recipe, split.training)
+    work = distinct(split.selection.query) * len(split.training.candidates) * (dim + SELECTING)
+    return PAIR * pairs * dim + STEP * steps, RANKED * min(work, FREE)
+
+
+def in_words(seconds: float) -> str:
+    """Return a rough number of seconds, minutes or hours."""
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    rounded = float(f"{seconds:.1g}")
+    return f"about {rounded:.0f} seconds" if rounded >= 1.5 else "about a second"

@@ -45,11 +45,7 @@ class Handle:
             self._write()
 
     def describe(self, note: str, **figures: Any) -> None:
-        """Report on an epoch: on the bar, or as a line.
-
-        Args:
-            figures: those in the note, by name, for a line of JSON.
-        """
+        """Report on an epoch, on the bar or as a line; `figures`: those of the note, for JSON."""
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=self._done, note=note, speed=self._speed())
         else:
@@ -91,8 +87,7 @@ class Progress:
     Args:
         quiet: report nothing.
         prefix: starts every title.
-        epochs: in a file or a pipe, write a line for each epoch, and on a terminal leave the bar
-            when its task has ended; without, only sentences stay.
+        epochs: whether lines of epochs (on a terminal, bars of ended tasks) stay.
     """
 
     def __init__(self, quiet: bool = False, prefix: str = "", epochs: bool = True) -> None:
@@ -101,11 +96,11 @@ class Progress:
         self._epochs = epochs
 
     def of(self, part: str) -> Progress:
-        """Return the progress of a part; the titles of its tasks start with its name."""
+        """Return the progress of a part, with its name before the titles of tasks."""
         return Progress(self._quiet, f"{self._prefix}{part}, ", self._epochs)
 
     def without_epochs(self) -> Progress:
-        """Return this progress with fewer lines: bars on a terminal, while they run; sentences."""
+        """Return this progress without lines of epochs."""
         return Progress(self._quiet, self._prefix, epochs=False)
 
     def say(self, sentence: str) -> None:
@@ -120,11 +115,7 @@ class Progress:
 
     @contextmanager
     def task(self, title: str, total: int, *, at_most: bool = False) -> Iterator[Handle]:
-        """Report on a task inside the block.
-
-        Args:
-            total: steps that it has; with `at_most`, it may end earlier.
-        """
+        """Report on a task of `total` steps, or `at_most` so many, inside the block."""
         title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal or log_format() is LogFormat.json:

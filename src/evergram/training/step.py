@@ -20,11 +20,15 @@ from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.tasks.objective import Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-from evergram.training.distributed.gradients import sum_gradients
-from evergram.training.distributed.shares import Part, WholeRows, learned_from, part_of
+from evergram.training.distributed.shares import (
+    Part,
+    WholeRows,
+    learned_from,
+    part_of,
+    sum_gradients,
+)
 from evergram.training.joint import Joint
-from evergram.training.optimizers.rate_decay import decay_rates
-from evergram.training.optimizers.turned_gradients import turn_gradients
+from evergram.training.optimizers import decay_rates, turn_gradients
 
 
 @dataclass
@@ -33,18 +37,17 @@ class Step:
 
     Args:
         scene: the training corpus, as the encoder sees it.
-        estimators: of each side, one a measure; no estimators are kept where no Gramian is used.
+        estimators: of each side, one a measure; empty where no Gramian is used.
         measures: of each side, [N, R].
         factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
         prior: how many of those K columns are the prior.
         precondition: ρ of the preconditioner; 0 leaves gradients as they are.
-        independent: whether the estimators learn from entities drawn apart (`draws`), or from the
-            batch before.
-        samples_gradient: whether the penalty's gradient is over the entities drawn apart, as in the
-            sampling baselines of [G2] §4, or over those of the pairs.
+        independent: whether estimators learn from `draws`, or from the batch before.
+        samples_gradient: whether the penalty's gradient is over `draws`, as in the sampling
+            baselines of [G2] §4, or over the entities of the pairs.
         collectives: of the processes that share each batch; every one is given all of it.
-        decay: each epoch's learning rates are so many times those of the epoch before.
-        rescales: whether each epoch begins with rows of norm 1; of a factorization on unit rows.
+        decay: factor of the learning rates from epoch to epoch.
+        rescales: whether each epoch begins with rows of norm 1.
     """
 
     encoder: Encoder
@@ -62,17 +65,16 @@ class Step:
     collectives: Collectives = ALONE
     decay: float = 1.0
     rescales: bool = False
-    # Of each side, the next batch's embeddings before the last step (of several processes, each has
-    # its share of them), for estimators that want them.
+    # This process's share of the next batch's embeddings before the last step, by side, and the
+    # number of rows of all processes.
     look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    # Of each side, the rows of all processes' look ahead together.
     look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
     def begin_epoch(self, start: int = 0, number: int = 0) -> None:
-        """Enter training mode with an epoch's rates and rows, and forget the last one's look ahead.
+        """Enter training mode with an epoch's rates and rows.
 
         Args:
-            start: the epoch's batch that comes first; after others, the look ahead stays.
+            start: the epoch's first batch; above 0 the look ahead stays.
             number: of the epoch, from 0.
         """
         decay_rates(self.optimizers, self.decay, number)
@@ -88,14 +90,12 @@ class Step:
         draws: Mapping[str, Draw] | None = None,
         upcoming: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Train on one batch.
+        """Train on one batch. Return the objective's value, detached.
 
         Args:
-            draws: entities that the estimators learn from before the gradient, or pools of them;
-                with `independent`.
+            draws: entities that the estimators learn from before the gradient, or pools of them.
             upcoming: ids of the next draws (or of the next batch), for estimators that want to see
                 them at the parameters before this step too; None at an epoch's end.
-        Returns: the objective's value, detached.
         """
         wanted = self.objective.wants_moments
         everyone: dict[str, Spread] | None = None
@@ -170,14 +170,12 @@ class Step:
         draws: Mapping[str, Draw],
         moments: Moments | None = None,
     ) -> dict[str, Draw]:
-        """Return what estimators learn from: of a pool entities drawn by their contribution to the
-        penalty; any other draw as it is.
-
-        A pool is embedded in evaluation mode: it moves no running statistics.
+        """Return what estimators learn from: from a pool, entities drawn by their contribution to
+        the penalty; any other draw as it is. A pool is embedded in evaluation mode.
 
         Args:
-            moments: of both sides, made without knowledge of the draws; they may be of the first
-                measures alone. None: the step's own, and all processes embed the pool together.
+            moments: of both sides and the first measures, made without knowledge of the draws.
+                None: the step's own, and all processes embed the pool together.
         """
         collectives = self.collectives if moments is None else ALONE
         chosen = dict(draws)
@@ -218,12 +216,8 @@ class Step:
         draws: Mapping[str, Draw] | None = None,
         collectives: Collectives = ALONE,
     ) -> None:
-        """Show estimators that want it the entities of a step's gradient as the step left them.
-
-        Args:
-            now: the embeddings after the step, from `look`.
-            draws: entities drawn apart that the gradient was over, too.
-        """
+        """Show estimators that want it the entities of a step's gradient (those of the batch and of
+        `draws`) as the step left them, in `now`."""
         moved = {"query": [batch.query], "candidate": [batch.candidate]}
         if batch.negative is not None:
             moved["candidate"].append(batch.negative.flatten())
@@ -244,8 +238,7 @@ class Step:
                     estimator.after_step(shown)
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
-        """Return a function that gives every entity's embedding, its share of measure r, and its
-        factors, in blocks."""
+        """Return a function that gives embeddings, shares of measure r and factors, in blocks."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
@@ -260,8 +253,8 @@ class Step:
     def _shown(
         self, batch: Batch, own: Part[Batch], embeddings: Embeddings
     ) -> tuple[Part[Batch], Embeddings]:
-        """Return the pairs whose loss this process computes, and the embeddings that it sees: its
-        own, or all of them for a task that compares pairs with each other."""
+        """Return the pairs whose loss this process computes, and the embeddings that it sees: all
+        of them for a task that compares pairs with each other."""
         size = self.collectives.size
         if size == 1 or self.objective.task.is_mean_of_pairs:
             return own, embeddings
@@ -269,8 +262,7 @@ class Step:
         return whole, WholeRows(embeddings, self.collectives)
 
     def _drawn(self, embeddings: Embeddings, parts: Mapping[str, Part[Draw]]) -> dict[str, Spread]:
-        """Return the embeddings of drawn entities; with gradient only if the penalty's is over
-        them."""
+        """Return the embeddings of drawn entities, with gradient if the penalty's is over them."""
         spreads = {}
         with torch.set_grad_enabled(self.samples_gradient):
             for side, part in parts.items():
@@ -286,12 +278,8 @@ class Step:
         rows: tuple[Tensor, Tensor],
         everyone: dict[str, Spread] | None,
     ) -> Encoded:
-        """Return what the objective takes: a batch's rows, negatives, factors and all entities.
-
-        Args:
-            everyone: drawn rows that stand for all entities; None lets all of them do so if they
-                are at hand, and the batch's rows otherwise.
-        """
+        """Return what the objective takes: a batch's rows, negatives, factors, and the rows that
+        stand for all entities: `everyone`, else all of them if at hand, else the batch's."""
         batch = shown.rows
         if everyone is None and self.objective.wants_moments:
             everyone = self._everyone(embeddings)
@@ -306,8 +294,8 @@ class Step:
         )
 
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
-        """Return all entities if the Gramians are exact and a pass has embedded them all; else
-        None. The penalty's gradient is then without noise, whatever the batch."""
+        """Return all entities if the Gramians are exact and a pass has embedded them all, for a
+        penalty's gradient without noise; else None."""
         if not all(e.exact for side in SIDES for e in self.estimators[side]):
             return None
         spreads: dict[str, Spread] = {}
@@ -342,7 +330,7 @@ class Step:
         """Fold entities with their embeddings [B, D] into the estimators of each side.
 
         Args:
-            made: the batch's moments of each side that the penalty made, by measure.
+            made: the batch's moments that the penalty has made, by side and measure.
         """
         past = self.look_ahead if before is None else before
         for side, (part, embeddings) in learned.items():

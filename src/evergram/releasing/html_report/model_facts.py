@@ -29,7 +29,7 @@ from evergram.evaluation.reports.version_facts import (
 )
 from evergram.lineage.artefact import Artefact
 from evergram.training.diagnose import effective_rank, spectrum
-from evergram.training.priors.measures import build_measures
+from evergram.training.priors.factors import build_measures
 from evergram.training.recipe import Recipe
 
 # Candidates of each kind whose neighbours are shown, and neighbours of each.

@@ -34,15 +34,14 @@ class RunIdentity:
     """Digests of everything that decides a run's result on one machine.
 
     Args:
-        recipe: JSON of the whole recipe, as it is.
+        recipe: JSON of the whole recipe.
         version: the number of the version that is trained.
         corpus: of all columns, ids and features that are trained on.
         selection: of the pairs that select an epoch.
-        modules: of the modules and the embeddings that training starts from or aligns to.
-        purpose: tells runs apart that are otherwise the same, such as a refit.
+        modules: of the modules and embeddings that training starts from or aligns to.
+        purpose: distinguishes runs that are otherwise the same, such as a refit.
         torch: the release.
-        files: of the contents of files that the recipe names, of a prior and of measures; "" if it
-            names none.
+        files: of the files of a prior and of measures that the recipe names; "" without any.
     """
 
     recipe: str
@@ -58,12 +57,7 @@ class RunIdentity:
     def of(
         cls, recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
     ) -> Self:
-        """Return the identity of a run.
-
-        Args:
-            recipe: JSON of the whole recipe.
-            split: its training corpus, and the pairs that select an epoch.
-        """
+        """Return the identity of a run; `recipe` is JSON."""
         selected = _digest([split.selection.query, split.selection.candidate])
         corpus, modules = corpus_digest(split.training), modules_digest(companions)
         files = files_digest(json.loads(recipe))
@@ -73,11 +67,7 @@ class RunIdentity:
         return dict(vars(self))
 
     def difference(self, other: Mapping[str, str]) -> str:
-        """Return in words of what another run is, such as "another corpus"; "" if it is the same.
-
-        Args:
-            other: its `as_json()`.
-        """
+        """Return how another run differs, by its `as_json()`, such as "another corpus"; or ""."""
         mine = self.as_json()
         changed = [name for name in mine if other.get(name) != mine[name]]
         if not changed:
@@ -139,10 +129,8 @@ def corpus_digest(corpus: Corpus) -> str:
 
 
 def modules_digest(companions: Companions) -> str:
-    """Return a digest of the modules and embeddings that a run starts from or aligns to.
-
-    Of a joint module the buffers count, which hold the past: its parameters are trained.
-    """
+    """Return a digest of the modules and embeddings that a run starts from or aligns to: of a joint
+    module its buffers, which hold the past."""
     digest = hashlib.sha256()
     joint = companions.joint
     for name, buffer in () if joint is None else joint.named_buffers():

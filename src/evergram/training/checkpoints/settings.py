@@ -19,14 +19,13 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Settings that change how a training is saved, and nothing of its result.
+    """How a training is saved; it does not change the result.
 
     Args:
-        seconds: between two checkpoints, as they are asked for.
-        steps: between two checkpoints. With neither of the two, they are `SECONDS` apart, or
-            further where writing one takes long.
-        keep: the newest checkpoints that are kept of a run; while one is written, one less is there
-            (but never none).
+        seconds: between two checkpoints.
+        steps: between two checkpoints. Without either, they are `SECONDS` apart, or further where
+            writing one takes long.
+        keep: number of checkpoints to keep; one less (but never none) while one is written.
         resume: "auto" resumes a run of the same recipe and data from its newest checkpoint;
             "never" drops its checkpoints and trains from the start.
     Raises: RecipeError: a value is not allowed.
@@ -79,12 +78,8 @@ class CheckpointSettings:
         return cls(seconds, steps, keep, resume)  # type: ignore[arg-type]  # checked above
 
     def due(self, seconds: float, steps: int, cost: float) -> bool:
-        """Whether the next checkpoint is due.
-
-        Args:
-            seconds, steps: since the last one.
-            cost: seconds that the last one took.
-        """
+        """Return whether a checkpoint is due, `seconds` and `steps` after the last one, which took
+        `cost` seconds."""
         if self.steps is not None:
             return steps >= self.steps
         if self.seconds is not None:

@@ -5,7 +5,8 @@ Clocks, files and measurements are the first process's alone: the others have no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from evergram.collectives import Collectives
 from evergram.errors import TrainingError
-from evergram.training.checkpoints.state_file import TrainingState
+from evergram.training.callbacks import Callback
+from evergram.training.checkpoints.checkpoint_folder import TrainingState
 from evergram.training.distributed.process_group import ProcessCollectives
 from evergram.training.distributed.shares import part_of
 
@@ -31,10 +33,9 @@ SHARED = "shared"
 def share_step(step: Step, collectives: Collectives, seed: int) -> int:
     """Let processes share a step's batches.
 
-    Returns: this process's seed of torch's generator: `seed` for encoders that draw nothing, one of
-        its own for modules of a user's, whose dropout would be the same in every process else.
-    Raises: TrainingError: the encoder's modules normalise by the batch, of which each process would
-        see its own rows only.
+    Returns: this process's seed of torch's generator: another one in each process for a user's
+        modules, whose dropout would be the same otherwise.
+    Raises: TrainingError: the encoder's modules normalise by the batch.
     """
     step.collectives = collectives
     if collectives.size == 1 or step.encoder.kind != "module":
@@ -54,12 +55,12 @@ def decided(
     collectives: Collectives,
     shared: Mapping[str, Callable[[], object]] | None = None,
 ) -> str:
-    """Return the word that the first process has; the others' `make` is not called.
+    """Return what `make` returns in the first process; others do not call theirs.
 
     Args:
-        shared: what the others take part in meanwhile, by name, each time that the first process
-            calls `begin_shared`.
-    Raises: TrainingError: the first process's raised it; all raise it alike.
+        shared: what the others take part in meanwhile, by name, when the first process calls
+            `begin_shared`.
+    Raises: TrainingError: in all processes, if `make` raised it.
     """
     if collectives.size == 1:
         return make()
@@ -84,8 +85,7 @@ def decided(
 
 
 def begin_shared(name: str, collectives: Collectives) -> None:
-    """Let the other processes, which wait in `decided`, take part in what is shared; they return
-    from this as soon as they are there. In them, and in one process, it does nothing."""
+    """Let the other processes, which wait in `decided`, take part in what is shared."""
     if collectives.size > 1 and collectives.is_first:
         collectives.from_first(lambda: {SHARED: name})
 
@@ -110,11 +110,7 @@ def follow_first(run: Trainer) -> None:
 
 
 def follow_selection(stopping: EarlyStopping, collectives: Collectives, *, kept: bool) -> None:
-    """Give every process the evaluations of the first one, and the best parameters.
-
-    Args:
-        kept: whether the parameters are needed.
-    """
+    """Give every process the evaluations of the first one, and if `kept` the best parameters."""
     if not isinstance(collectives, ProcessCollectives):
         return
     facts = collectives.from_first(lambda: [stopping.history, stopping.best, stopping.best_epoch])
@@ -139,3 +135,31 @@ def tensors_of_first(
         collectives.broadcast(buffer)
         tensors[name] = buffer.cpu()
     return tensors
+
+
+@contextmanager
+def whole_look_ahead(run: Trainer, saving: Sequence[Callback]) -> Iterator[Sequence[Callback]]:
+    """Yield the callbacks, of those `saving`, that may save this step; the run's state is whole
+    inside the block.
+
+    Each process has a share of the embeddings that `storm` has looked ahead at, and only the first
+    one knows when a checkpoint is due. So all exchange four bytes a step, and their shares only
+    where a callback wants the state.
+    """
+    step, together = run.step, run.step.collectives
+    if together.size == 1 or not step.wants_before:
+        yield saving
+        return
+    wanting = [callback for callback in saving if callback.wants_state(run)]
+    asked = together.sum(torch.tensor(len(wanting), dtype=torch.int32), "counts")
+    if not int(asked):
+        yield []
+        return
+    run.look_ahead = {
+        side: together.rows(rows, step.look_ahead_rows[side], "look ahead")
+        for side, rows in step.look_ahead.items()
+    }
+    try:
+        yield wanting
+    finally:
+        run.look_ahead = None

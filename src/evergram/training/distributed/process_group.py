@@ -36,8 +36,8 @@ class ProcessCollectives(Collectives):
     Args:
         device: where what has no device yet is exchanged: "cuda" with NCCL.
     Attributes:
-        received: bytes that this process has received so far, by kind. They are computed from the
-            tensors by what a ring needs: P processes that sum n bytes receive 2n (P − 1)/P each.
+        received: bytes that this process has received, by kind, counted by what a ring needs: P
+            processes that sum n bytes receive 2n (P − 1)/P each.
         others_wait: True in the first process while the others wait for its answer.
         serve: what they do meanwhile with its requests, see `ask`.
     """
@@ -85,8 +85,8 @@ class ProcessCollectives(Collectives):
         return message["answer"]
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Let the other processes, which wait in `from_first`, do what their `serve` makes of a
-        request, JSON; the first process asks, and then does its own part.
+        """Pass a request, JSON, to `serve` of the other processes, which wait in `from_first`; the
+        first process asks, and then does its own part.
 
         Raises: TrainingError: they do not wait.
         """
@@ -144,13 +144,13 @@ class ProcessCollectives(Collectives):
 
 
 def join_processes(device: torch.device) -> Collectives:
-    """Return the operations of the processes that `torchrun` started; those of one without it.
+    """Return the operations of the processes that `torchrun` started; `ALONE` without it.
 
     Processes wait for each other for EVERGRAM_PROCESS_TIMEOUT seconds, an hour by default.
 
     Args:
         device: "cuda" makes it this process's own GPU, by LOCAL_RANK.
-    Raises: RecipeError: a variable of the environment is no number. TrainingError: the others
+    Raises: RecipeError: a variable of the environment is not a number. TrainingError: the others
         cannot be reached.
     """
     if process_count() == 1:

@@ -16,12 +16,11 @@ from evergram.data.split import Split
 from evergram.errors import DataError
 from evergram.lineage.disk.names import is_name
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.expected_time import in_words
-from evergram.training.first_recipe.recipe_text import Settings, dim_of, epochs_of, recipe_text
 from evergram.training.first_recipe.sources import Source, source_at
 from evergram.training.first_recipe.survey import Survey
-from evergram.training.pilots import expected_time
+from evergram.training.pilots import expected_time, in_words
 from evergram.training.recipe import Recipe
+from evergram.training.tuning.best_recipe import toml_value
 
 # The share of the latest interactions that is held out of this many, and of fewer.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
@@ -35,12 +34,11 @@ class FirstRecipe:
     """A recipe that fits data, and what the data is.
 
     Args:
-        text: the recipe as TOML, with comments, without a line break at its end.
-        recipe: the same, checked.
+        text: the recipe as TOML, with comments; `recipe`: the same, checked.
         source: the kind of the data, and its columns.
         survey: what is in it.
         seconds: that `train` will take, roughly.
-        split_again: why pairs are held out at random although there are times; None otherwise.
+        split_again: why pairs are held out at random although there are times.
     """
 
     text: str
@@ -184,3 +182,90 @@ def _name_of(path: Path, kind: str) -> str:
 def _path_from(folder: Path, path: Path) -> str:
     """Return a path as a recipe in `folder` names it: relative unless it was given as absolute."""
     return str(path) if path.is_absolute() else os.path.relpath(path, folder)
+
+
+# By interactions: the dim up to so many, and the most epochs. Rules of thumb; 'evergram tune'
+# searches both on the data itself.
+DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
+LARGEST_DIM = 128
+EPOCHS = ((1_000_000, 100), (20_000_000, 50))
+FEWEST_EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of a first recipe that depend on the data."""
+
+    name: str
+    data: Mapping[str, Any]
+    split: Mapping[str, Any]
+    dim: int
+    epochs: int
+
+
+def dim_of(survey: Survey) -> int:
+    """Return the dim for so much data: no more than half of the smaller side's ids, at least 2."""
+    dim = next((dim for most, dim in DIMS if survey.rows <= most), LARGEST_DIM)
+    return max(2, min(dim, min(survey.queries, survey.candidates) // 2))
+
+
+def epochs_of(survey: Survey) -> int:
+    """Return the most epochs for so much data; early stopping ends most runs before."""
+    return next((most for rows, most in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
+
+
+def recipe_text(settings: Settings, survey: Survey) -> str:
+    """Return the recipe as TOML, without a line break at its end."""
+    return "\n".join(_lines(settings, survey))
+
+
+def _lines(settings: Settings, survey: Survey) -> Iterator[str]:
+    path = toml_value(settings.data["path"])
+    yield f"# Written by evergram init for {path}:"
+    for sentence in survey.sentences():
+        yield f"# {sentence}"
+    yield "# docs/recipes.md explains all keys; those that are not here have defaults."
+    yield f"name = {toml_value(settings.name)}"
+    yield ""
+    yield "[data]"
+    for key, value in settings.data.items():
+        about = "" if key == "path" and Path(value).is_absolute() else _ABOUT.get(key, "")
+        yield f"{key} = {toml_value(value)}{about}"
+    if survey.lowest_value is not None:
+        yield (
+            f"# minimum_value = {survey.highest_value:g}  # would leave out interactions of a "
+            "smaller value"
+        )
+    yield ""
+    yield "[split]"
+    for key, value in settings.split.items():
+        yield f"{key} = {toml_value(value)}{_ABOUT.get(key, '')}"
+    if survey.cold_share > 0.5:
+        yield (
+            "# More than half of what is held out has ids that training never sees; hold out less, "
+            "or describe"
+        )
+        yield '# ids by features and set model.kind = "two_tower".'
+    yield ""
+    yield "[model]"
+    yield 'kind = "factorization"  # a vector for each id'
+    yield f"dim = {settings.dim}  # numbers of a vector; [{settings.dim}, N]: N from version 1 on"
+    yield ""
+    yield "[task]"
+    yield 'penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data'
+    yield 'l2 = "auto"  # the weight of squared norms, likewise'
+    yield ""
+    yield "[training]"
+    yield f"epochs = {settings.epochs}  # at most"
+    yield "patience = 10  # ends after so many evaluations that were no better"
+
+
+# Comments on keys, after their values.
+_ABOUT = {
+    "path": "  # relative to this file",
+    "columns": "  # the file's own names",
+    "weights": "  # of the rows of each event",
+    "bad_rows": "  # rows that cannot be used are left out, with a warning",
+    "last": "  # the latest are held out: some choose the epoch, the others are reported",
+    "share": "  # of the pairs are held out: some choose the epoch, the others are reported",
+}

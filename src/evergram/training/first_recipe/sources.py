@@ -41,10 +41,9 @@ class Source:
     """The data at a path.
 
     Args:
-        kind: as `data.kind` of a recipe.
+        kind: `data.kind` of a recipe.
         columns: of a table: by role, the file's own name of the column.
-        guessed: those of them that nobody named.
-        by_content: those of the guessed that the cells told, and not the name.
+        guessed: the roles that nobody named, and `by_content` those guessed by cells.
         unread: the file's other columns.
         naive: whether times are dates without a zone.
     """
@@ -71,11 +70,11 @@ def source_at(
     """Return what is at a path.
 
     Args:
-        kind: as `data.kind`; None tells it by the name of the file, or by what is in the folder.
+        kind: `data.kind`; None tells it by the name of the file, or by what is in the folder.
         named: by role, columns of a table; the others are told by their names.
         weights: by name of an event; only a table has events.
-    Raises: DataError: there is no such file or folder, its kind or a column cannot be told, or a
-        table is too large to be read at once.
+    Raises: DataError: the path does not exist, its kind or a column cannot be told, or a table is
+        too large to be read at once.
     """
     if not path.exists():
         raise DataError(
@@ -121,11 +120,8 @@ def _is_naive(name: str, tables: Sequence[TableStream]) -> bool:
 
 
 def is_time(name: str, tables: Sequence[TableStream | MemoryTable]) -> bool:
-    """Return whether the cells of a column are moments from 1980 to 2100, none of them missing.
-
-    Dates are; so are numbers if all are Unix times in one unit, and the name does not say that they
-    are ids.
-    """
+    """Return whether all cells of a column are dates, or Unix times in one unit, from 1980 to 2100
+    and its name is not that of an id."""
     if not all(name in table.names for table in tables):
         return False
     kinds = [table.types[name] for table in tables]
@@ -152,10 +148,9 @@ def columns_of(
     Args:
         source: name of the table, for errors.
         names: its columns.
-        named: by role, those that somebody named.
+        named: by role, those that the user named.
         text: True if the names are the first line of a text, which may be a row.
-    Raises: DataError: a named column is not there; several may have a role; none may be the query
-        or the candidate.
+    Raises: DataError: a column is missing, or cannot be told.
     """
     has = ", ".join(names)
     for role in named:

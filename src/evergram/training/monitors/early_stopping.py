@@ -15,7 +15,7 @@ from evergram.evaluation.ranking import query_metrics, rank_metrics
 from evergram.evaluation.relevance import relevance_of
 from evergram.training.callbacks import Callback
 from evergram.training.distributed.agreement import begin_shared
-from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.distributed.shares import embed_together
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -33,22 +33,19 @@ def cloned(name: str, value: Tensor) -> Tensor:
 
 @dataclass
 class EarlyStopping(Callback):
-    """Evaluates as training goes, keeps the best parameters, and stops when patience runs out.
+    """Evaluates during training, keeps the best parameters, and stops when patience runs out.
 
-    A metric of a sample of queries has noise, and what is noise must not go on with training:
-    patience then counts from the last best record that was above the one before it in paired
-    differences of the same queries, by more than their 95 % interval is wide. Small gains add up,
-    as that record stays the reference until one is above it.
+    Noise in a metric of sampled queries must not prolong training: patience then counts from the
+    last best record that was above the reference before it in paired differences of the same
+    queries, by more than their 95 % interval. Small gains add up.
 
     Args:
         metric: the record's entry that should be high.
-        patience: evaluations in a row without a better one, after which training ends; 0 never
-            stops it.
-        select_after: only epochs after this one can be the best, and patience is counted from it.
+        patience: evaluations in a row without a better one after which training ends; 0: never.
+        select_after: only later epochs can be the best, and patience is counted from it.
         history: all records, in order; each has `epoch` and the metric.
         best, best_epoch: of the best record so far, the first of those that are equal.
-        kept: the tensors of the model at that epoch; and of a sampled metric, each query's at the
-            reference.
+        kept: the model's tensors at that epoch; for a sampled metric also the reference's values.
         evaluate: gives the metric of a run as it stands, of all queries or of a sample.
         every: epochs between two evaluations; the last epoch is always evaluated.
         copied: copies a tensor of `kept` by its name, see `Trainer.copied`.
@@ -99,11 +96,8 @@ class EarlyStopping(Callback):
         self.kept = {name: self.copied(name, value) for name, value in kept.items()}
 
     def add(self, record: dict[str, float], last: bool) -> bool:
-        """Append an evaluation. Returns: whether it is the best, so that `kept` should be set.
-
-        Args:
-            last: whether none will follow; a run that ends early keeps its last epoch if no other.
-        """
+        """Append an evaluation. Return whether it is the best; the `last` one is if there is no
+        other."""
         self.history.append(record)
         value, epoch = record[self.metric], int(record["epoch"])
         counts = epoch > self.select_after or (last and not self.kept)
@@ -114,15 +108,14 @@ class EarlyStopping(Callback):
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience has run out. It follows from the history, so that a run that was
-        interrupted ends where it would have ended."""
+        """Whether patience has run out: a function of the history, also in a resumed run."""
         start = max(self.reference_epoch, self.select_after)
         since = sum(record["epoch"] > start for record in self.history)
         return 0 < self.patience <= since
 
     @property
     def reference_epoch(self) -> int:
-        """The epoch that patience is counted from: the best one; of a sampled metric, the last that
+        """The epoch that patience is counted from: the best, or for a sampled metric the last that
         was seen to be better."""
         last = self.history[-1] if self.history else {}
         return int(last.get("reference_epoch", self.best_epoch))
@@ -139,7 +132,7 @@ class SelectionMetric:
     Where it is the run's `shared[SELECTION]`, several processes measure it together.
 
     Args:
-        queries: so many are ranked, drawn once by `seed`, the same in every epoch; None is all.
+        queries: number that is ranked, drawn once by `seed`; None is all.
     """
 
     def __init__(
@@ -171,8 +164,7 @@ class SelectionMetric:
 def time_to_reach(
     history: Sequence[Mapping[str, float]], metric: str, value: float | None
 ) -> float | None:
-    """Return the seconds of training at the first evaluation with at least `value`; None if there
-    is none."""
+    """Return the seconds of training at the first evaluation of at least `value`, or None."""
     if value is None:
         return None
     return next((h["seconds"] for h in history if h[metric] >= value), None)

@@ -38,8 +38,7 @@ def build_estimator(
 ) -> GramianEstimator:
     """Return `settings.build(…)`, which has the same arguments.
 
-    Raises: RecipeError: it fails by a slip, or returns something else than an estimator with a
-        float32 matrix [D, D + K].
+    Raises: RecipeError: it fails, or does not return an estimator with a float32 matrix [D, D + K].
     """
     name = f"{type(settings).__name__}.build"
     try:
@@ -72,8 +71,8 @@ NOT_FINITE = "is not finite"
 
 
 class EstimatorChecks(Callback):
-    """Raises TrainingError where an estimator's moment is no Gramian: after each of a run's first
-    steps, where a slip shows before it has reached the loss, and after each epoch."""
+    """Raises TrainingError where an estimator's moment is not a Gramian, after each of a run's
+    first steps, before the loss is wrong, and after each epoch."""
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         # Of several processes one alone must not end inside an epoch.

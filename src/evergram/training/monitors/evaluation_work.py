@@ -6,15 +6,26 @@ the clock would end the same run differently on another machine, or when it is r
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from evergram.collectives import ALONE, Collectives
 from evergram.data.corpus import Corpus
+from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
+from evergram.evaluation.large_catalogues.metric_sample import SampledRanking, sample_queries
+from evergram.evaluation.ranking import (
+    popularity,
+    popularity_metrics,
+    query_metrics,
+    rank_metrics,
+)
+from evergram.evaluation.relevance import test_relevance
 from evergram.training.loop import Trainer
 
 # The largest share of training's work that evaluation takes by "auto".
@@ -32,12 +43,7 @@ EvaluateShare = float | Literal["auto", "full"]
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The queries that an evaluation ranks.
-
-    Args:
-        queries: so many, of all.
-        every: the epochs between two evaluations are so many times as many.
-    """
+    """How many queries an evaluation ranks, and by how much evaluations become rarer (`every`)."""
 
     queries: int
     every: int = 1
@@ -45,13 +51,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class RankingWork:
-    """The multiply-adds of evaluations.
-
-    Args:
-        queries: all that could be ranked.
-        each: to rank one.
-        fixed: to embed everything once.
-    """
+    """Multiply-adds of evaluations: `each` ranks one of `queries`, `fixed` embeds everything."""
 
     queries: int
     each: int
@@ -59,13 +59,13 @@ class RankingWork:
 
     @classmethod
     def of(cls, encoder: Encoder, queries: int, corpus: Corpus) -> RankingWork:
-        """Return the work of ranking a corpus's catalogue for so many queries."""
+        """Return the work of ranking a corpus's catalogue for `queries` queries."""
         each = len(corpus.candidates) * (encoder.dim + SELECTING)
         entities = len(corpus.queries) + len(corpus.candidates)
         return cls(queries, each, entities * dense_weights(encoder))
 
     def plan(self, share: EvaluateShare, training: int) -> EvaluationPlan:
-        """Return how many queries to rank after so much `training`, in multiply-adds."""
+        """Return how many queries to rank after `training` multiply-adds of training."""
         if share == "full":
             return EvaluationPlan(self.queries)
         allowed = int((SHARE if share == "auto" else share) * training)
@@ -80,14 +80,12 @@ class RankingWork:
 
 
 def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
-    """Return the multiply-adds of an epoch of training, or fewer: terms that are left out make
-    evaluation take a smaller share, never a larger one.
+    """Return a lower bound of the multiply-adds of an epoch of training.
 
-    For each pair: its score and the two gradients of it, and each row's update, 6 D; for both rows
-    D² for each Gramian that a row is multiplied by or folded into, and D² where gradients are
-    preconditioned. For each different entity of a batch, 3 for each weight of a linear layer. A
-    pass over the graph sends two messages a pair forth and back, and is made in each step. A task
-    that wants all candidates scores them for each query once or more, with two gradients of it.
+    Per pair: score, its gradients and the rows' updates, 6 D; for both rows D² for each Gramian
+    that a row is multiplied by or folded into, and D² for the preconditioner. Per different entity
+    of a batch 3 for each weight of a linear layer. Per step two messages a pair forth and back in a
+    graph. A task that wants all candidates scores them for each query, with two gradients.
     """
     step, sampler, dim = run.step, run.sampler, run.encoder.dim
     row = 0
@@ -108,8 +106,7 @@ def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
 
 
 def dense_weights(encoder: Encoder) -> int:
-    """Return the weights of linear layers, which every row of an encoder passes through; tables,
-    of which a row reads one line, do not count."""
+    """Return the number of weights of linear layers, which every row passes through."""
     layers = (module for module in encoder.modules() if isinstance(module, nn.Linear))
     return sum(layer.weight.numel() for layer in layers)
 
@@ -120,11 +117,68 @@ def distinct(rows: Tensor) -> int:
 
 
 def different(counts: Tensor, drawn: int) -> float:
-    """Return how many different entities so many pairs have on average, Σ 1 − (1 − p)^drawn with
-    p = count/n; pairs that are drawn without replacement have a few more.
-
-    Args:
-        counts: [N], pairs of each entity.
-    """
+    """Return the expected number of different entities of `drawn` pairs, Σ 1 − (1 − p)^drawn with
+    p = count/n, for counts [N]; drawing without replacement gives a few more."""
     share = counts.double() / counts.sum().clamp(min=1)
     return float((1 - (1 - share) ** drawn).sum())
+
+
+@dataclass(frozen=True)
+class FinalMetrics:
+    """Metrics on the test pairs: of `model` and `popularity` by name, the number of queries that
+    were ranked, and if they are not all, the metrics of each."""
+
+    metrics: dict[str, dict[str, float]]
+    queries: int
+    sample: SampledRanking | None = None
+
+
+def final_metrics(
+    vectors: Mapping[str, Tensor],
+    split: Split,
+    names: Sequence[str],
+    queries: int | None = None,
+    seed: int = 0,
+    together: Collectives = ALONE,
+) -> FinalMetrics:
+    """Return the metrics of embeddings and of popularity on a version's test pairs.
+
+    Args:
+        vectors: of each side, [N, D], in the rows of `split.training`.
+        queries: number that is ranked, drawn by `seed`; None is all.
+        together: processes that each rank a share of the queries, and have all numbers.
+    """
+    query, candidate = vectors["query"], vectors["candidate"]
+    counts, test = split.training.counts("candidate"), test_relevance(split)
+    drawn = test if queries is None else sample_queries(test, queries, seed)
+    if len(drawn) == len(test):
+        metrics = {
+            "model": rank_metrics(query, candidate, test, names, together=together),
+            "popularity": popularity_metrics(counts, test, names, together),
+        }
+        return FinalMetrics(metrics, len(test))
+    one, popular = popularity(counts)
+    ranked = {"model": (query, candidate), "popularity": (one.expand(len(query), 1), popular)}
+    sample = SampledRanking(
+        {n: query_metrics(*v, drawn, names, together=together) for n, v in ranked.items()},
+        len(test),
+    )
+    return FinalMetrics(sample.means(), len(drawn), sample)
+
+
+def metrics_of_first(
+    vectors: Mapping[str, Tensor],
+    split: Split,
+    names: Sequence[str],
+    queries: int | None,
+    seed: int,
+    together: Collectives,
+) -> FinalMetrics:
+    """Return the `final_metrics` where only the first process has vectors, and the sample."""
+
+    if together.is_first:
+        own = final_metrics(vectors, split, names, queries, seed)
+        together.from_first(lambda: [own.metrics, own.queries])
+        return own
+    metrics, ranked = together.from_first(dict)
+    return FinalMetrics(metrics, ranked)

@@ -24,7 +24,7 @@ from evergram.evaluation.sampled_gramian_error import (
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
-from evergram.training.checkpoints.run_state import named
+from evergram.training.loop import named
 from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
@@ -51,7 +51,7 @@ class _Shadow:
         return next(self.draws).to(device)
 
     def state(self, prefix: str) -> dict[str, Any]:
-        """Return all of it for a checkpoint; the draw that comes next follows from their number."""
+        """Return all of it for a checkpoint; the next draw follows from the number of draws."""
         state: dict[str, Any] = {f"{prefix}learned": self.learned}
         if self.before is not None:
             state[f"{prefix}before"] = self.before
@@ -72,19 +72,17 @@ class _Shadow:
 class Tracking(Callback):
     """Gramian error and gradient error along one trajectory, of the run's own estimator and others.
 
-    The others change nothing: each draws entities apart, embeds them with the run's parameters and
-    is measured as it would be used for the next step; one with a cache is also shown the pairs of
-    the run's step, after it. The first measure counts.
-
-    A side that has no more entities than `sample`, or that a pass over a graph embeds anyway, is
-    exact, and an error of exact sides has an interval without a width. Of a larger side so many
-    entities are drawn anew for each measure, and its errors have 95 % intervals.
+    The others do not change the run: each draws entities apart, embeds them with the run's
+    parameters and is measured as it would be used for the next step; one with a cache is also shown
+    the pairs of the run's step. The first measure counts.
 
     Args:
         rivals: settings by name; `sampler` and `batch_size` say what each learns from.
         counts: int64 [N] of each side, interactions.
         every: steps between two measures; each is a pass over all entities, or over the sample.
-        sample: entities of a side that are embedded for a measure, at most; None: all.
+        sample: the most entities of a side that are embedded for a measure; of a larger side,
+            unless a graph embeds all anyway, they are drawn anew, and errors have 95 % intervals.
+            None: all.
         seed: of the draws.
     Raises: ValueError: the sample is too small for an interval.
     Source: [G2] Fig. 2 and 6.
@@ -177,11 +175,8 @@ class Tracking(Callback):
     def _shadow(
         self, run: Step, now: Embeddings, settings: GramianRecipe, prefix: str
     ) -> dict[str, _Shadow]:
-        """Return an estimator of each side, as new, or as it was in the run that is resumed.
-
-        Args:
-            prefix: of its names in a checkpoint.
-        """
+        """Return an estimator of each side, as new, or as it was in the run that is resumed, by its
+        prefix in a checkpoint."""
         shadows: dict[str, _Shadow] = {}
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]

@@ -22,13 +22,12 @@ QUERIES = 2000
 
 
 class MapWatch(Callback):
-    """MAP@10 on training and validation every so many minutes of training.
+    """MAP@10 on training and validation pairs every so many minutes of training.
 
-    Queries of each part are judged against fixed candidates: a random sample of the catalogue (all
-    of it where it is no larger) and the judged pairs' own. Of training pairs nothing is masked; for
-    validation the query's training pairs are. The embeddings are copied between two steps and
-    measured in a thread while training continues; the copying counts as training time. A
-    measurement that is due while one is running is skipped.
+    Candidates are a random sample of the catalogue and those of the judged pairs. For validation
+    the query's training pairs are masked. Embeddings are copied between two steps, as training
+    time, and measured in a thread while training continues; a measurement due meanwhile is skipped.
+
 
     Args:
         minutes: between two measurements.

@@ -11,7 +11,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.errors import DataError
 from evergram.evaluation.large_catalogues.metric_sample import MetricSample
-from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.distributed.shares import embed_together
 from evergram.training.monitors.early_stopping import EarlyStopping, SelectionMetric
 from evergram.training.recipe import ModelRecipe
 
@@ -24,13 +24,8 @@ EXPONENTS = tuple(step / 40 for step in range(9))
 
 @dataclass(frozen=True)
 class PopularityChoice:
-    """The power γ of counts that a version's candidates have, and why.
-
-    Args:
-        exponent: γ.
-        reason: who chose it, in words.
-        tried: by each γ that was tried, the metric of the selection pairs.
-    """
+    """The power γ of counts that a version's candidates have, why, and the selection metric of each
+    γ that was tried."""
 
     exponent: float
     reason: str
@@ -55,13 +50,8 @@ def settle_popularity(
 ) -> PopularityChoice | None:
     """Return the γ that a trained model publishes its candidates with; None without a factor.
 
-    For "auto" the run is finished at its best epoch, and γ chosen there: the epoch is selected at
-    γ = 0. To choose γ in every evaluation would cost nine rankings in the place of each.
-
-    Args:
-        run: done; every process calls this with its own.
-        corpus: that it was trained on.
-        stopping: with the metric of the selection pairs, and the best epoch.
+    For "auto" the epoch is selected at γ = 0, and γ chosen at the best epoch: choosing it in every
+    evaluation would cost nine rankings each. Every process calls this with its own `run`.
     """
     if model.popularity == "auto":
         encoder, metric = run.finish(stopping.kept), stopping.evaluate
@@ -73,12 +63,11 @@ def settle_popularity(
 def choose_popularity(
     encoder: Encoder, corpus: Corpus, metric: SelectionMetric, together: Collectives = ALONE
 ) -> PopularityChoice:
-    """Return the γ of `EXPONENTS` with the best metric, the smallest one of those that are equal;
-    the encoder publishes its candidates with it from now on.
+    """Return the γ of `EXPONENTS` with the best metric, the smallest of those that are equal, and
+    let the encoder publish its candidates with it.
 
     Args:
         encoder: at its best epoch, with a popularity factor.
-        corpus: that it was trained on.
         together: processes that each call this with the same arguments, and share the rankings.
     """
     popularity = encoder.popularity

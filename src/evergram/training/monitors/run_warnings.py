@@ -24,10 +24,8 @@ def warned(
     *,
     logs: bool,
 ) -> list[str]:
-    """Return a sentence if the best evaluation was the last, one if the objective rose, and one for
-    each table in which many ids share a row.
-
-    Where a recipe keeps its last epoch by evaluating it alone, nothing says that more are better.
+    """Return a sentence if the best evaluation was the last (unless only the last epoch is
+    evaluated), one if the objective rose, and one for each table in which many ids share a row.
 
     Args:
         ended: the limit that ended training.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.sampling import measure
 from evergram.data.tables import read_keyed
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
@@ -80,9 +81,7 @@ def prior_constant(
 
 def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     """Return the vectors of a file with columns `id` and `vector`, float32 [N, K]; an id that it
-    lacks has zeros.
-
-    Raises: DataError: the file is no such table, or knows none of the ids.
+    lacks has zeros. Raises: DataError.
     """
     ids, chunks = read_keyed(path, "vector")
     column = chunks.combine_chunks()
@@ -107,3 +106,50 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     if not bool((rows >= 0).any()):
         raise DataError(f"{path} knows none of the corpus's ids; is it of the other side?")
     return vectors[rows.clamp(min=0)] * (rows >= 0)[:, None]
+
+
+def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> Tensor:
+    """Return the R measures of a side, float64 [N, R]: p_a ∝ count_a^γ for each number chosen, or
+    from a file of weights for each path. Raises: DataError."""
+    entities = corpus.queries if side == "query" else corpus.candidates
+    counts = corpus.counts(side)
+    columns = [
+        _weights_of(Path(item), entities.vocabulary)
+        if isinstance(item, str)
+        else measure(counts, item)
+        for item in chosen
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def sparse_weights(
+    sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
+    if sparse == "none":
+        return None
+    if sparse == "weight":
+        return corpus.column("weight").double()
+    # Take the penalty of a pair off again, once however often the pair was observed.
+    query, candidate = corpus.column("query"), corpus.column("candidate")
+    _, place, times = torch.unique(
+        query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
+    )
+    total = torch.zeros(len(corpus), dtype=torch.float64)
+    for r, strength in enumerate(penalty):
+        total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
+    weight: Tensor = -total * len(corpus) / times[place]
+    return weight
+
+
+def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
+    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
+    weighs 0. Raises: DataError: the file cannot be used."""
+    ids, column = read_keyed(path, "weight", numbers=True)
+    value = to_tensor(column)
+    refuse_other_form(ids, vocabulary.keys, str(path), "the corpus")
+    rows = Vocabulary(ids).rows(vocabulary.keys)
+    weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
+    if float(weight.sum()) == 0:
+        raise DataError(f"{path} gives no weight to any entity of the corpus.")
+    return weight / weight.sum()

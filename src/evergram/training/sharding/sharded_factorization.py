@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evergram.atomic_files import make_folder
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Embeddings, Scene
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.mapped_tensors import mapped_zeros
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import TrainingError
 from evergram.training.distributed.process_group import ProcessCollectives
-from evergram.training.optimizers.row_adagrad import RowAdagrad
-from evergram.training.sharding.gathered_factorization import GatheredFactorization, mapped_rows
-from evergram.training.sharding.shard_files import load_shards, save_shards
-from evergram.training.sharding.sharded_table import BLOCK, ShardedTable
+from evergram.training.optimizers import RowAdagrad
+from evergram.training.sharding.sharded_table import BLOCK, ShardedTable, load_shards, save_shards
 
 # Marks, among the parameters of the best epoch, that each process keeps its rows of it.
 KEPT = "encoder|shards"
@@ -30,15 +31,13 @@ KEPT = "encoder|shards"
 class ShardedFactorization(Factorization):
     """A factorization of which each process holds N/P rows of each side, and of their optimiser.
 
-    A step reads rows in all processes together. What the first process does while others wait in
-    `Collectives.from_first` (evaluations, checkpoints) they serve: `answer` is their part.
+    A step reads rows in all processes together. While the others wait in `Collectives.from_first`,
+    during evaluations and checkpoints, they `serve` the first one.
 
     Args:
-        collectives: of the processes.
-        generator: draws the rows of a factorization in one process.
+        generator: draws the same rows as for a factorization in one process.
         folder: where the first process maps all embeddings from files; None is that of temporary
             files.
-        The others: as of `Factorization`.
     """
 
     def __init__(
@@ -78,10 +77,8 @@ class ShardedFactorization(Factorization):
     # What a run reads.
 
     def blocks(self, side: str, inputs: EntityInputs, batch_size: int = BLOCK) -> Iterator[Tensor]:
-        """Iterate over all embeddings in blocks [b, D], without gradient.
-
-        All processes do so together; or the first alone, while they wait for it.
-        """
+        """Iterate over all embeddings in blocks [b, D], without gradient; all processes together,
+        or the first one while the others wait for it."""
         for start in range(0, len(inputs), batch_size):
             rows = torch.arange(start, min(start + batch_size, len(inputs)))
             part = inputs.take(rows.to(inputs.ids.device)).to(self.device)
@@ -116,23 +113,18 @@ class ShardedFactorization(Factorization):
     # What the first process asks of all.
 
     def keep(self) -> dict[str, Tensor]:
-        """Let each process copy its rows as those of the best epoch. Returns: a mark, for
-        `gathered`."""
+        """Let each process copy its rows as those of the best epoch. Return a mark of it."""
         self._ask({"do": "keep"})
         self._keep()
         return {KEPT: torch.ones(1)}
 
     def save(self, folder: Path) -> list[str]:
-        """Let each process write its rows, with their optimiser and their best epoch.
-
-        Returns: the names of the tensors.
-        """
+        """Let each process write its rows, optimiser and best epoch. Return the tensors' names."""
         self._ask({"do": "save", "folder": str(folder)})
         return self._save(folder)
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
-        """Let each process read the rows that it holds of what `save` wrote, by however many
-        processes."""
+        """Let each process read its rows of what any number of processes have written."""
         self._ask({"do": "load", "folder": str(folder), "names": list(names)})
         self._load(folder, names)
 
@@ -149,13 +141,7 @@ class ShardedFactorization(Factorization):
             self._load(Path(request["folder"]), request["names"])
 
     def gathered(self, *, best: bool) -> GatheredFactorization:
-        """Return the encoder to publish; all processes call it.
-
-        The first one's tables are mapped from files; in others they have shapes and no numbers.
-
-        Args:
-            best: whether the rows are those that were kept.
-        """
+        """Return the encoder to publish, with the kept rows if `best`; all processes call it."""
         if best:
             with torch.no_grad():
                 for table in self.tables.values():
@@ -268,3 +254,54 @@ def _with_own_rows(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> d
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def mapped_rows(blocks: Iterable[Tensor], shape: tuple[int, int], folder: Path | None) -> Tensor:
+    """Return blocks [b, D] as one tensor [N, D] that is mapped from a file without a name.
+
+    Args:
+        shape: N and D.
+        folder: on the disk that has room for it; None is that of temporary files.
+    Raises: TrainingError: the disk has no room.
+    """
+    place = Path(tempfile.gettempdir()) if folder is None else folder
+    make_folder(place)
+    whole: Tensor | None = None
+    start = 0
+    for block in blocks:
+        if whole is None:
+            whole = mapped_zeros(shape, place, block.dtype)
+        whole[start : start + len(block)] = block
+        start += len(block)
+    return torch.zeros(shape) if whole is None else whole
+
+
+class GatheredFactorization(Factorization):
+    """The factorization that is published: its tables are mapped from files in `folder` in the
+    first process, and have only shapes in others."""
+
+    folder: Path | None = None
+
+    def __init__(self, schema: Schema, dim: int, *, normalize: bool = False) -> None:
+        with torch.device("meta"):
+            super().__init__(schema, dim, generator=torch.Generator("cpu"), normalize=normalize)
+
+    def set_rows(self, side: str, rows: Tensor) -> None:
+        """Make rows [N, D] a side's table."""
+        table: nn.Embedding = self.query if side == "query" else self.candidate
+        table.weight = nn.Parameter(rows, requires_grad=False)
+
+    def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
+        """Return all embeddings, [N, D] of each side: the tables themselves for the corpus that the
+        encoder was trained on, else mapped from files; on the device "meta" in other processes."""
+        scene = what if isinstance(what, Scene) else self.read(what)
+        return {side: self._all(side, scene) for side in SIDES}
+
+    def _all(self, side: str, scene: Scene) -> Tensor:
+        table: nn.Embedding = self.query if side == "query" else self.candidate
+        inputs = scene.inputs[side]
+        if table.weight.is_meta:
+            return table.weight.new_empty(len(inputs), self.dim)
+        if inputs.in_order and not self.normalize and len(inputs) == len(table.weight):
+            return table.weight.detach()
+        return mapped_rows(self.blocks(side, inputs), (len(inputs), self.dim), self.folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from evergram.collectives import Collectives
+from evergram.errors import TrainingError
 from evergram.training.distributed.process_group import MESHES, ProcessCollectives
 
 if TYPE_CHECKING:
@@ -198,3 +201,52 @@ def _own_rows(table: ShardedTable, weight: Tensor, everyone: Tensor) -> Tensor:
             rows = rows.wait()
     collectives.received["tables"] += rows.numel() * rows.element_size() * (collectives.size - 1)
     return rows
+
+
+def save_shards(tensors: Mapping[str, Tensor], folder: Path, together: Collectives) -> None:
+    """Write tensors, divided or plain, to a folder; all processes call it.
+
+    Raises: TrainingError: the folder cannot be written.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with _named(folder, "written", "make room there"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # A file each: the writer copies what goes into one file before it writes it.
+        files = {name: number for number, name in enumerate(tensors, start=1)}
+        writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
+        save(dict(tensors), storage_writer=writer, no_dist=together.size == 1)
+
+
+def load_shards(tensors: Mapping[str, Tensor], folder: Path, together: Collectives) -> None:
+    """Read tensors from a folder into those that are handed in; all processes call it.
+
+    Raises: TrainingError: they are not in it.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with _named(folder, "read", "remove it with the checkpoint beside it"):
+        reader = HuggingFaceStorageReader(str(folder))
+        load(dict(tensors), storage_reader=reader, no_dist=together.size == 1)
+
+
+@contextmanager
+def _named(folder: Path, verb: str, remedy: str) -> Iterator[None]:
+    """Raises: TrainingError: torch.distributed.checkpoint could not do its part."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            # One process needs no process group.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            yield
+    except (CheckpointException, RuntimeError, OSError) as error:
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        cause = next((exception for exception, _ in failures.values()), error)
+        reason = " ".join(str(cause).split()).rstrip(".")[:300]
+        raise TrainingError(
+            f"The rows of divided tables cannot be {verb} in {folder} ({reason}); {remedy}. All "
+            "processes must see the same folder, so that several machines need a shared disk."
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,7 @@ from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.gramian.estimator import Moment
 from evergram.gramian.preconditioner import preconditioner
-from evergram.training.solvers.conjugate_gradients import descend
 from evergram.training.solvers.pair_squares import PairSquares
-from evergram.training.solvers.row_groups import RowGroup, row_groups
 
 # Rows start from where they were, near the solution, and the preconditioner is near A⁻¹.
 STEPS = 2
@@ -28,36 +26,24 @@ SERVES = 1.5
 
 @dataclass(frozen=True)
 class _Push:
-    """The held side, as all rows of the other see it.
+    """The held side, as all rows of the other see it."""
 
-    Args:
-        table: [M, D], rows of the held side.
-        gramians: λ_r G_r, [D, D] each; pulled: λ_r H_r, [D, K] each.
-        mean: Σ h v ⊗ v / Σ h over all pairs, [D, D].
-    """
-
-    table: Tensor
-    gramians: Sequence[Tensor]
-    pulled: Sequence[Tensor]
-    mean: Tensor
+    table: Tensor  # [M, D]
+    gramians: Sequence[Tensor]  # λ_r G_r, [D, D]
+    pulled: Sequence[Tensor]  # λ_r H_r, [D, K]
+    mean: Tensor  # Σ h v ⊗ v / Σ h over all pairs, [D, D]
 
 
 @dataclass(frozen=True)
 class _Systems:
-    """A u = b of a group's rows, none of whose A is formed.
-
-    Args:
-        partners: [B, M, D], rows of the held side.
-        share: n p, [B, R]; norm: n m, [B, 1].
-        toward: n Σ_r λ_r p H_r f, [B, D]; None without a prior.
-    """
+    """A u = b of a group's rows, without forming A."""
 
     group: RowGroup
     push: _Push
-    partners: Tensor
-    share: Tensor
-    norm: Tensor
-    toward: Tensor | None
+    partners: Tensor  # rows of the held side, [B, M, D]
+    share: Tensor  # n p, [B, R]
+    norm: Tensor  # n m, [B, 1]
+    toward: Tensor | None  # n Σ_r λ_r p H_r f, [B, D]; None without a prior
 
     @classmethod
     def of(
@@ -91,8 +77,7 @@ class _Systems:
 
     @property
     def size(self) -> Tensor:
-        """The trace of A, [B], if an entity's partners were all rows alike and no weight
-        negative."""
+        """About the trace of A, [B]."""
         size = self.group.pull.abs().sum(1) * self.push.mean.trace() + self.norm[:, 0]
         for r, gramian in enumerate(self.push.gramians):
             size = size + self.share[:, r] * gramian.trace()
@@ -150,13 +135,10 @@ class SweepSolver:
             )
 
     def sweep(self, tables: MutableMapping[str, Tensor]) -> Tensor:
-        """Solve for queries, then for candidates, in place.
+        """Solve for queries, then for candidates, in place, in tables [N, D]. Return F, float64.
 
-        Args:
-            tables: [N, D] of each side.
-        Returns: F after it, float64.
-        Raises: TrainingError: weights of pairs are so negative that F has no minimum; or numbers
-            are not finite.
+        Raises: TrainingError: F has no minimum, as weights of pairs are too negative; or it is not
+            finite.
         """
         self.solve("query", tables)
         return self.solve("candidate", tables)
@@ -234,11 +216,8 @@ def _moment(left: Tensor, right: Tensor, share: Tensor) -> Tensor:
 
 
 def _inverse(push: _Push, shares: Tensor, norm: Tensor, pull: Tensor) -> Tensor:
-    """Return the inverse of the mean A of some rows, but for a factor.
-
-    Args:
-        shares: [R], norm, pull: means of n p, n m and Σ_i h_i over these rows.
-    """
+    """Return the inverse of the mean A of some rows, up to a factor, by the rows' means of n p [R],
+    n m and Σ_i h_i."""
     eye = torch.eye(len(push.mean), dtype=push.mean.dtype, device=push.mean.device)
     parts = [*push.gramians, push.mean, eye]
     weights = [*shares.tolist(), max(0.0, float(pull)), float(norm)]
@@ -257,4 +236,110 @@ def _refuse_endless(endless: int, total: Tensor) -> None:
         raise TrainingError(
             f"The objective is {float(total)} after a sweep of training.optimizer = 'als'; lower "
             "task.penalty, or check the table's values and weights."
+        )
+
+
+# A curvature that is negative by more than so much of A's size is no rounding.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The result of some steps."""
+
+    solution: Tensor  # x, [B, D]
+    gain: Tensor  # by how much xᵀA x − 2 bᵀx has fallen, ≥ 0, [B]
+    endless: Tensor  # whether it has no minimum along a direction that was met, bool [B]
+
+
+def descend(
+    product: Callable[[Tensor], Tensor],
+    start: Tensor,
+    residual: Tensor,
+    inverse: Tensor,
+    size: Tensor,
+    steps: int,
+) -> Descent:
+    """Take preconditioned conjugate gradient steps from `start` in B systems A x = b, A ≥ 0.
+
+    Every step is the exact minimum along its direction, so none raises xᵀA x − 2 bᵀx, and a row
+    whose residual is zero stays.
+
+    Args:
+        product: gives A p [B, D] of p [B, D].
+        start: x, [B, D]; residual: b − A x.
+        inverse: [D, D], symmetric, about A⁻¹ up to a factor; all systems share it.
+        size: [B], of the order of A's largest eigenvalue, or larger.
+    Source: Hestenes and Stiefel 1952; Takács et al. 2011, for warm starts in matrix factorization.
+    """
+    solution, gain = start, torch.zeros_like(start[:, 0])
+    endless = torch.zeros_like(gain, dtype=torch.bool)
+    turned = residual @ inverse
+    direction, slope = turned, (residual * turned).sum(1)
+    for step in range(steps):
+        moved = product(direction)
+        curvature = (direction * moved).sum(1)
+        if bool((curvature < 0).any()):
+            endless |= curvature < -ROUNDING * size * direction.square().sum(1)
+        # Without curvature there is no slope either, or both are rounding: the row stays.
+        length = torch.where(curvature > 0, slope / curvature, 0.0)
+        solution = torch.addcmul(solution, length[:, None], direction)
+        gain = gain + length * slope
+        if step + 1 == steps:
+            break
+        residual = torch.addcmul(residual, length[:, None], moved, value=-1)
+        turned = residual @ inverse
+        rest = (residual * turned).sum(1)
+        ratio = torch.where(slope > 0, rest / slope, 0.0)
+        direction, slope = torch.addcmul(turned, ratio[:, None], direction), rest
+    return Descent(solution, gain, endless)
+
+
+# Pairs that a row counts for at least: a group of rows with few has temporaries of its own.
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Entities of about the same number of pairs, M at most; zeros pad those with fewer."""
+
+    rows: Tensor  # int64 [B]
+    partners: Tensor  # rows of the other side, int32 [B, M]
+    pull: Tensor  # h of each pair, [B, M]
+    wanted: Tensor  # t of each pair, [B, M]
+    longest: int
+
+
+def row_groups(
+    rows: Tensor, partners: Tensor, pull: Tensor, wanted: Tensor, entities: int, pairs: int
+) -> Iterator[RowGroup]:
+    """Yield every entity of a side once, those with the most pairs first.
+
+    Args:
+        rows, partners: int64 [n], the entities of each pair, of this side and of the other.
+        pull, wanted: [n], h and t of each pair.
+        entities: number of this side.
+        pairs: maximum of a group, unless one entity has more.
+    """
+    order = torch.argsort(rows, stable=True)
+    counts = torch.bincount(rows, minlength=entities)
+    starts = counts.cumsum(0) - counts
+    by_count = torch.argsort(counts, descending=True, stable=True)
+    lengths = counts[by_count].tolist()
+    partners, pull, wanted = partners.int()[order], pull[order], wanted[order]
+    begun = 0
+    while begun < entities:
+        longest = lengths[begun]
+        size = max(1, pairs // max(longest, FEWEST))
+        members = by_count[begun : begun + size]
+        begun += size
+        steps = torch.arange(max(1, longest), device=rows.device)
+        real = steps < counts[members, None]
+        places = torch.where(real, starts[members, None] + steps, 0)
+        yield RowGroup(
+            members,
+            torch.where(real, partners[places], 0),
+            torch.where(real, pull[places], 0.0),
+            torch.where(real, wanted[places], 0.0),
+            longest,
         )

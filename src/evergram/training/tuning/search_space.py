@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,15 @@ _FORMS = (
     "write KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE,…, as in "
     "task.penalty=log:1e-2..1e2, model.dim=16..128 or model.dim=32,64,128"
 )
+# The default search. A softmax over all candidates needs no penalty: its temperature decides most.
+OF_SOFTMAX = ("task.temperature=log:0.03..1.0", "task.push=0.8..1.5")
+OF_OTHERS = ("task.penalty=log:0.01..10.0", "task.l2=log:1e-5..0.1")
+# Only for a recipe that has neighbours, which take memory by the size of the catalogue.
+OF_NEIGHBOURS = "task.neighbour_share=0.02..0.5"
+SOFTMAX_KINDS = ("softmax_all", "softmax_clustered")
+# A step of Adam is as long as the rate; other optimisers divide the rate by past gradients.
+RATES = ("training.table_rate=log:0.01..1.0", "training.layer_rate=log:1e-4..0.03")
+RATES_OF_ADAM = ("training.table_rate=log:0.001..0.1", RATES[1])
 
 
 @dataclass(frozen=True)
@@ -24,12 +32,10 @@ class KeyRange:
     """The values of one key: from `low` to `high`, both included, or one of `choices`.
 
     Args:
-        key: of a recipe, "table.key".
-        low: the least value; with `high`, None where there are choices.
-        high: the largest value. The values are integers if both ends are (see
-            `SearchSpace.checked`).
-        log: whether the logarithm of the value is drawn evenly, not the value.
-        choices: values as TOML writes them, or bare words; none where there is a range.
+        key: "table.key".
+        low, high: integers or floats; None where there are choices.
+        log: whether the search is uniform in the logarithm.
+        choices: values as TOML writes them, or bare words.
     """
 
     key: str
@@ -40,68 +46,38 @@ class KeyRange:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the range that a text describes: "model.dim=16..128", "task.penalty=log:0.1..10",
+        """Return the range in a text such as "model.dim=16..128", "task.penalty=log:0.1..10" or
         "model.dim=32,64".
 
-        Raises: RecipeError: the text is of no such form, the ends do not ascend, a range by
-            logarithm does not start above 0, or a choice is missing or written twice.
+        Raises: RecipeError.
         """
-        key, equals, values = (part.strip() for part in text.partition("="))
-        if not (key and equals and values):
-            raise RecipeError(f"{text!r} names no key and its values; {_FORMS}.")
-        log = values.startswith("log:")
-        ends = values.removeprefix("log:")
-        if ".." in ends:
-            return cls._between(text, key, ends, log)
-        if log:
-            raise RecipeError(f"{text!r} has log: but no LOW..HIGH; {_FORMS}.")
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not (key and values):
+            raise RecipeError(f"{text!r} has no key or no values; {_FORMS}.")
+        log, ends = values.startswith("log:"), values.removeprefix("log:")
+        if log or ".." in ends:
+            first, _, last = ends.partition("..")
+            low, high = _number(text, first), _number(text, last)
+            if low >= high or (log and low <= 0):
+                raise RecipeError(
+                    f"{text!r} goes from {low} to {high}; write the smaller end first, and start "
+                    "a range by logarithm above 0."
+                )
+            return cls(key, low, high, log)
         choices = tuple(choice.strip() for choice in values.split(","))
-        if not all(choices):
-            raise RecipeError(f"{text!r} has an empty choice; {_FORMS}.")
-        if len(set(choices)) < len(choices):
-            raise RecipeError(f"{text!r} has a choice twice; write each value once.")
+        if not all(choices) or len(set(choices)) < len(choices):
+            raise RecipeError(f"{text!r} has an empty choice, or one twice; {_FORMS}.")
         return cls(key, choices=choices)
-
-    @classmethod
-    def _between(cls, text: str, key: str, ends: str, log: bool) -> Self:
-        first, _, last = ends.partition("..")
-        low, high = _number(text, first), _number(text, last)
-        if low >= high:
-            raise RecipeError(f"{text!r} goes from {low} to {high}; write the smaller end first.")
-        if log and low <= 0:
-            raise RecipeError(f"{text!r} starts at {low}; a range by logarithm starts above 0.")
-        return cls(key, low, high, log)
 
     def ends(self) -> tuple[str, ...]:
         """Return the values that bound this range, or all choices, as TOML writes them."""
         return self.choices or (repr(self.low), repr(self.high))
 
-    @property
-    def size(self) -> int | None:
-        """How many different values it has; None of numbers that are not whole."""
-        if self.low is None or self.high is None:
-            return len(self.choices)
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return int(self.high) - int(self.low) + 1 if whole else None
-
-    def values(self) -> Sequence[int | str]:
-        """Return all values of a range with a `size`, as Optuna has them."""
-        if self.low is None or self.high is None:
-            return self.choices
-        return range(int(self.low), int(self.high) + 1)
-
-    def draw(self, generator: random.Random) -> str:
-        """Return a value drawn evenly, by its logarithm where `log` is set, as TOML writes it."""
-        if self.low is None or self.high is None:
-            return generator.choice(self.choices)
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        if whole and not self.log:
-            return repr(generator.randint(int(self.low), int(self.high)))
-        value: float = generator.uniform(self.low, self.high)
-        if self.log:
-            value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
-        value = min(max(value, self.low), self.high)
-        return repr(round(value)) if whole else repr(float(value))
+    def values(self) -> Sequence[int | str] | None:
+        """Return all values; None for a range of floats."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return range(self.low, self.high + 1)
+        return self.choices or None
 
 
 @dataclass(frozen=True)
@@ -112,12 +88,7 @@ class SearchSpace:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Self:
-        """Return the space of several texts, one a key, each as of `KeyRange.parse`.
-
-        Raises: RecipeError: there is none, one is of no such form, or a key comes twice.
-        """
-        if not texts:
-            raise RecipeError(f"A search needs a key to search over; {_FORMS}.")
+        """Return the space of several texts, each as in `KeyRange.parse`. Raises: RecipeError."""
         ranges = tuple(KeyRange.parse(text) for text in texts)
         keys = [one.key for one in ranges]
         for key in keys:
@@ -126,14 +97,14 @@ class SearchSpace:
         return cls(ranges)
 
     def checked(self, values: Mapping[str, Any], folder: Path | None = None) -> Self:
-        """Return the space for a recipe, which allows both ends of each range, and each choice.
+        """Return the space for a recipe, which must allow both ends of each range and each choice.
 
-        Ranges between integers stay ranges of integers only where the recipe's key is one.
+        A range between integers becomes one of floats where the recipe's key takes floats.
 
         Args:
-            values: of a recipe, as of `Recipe.of`.
+            values: of a recipe, as in `Recipe.of`.
             folder: where its relative paths start.
-        Raises: RecipeError: a key is unknown or changes nothing, or a value is not allowed.
+        Raises: RecipeError: a key is unknown or has no effect, or a value is not allowed.
         """
         ranges = []
         for one in self.ranges:
@@ -144,41 +115,50 @@ class SearchSpace:
             if isinstance(one.low, int) and isinstance(one.high, int):
                 try:
                     Recipe.of(values, [f"{one.key}={one.low + 0.5}"], folder=folder)
+                    one = replace(one, low=float(one.low), high=float(one.high))
                 except RecipeError:
-                    ranges.append(one)
-                else:
-                    ranges.append(replace(one, low=float(one.low), high=float(one.high)))
-            else:
-                ranges.append(one)
+                    pass
+            ranges.append(one)
         return replace(self, ranges=tuple(ranges))
 
-    @property
-    def size(self) -> int | None:
-        """How many different values it has in all; None if they are not countable."""
-        sizes = [one.size for one in self.ranges]
-        return None if None in sizes else math.prod(size for size in sizes if size is not None)
+    def combinations(self, limit: int) -> list[dict[str, int | str]] | None:
+        """Return the values of every possible trial; None if there are more than `limit`."""
+        each = [values for one in self.ranges if (values := one.values()) is not None]
+        if len(each) < len(self.ranges) or math.prod(map(len, each)) > limit:
+            return None
+        keys = [one.key for one in self.ranges]
+        return [dict(zip(keys, values, strict=True)) for values in itertools.product(*each)]
 
-    def all_values(self) -> Iterator[dict[str, int | str]]:
-        """Yield the values of every trial that there can be; of a space with a `size`."""
-        for values in itertools.product(*(one.values() for one in self.ranges)):
-            yield dict(zip((one.key for one in self.ranges), values, strict=True))
 
-    def draw(self, seed: int, trial: int) -> list[str]:
-        """Return the overrides of a trial, "table.key=value" each: the same for the same seed and
-        trial, whichever trials were drawn before."""
-        generator = random.Random(f"{seed}/{trial}")
-        return [f"{one.key}={one.draw(generator)}" for one in self.ranges]
+def default_space(recipe: Recipe) -> SearchSpace:
+    """Return the default ranges of the keys that the recipe's task and model use.
+
+    Raises: RecipeError: there are none.
+    """
+    texts = list(OF_SOFTMAX if recipe.task.kind in SOFTMAX_KINDS else OF_OTHERS)
+    if getattr(recipe.task, "neighbour_share", 0.0):
+        texts.append(OF_NEIGHBOURS)
+    texts += RATES_OF_ADAM if recipe.training.optimizer == "adam" else RATES
+    used = [text for text in texts if _is_used(recipe, text)]
+    if not used:
+        raise RecipeError(f"This recipe uses no key that is searched by default; {_FORMS}.")
+    return SearchSpace.parse(used)
+
+
+def _is_used(recipe: Recipe, text: str) -> bool:
+    try:
+        SearchSpace.parse([text]).checked(recipe.model_dump())
+    except RecipeError:
+        return False
+    return True
 
 
 def _number(text: str, written: str) -> float | int:
-    try:
-        return int(written)
-    except ValueError:
-        pass
-    try:
-        value = float(written)
-    except ValueError:
-        raise RecipeError(f"{text!r}: {written!r} is no number; {_FORMS}.") from None
-    if not math.isfinite(value):
-        raise RecipeError(f"{text!r}: {written!r} is not finite; {_FORMS}.")
-    return value
+    for kind in (int, float):
+        try:
+            value = kind(written)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            return value
+    raise RecipeError(f"{text!r}: {written!r} is not a finite number; {_FORMS}.")

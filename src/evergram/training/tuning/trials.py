@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import Timeout
+
+from evergram.atomic_files import make_folder
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
+from evergram.file_lock import file_lock
 from evergram.training.build import Companions, pick_device
+from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.journal import Journal
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
@@ -20,20 +28,15 @@ from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
 from evergram.training.selecting_metric import with_selecting_metric
-from evergram.training.tuning.default_space import default_space
-from evergram.training.tuning.proposals import (
-    Pruning,
-    Trial,
-    Value,
-    comparable,
-    overrides_of,
-    propose,
-)
-from evergram.training.tuning.search_space import SearchSpace
-from evergram.training.tuning.trial_journal import TrialJournal, claimed
+from evergram.training.tuning.search_space import KeyRange, SearchSpace, default_space
 
 if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
     from optuna.trial import Trial as Proposal
+
+    from evergram.training.loop import Trainer
 
 UNTESTED = "A search of values looks at no test pair."
 TABLES = ("model", "task", "prior", "gramian", "training")
@@ -41,6 +44,52 @@ TABLES = ("model", "task", "prior", "gramian", "training")
 FIXED = ("training.metric", "training.refit")
 # Choices that need the column of interactions that they are named by.
 BY_COLUMN = (("task.sparse", "weight"), ("task.target", "value"))
+NAME, LOCK = "trials.jsonl", ".lock"
+# The value of a key as JSON holds it: a number, or a choice as TOML writes it.
+Value = float | int | str
+STATES = ("finished", "pruned", "failed")
+# Trials that are not pruned, at first: a median of fewer says little.
+UNPRUNED = 4
+POPULARITY = "model.popularity"
+# A space of at most so many trials is searched without repetition.
+FEW = 4096
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search, as it ended.
+
+    Args:
+        number: from 1.
+        values: of each key.
+        state: "pruned" is behind the median of earlier trials.
+        value: the best of its selection metric, where "auto" chooses γ with the γ that it chose;
+            None if it failed.
+        epochs: that were trained.
+        best_epoch: the one with that value.
+        seconds: of training, without evaluations.
+        history: epoch and metric of each evaluation; where "auto" chooses γ, at γ = 0.
+        error: why it failed, one sentence.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    state: Literal["finished", "pruned", "failed"]
+    value: float | None = None
+    epochs: int = 0
+    best_epoch: int = 0
+    seconds: float = 0.0
+    history: Sequence[tuple[int, float]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def overrides(self) -> list[str]:
+        return overrides_of(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it, with choices, which are texts as TOML writes them, as values."""
+        values = {k: value_of(v) if isinstance(v, str) else v for k, v in self.values.items()}
+        return {**asdict(self), "values": values}
 
 
 @dataclass(frozen=True)
@@ -60,8 +109,7 @@ class Tuned:
     @property
     def ranked(self) -> list[Trial]:
         """All trials, best first: the finished ones, then the pruned, then the failed."""
-        order = ("finished", "pruned", "failed")
-        return sorted(self.trials, key=lambda t: (order.index(t.state), -(t.value or 0), t.number))
+        return sorted(self.trials, key=lambda t: (STATES.index(t.state), -(t.value or 0), t.number))
 
     @property
     def best(self) -> Trial:
@@ -77,15 +125,9 @@ class Tuned:
         return {
             "metric": self.recipe.training.metric,
             "ended": self.ended,
-            "best": _as_json(self.best),
-            "trials": [_as_json(trial) for trial in self.ranked],
+            "best": self.best.as_json(),
+            "trials": [trial.as_json() for trial in self.ranked],
         }
-
-
-def _as_json(trial: Trial) -> dict[str, Any]:
-    """Return a trial; choices, which are texts as TOML writes them, as the values they are."""
-    values = {k: value_of(v) if isinstance(v, str) else v for k, v in trial.values.items()}
-    return {**asdict(trial), "values": values}
 
 
 def tune(
@@ -104,11 +146,11 @@ def tune(
     refitted.
 
     Args:
-        space: of values; or its texts, as of `SearchSpace.parse`; none is `default_space`.
+        space: of values; or its texts, as in `SearchSpace.parse`; None is `default_space`.
         folder: keeps each trial as it ends; the same search in the same folder goes on.
         corpus: None reads the one that the recipe names.
-        trials: so many in all, those in the folder included.
-        minutes: of wall-clock time, after which the running trial is dropped. None sets no limit.
+        trials: in all, those in the folder included.
+        minutes: of wall-clock time, after which the running trial is dropped; None sets no limit.
         progress: whether steps and evaluations are shown on stderr.
     Returns: also after Ctrl-C, if a trial has finished.
     Raises: RecipeError: a key, a value or a limit is not allowed, the folder has another search or
@@ -119,7 +161,8 @@ def tune(
             f"--trials is {trials} and --minutes {minutes}; give one trial or more, and minutes "
             "above 0 or none."
         )
-    space = _space(recipe, space)
+    if not isinstance(space, SearchSpace):
+        space = SearchSpace.parse(space) if space else default_space(recipe)
     refuse_fixed(space)
     space = space.checked(recipe.model_dump())
     ends = ends_after(minutes)
@@ -130,13 +173,18 @@ def tune(
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
     chosen = pick_device(device, recipe.training.tables)
     context = RunContext(chosen, shown, warns=False, ends=ends)
-    search = _Search(recipe, split, space, context)
     with claimed(folder):
-        journal = TrialJournal(folder, identity, space)
-        ended = search.run(journal, trials)
-    if not any(trial.state == "finished" for trial in journal.trials):
-        raise TrainingError(_nothing(journal.trials, ended))
-    return Tuned(recipe, journal.trials, ended)
+        journal = _journal(folder, identity, space)
+        search = _Search(recipe, split, space, context, journal, trials)
+        ended = search.run()
+    if not any(trial.state == "finished" for trial in search.trials):
+        raise TrainingError(_nothing(search.trials, ended))
+    return Tuned(recipe, search.trials, ended)
+
+
+def overrides_of(values: Mapping[str, Value]) -> list[str]:
+    """Return values as overrides of a recipe, "table.key=value" each."""
+    return [f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in values.items()]
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:
@@ -148,7 +196,7 @@ def refuse_fixed(space: SearchSpace) -> None:
     """Raises: RecipeError: a key decides what trials are judged by, or on which data."""
     for one in space.ranges:
         table, _, name = one.key.partition(".")
-        if (name and table not in TABLES) or not name or one.key in FIXED:
+        if not name or table not in TABLES or one.key in FIXED:
             raise RecipeError(
                 f"The search over {one.key} would compare trials that are judged differently; "
                 f"search over keys of {', '.join(TABLES)}, but not {' or '.join(FIXED)}."
@@ -158,7 +206,7 @@ def refuse_fixed(space: SearchSpace) -> None:
 def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
     """Raises: RecipeError: an end of a range, or a choice, is not for this corpus."""
     for one in space.ranges:
-        # Only a task is made of the corpus's sizes.
+        # Only a task is made from the corpus's sizes.
         for end in one.ends() if one.key.startswith("task.") else ():
             try:
                 if (one.key, end) in BY_COLUMN:
@@ -168,33 +216,98 @@ def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
                 raise RecipeError(f"The search over {one.key}={end}: {error}") from None
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes from searching in a folder; an empty folder is removed again.
+
+    Raises: RecipeError: another process searches there. TrainingError: it cannot be written.
+    """
+    lock, made = file_lock(folder / LOCK, timeout=0), not folder.exists()
+    try:
+        make_folder(folder)
+        lock.acquire()
+    except Timeout:
+        raise RecipeError(
+            f"Another process searches in {folder}; wait for it, or give another folder."
+        ) from None
+    except OSError as error:
+        raise TrainingError(
+            f"The trials cannot be kept in {folder}: {error.strerror or error}; make room there, "
+            "or choose another folder."
+        ) from error
+    try:
+        yield
+    finally:
+        # Removed while it is held: afterwards it may be another process's lock.
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if made:
+            with suppress(OSError):  # it has trials
+                folder.rmdir()
+
+
+def _journal(folder: Path, identity: RunIdentity, space: SearchSpace) -> Journal:
+    """Return the folder's trials. Raises: RecipeError: they are of another search."""
+    head = {"identity": identity.as_json(), "space": [asdict(one) for one in space.ranges]}
+    journal = Journal(folder / NAME, head)
+    try:
+        found = journal.read()
+        what = identity.difference(found["identity"])
+        if not what and journal.head["space"] != found["space"]:
+            what = "other keys or values to search over"
+        _trials(journal)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecipeError(
+            f"{journal.path} is not a journal of trials ({error}); give another folder, or remove "
+            "it."
+        ) from None
+    if what:
+        raise RecipeError(f"{folder} has the trials of {what}; give another folder, or remove it.")
+    return journal
+
+
+def _trials(journal: Journal) -> list[Trial]:
+    trials = []
+    for line in journal.lines:
+        history = [(int(epoch), float(value)) for epoch, value in line["history"]]
+        trials.append(Trial(**{**line, "history": history}))
+        STATES.index(trials[-1].state)
+    return trials
+
+
 @dataclass(frozen=True)
 class _Search:
     recipe: Recipe
     split: Split
     space: SearchSpace
     context: RunContext
+    journal: Journal
+    count: int
 
-    def run(self, journal: TrialJournal, trials: int) -> str:
-        """Run trials until there are so many. Returns: what ended it."""
+    @property
+    def trials(self) -> list[Trial]:
+        return _trials(self.journal)
+
+    def run(self) -> str:
+        """Run trials until there are enough. Return what ended it."""
         ends = self.context.ends
         try:
-            while len(journal.trials) < trials:
-                proposal = propose(self.space, journal.trials, self.recipe.seed)
+            while len(earlier := self.trials) < self.count:
+                proposal = propose(self.space, earlier, self.recipe.seed)
                 if proposal is None:
                     return "exhausted"
                 late = ends is not None and time.monotonic() >= ends
-                trial = None if late else self.next(proposal, journal.trials)
+                trial = None if late else self.next(proposal, len(earlier) + 1)
                 if trial is None:
                     return "minutes"
-                journal.add(trial)
+                self.journal.add(asdict(trial))
         except KeyboardInterrupt:
             return "interrupted"
         return "trials"
 
-    def next(self, proposal: Proposal, earlier: Sequence[Trial]) -> Trial | None:
-        """Return the trial after these, as it ended; None if the time was over first."""
-        number, metric = len(earlier) + 1, self.recipe.training.metric
+    def next(self, proposal: Proposal, number: int) -> Trial | None:
+        """Return the next trial, as it ended; None if the time was over first."""
+        metric = self.recipe.training.metric
         values: dict[str, Value] = dict(proposal.params)
         callbacks = [Pruning(proposal, metric)] if comparable(values, self.space) else []
         context = replace(self.context, callbacks=callbacks, title=f"trial {number}")
@@ -203,19 +316,11 @@ class _Search:
             trained = fit_encoder(chosen, self.split, 0, context)
         except (TrainingError, RecipeError, DataError) as error:
             return Trial(number, values, "failed", error=str(error))
-        if trained.ended == "minutes":
-            return None
-        return _measured(number, values, trained, metric)
-
-
-def _space(recipe: Recipe, space: SearchSpace | Sequence[str] | None) -> SearchSpace:
-    if isinstance(space, SearchSpace):
-        return space
-    return SearchSpace.parse(space) if space else default_space(recipe)
+        return None if trained.ended == "minutes" else _measured(number, values, trained, metric)
 
 
 def _measured(number: int, values: dict[str, Value], trained: Trained, metric: str) -> Trial:
-    """Return a trial that ended, whose value is that of the model which `train` would publish."""
+    """Return a trial that ended; its value is that of the model which `train` would publish."""
     history = [(int(record["epoch"]), float(record[metric])) for record in trained.history]
     best = next((value for epoch, value in history if epoch == trained.best_epoch), math.nan)
     if trained.popularity is not None and trained.popularity.tried:
@@ -237,8 +342,111 @@ def _measured(number: int, values: dict[str, Value], trained: Trained, metric: s
 
 def _nothing(trials: Sequence[Trial], ended: str) -> str:
     why = {"minutes": "the minutes were over", "interrupted": "it was interrupted"}.get(ended, "")
-    failed = next(
-        (f"trial {t.number} failed: {t.error.rstrip('.')}" for t in trials if t.error), ""
-    )
-    reasons = "; ".join(part for part in (why, failed) if part)
+    failed = [f"trial {t.number} failed: {t.error.rstrip('.')}" for t in trials if t.error][:1]
+    reasons = "; ".join(filter(None, [why, *failed]))
     return f"No trial of the search has finished, so there is no best one: {reasons}."
+
+
+def comparable(values: Mapping[str, Value], space: SearchSpace) -> bool:
+    """Return whether a trial's evaluations can be compared with those of other trials.
+
+    With `model.popularity` = "auto" they are at γ = 0, and γ is chosen in the end: compared with
+    trials that have their γ from the start, such a trial would be ended too early.
+    """
+
+    def all_auto(choices: Sequence[object]) -> bool:
+        return all(isinstance(c, str) and c.strip("\"'") == "auto" for c in choices)
+
+    numbers = any(one.key == POPULARITY and not all_auto(one.ends()) for one in space.ranges)
+    return not (numbers and all_auto([values.get(POPULARITY)]))
+
+
+def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal | None:
+    """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
+
+    It is a function of the arguments, so that a search that was interrupted proposes what an
+    undisturbed one would. Values that were tried already are replaced by others, drawn at random,
+    if the space has at most `FEW`; None if there are no others.
+
+    Raises: RecipeError: Optuna is not installed.
+    Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
+    """
+    ranges = {one.key: _distribution(one) for one in space.ranges}
+    shown = [comparable(trial.values, space) for trial in earlier]
+    # Where some trials are left out, those that are shown must be enough for a median.
+    least = 1 if all(shown) else UNPRUNED
+    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32), least)
+    study.add_trials([_frozen(t, ranges, s) for t, s in zip(earlier, shown, strict=True)])
+    proposal = study.ask(ranges)
+    tried = [dict(trial.values) for trial in earlier]
+    every = space.combinations(FEW) if proposal.params in tried else None
+    if every is None:
+        return proposal
+    untried = [values for values in every if values not in tried]
+    if not untried:
+        return None
+    study.enqueue_trial(random.Random(f"{seed}/{len(earlier)}/other").choice(untried))
+    return study.ask(ranges)
+
+
+class Pruning(Callback):
+    """Ends a run whose best value so far is below the median of earlier trials at that epoch.
+
+    Args:
+        proposal: Optuna's, which knows the earlier trials.
+        metric: of the records.
+    """
+
+    def __init__(self, proposal: Proposal, metric: str) -> None:
+        self.proposal = proposal
+        self.metric = metric
+        self.behind: bool = False
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        self.proposal.report(record[self.metric], int(record["epoch"]))
+        self.behind = self.proposal.should_prune()
+
+    def stop(self, run: Trainer) -> str:
+        return "pruned" if self.behind else ""
+
+
+def _study(seed: int, least: int) -> Study:
+    """Return an empty study; a median is of `least` trials at least."""
+    try:
+        import optuna
+    except ImportError:
+        raise RecipeError(
+            "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_min_trials=least),
+    )
+
+
+def _distribution(one: KeyRange) -> BaseDistribution:
+    from optuna import distributions as of
+
+    if one.low is None or one.high is None:
+        return of.CategoricalDistribution(one.choices)
+    if isinstance(one.low, int) and isinstance(one.high, int):
+        return of.IntDistribution(one.low, one.high, log=one.log)
+    return of.FloatDistribution(float(one.low), float(one.high), log=one.log)
+
+
+def _frozen(trial: Trial, ranges: dict[str, BaseDistribution], shown: bool) -> FrozenTrial:
+    """Return an earlier trial for Optuna; `shown`: with its evaluations, for the median."""
+    from optuna.trial import TrialState, create_trial
+
+    states = dict(
+        zip(STATES, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL), strict=True)
+    )
+    return create_trial(
+        state=states[trial.state],
+        value=trial.value if trial.state == "finished" else None,
+        params=dict(trial.values),
+        distributions=ranges,
+        intermediate_values=dict(trial.history) if shown else {},
+    )

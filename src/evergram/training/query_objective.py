@@ -24,8 +24,8 @@ from evergram.tasks.kinds import (
     TemperedSettings,
 )
 from evergram.training.fit import Trained
+from evergram.training.priors.factors import build_measures
 from evergram.training.priors.kinds import ConstantSettings, ZeroSettings
-from evergram.training.priors.measures import build_measures
 from evergram.training.recipe import Recipe
 
 # Candidates whose outer products are summed at once.
@@ -33,14 +33,12 @@ BLOCK = 65_536
 
 
 def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | None:
-    """Return the objective of a query that comes after training, all candidates fixed.
-
-    What training added up over all queries, their number and their measure, stays as it was.
+    """Return the objective of a query that comes after training, all candidates fixed; None on a
+    process that has no numbers of the candidates.
 
     Args:
         corpus: the one that the model was last trained on.
         trained: the model; one that was not trained by the recipe has no known objective.
-    Returns: None on a process that has no numbers of the candidates.
     Raises: DataError: a file of weights cannot be used.
     """
     if trained.candidate.is_meta:

@@ -1,1 +1,0 @@
-"""How queries that come after training get a vector of a trained version."""

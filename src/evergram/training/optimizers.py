@@ -1,0 +1,191 @@
+"""Make the optimisers of a run: one kind for tables, another for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES
+from evergram.encoders.mapped_tensors import zeros_beside
+from evergram.errors import RecipeError
+from evergram.gramian.preconditioner import preconditioner
+from evergram.tasks.task import Encoded, Moments
+from evergram.training.joint import Joint
+from evergram.training.recipe.training import TrainingRecipe
+
+
+def id_tables(encoder: Encoder) -> list[nn.Parameter]:
+    """Return the tables of ids, which learn at `training.table_rate`."""
+    shared = {id(p) for p in encoder.feature_tables()}
+    tables: list[nn.Parameter] = []
+    for module in encoder.modules():
+        # A user's dense tables, such as a text tower's tokens, are layers.
+        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
+            tables += [p for p in module.parameters() if id(p) not in shared]
+    return tables
+
+
+def build_optimizers(
+    encoder: Encoder,
+    rates: TrainingRecipe,
+    table_rate: float,
+    joint: Joint | None = None,
+    task: nn.Module | None = None,
+) -> list[torch.optim.Optimizer]:
+    """Return row-wise Adagrad for tables, and Adam for layers, `joint` and `task`; or Adam for all;
+    or plain SGD for all but `joint` and `task`.
+
+    Args:
+        table_rate: of tables of ids.
+        joint: has its own rate, or that of layers.
+        task: learns at the rate of layers.
+    Raises: RecipeError: no parameter of the encoder is to be trained.
+    """
+    if not any(p.requires_grad for p in encoder.parameters()):
+        raise RecipeError(
+            "The encoder has no parameter to train (requires_grad is False of all); let one have "
+            "it, or give the modules as trained=…, which measures and packages them as they are."
+        )
+    features = encoder.feature_tables()
+    shared = {id(p) for p in features}
+    tables = id_tables(encoder)
+    ids = shared | {id(p) for p in tables}
+    layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
+    is_plain = rates.optimizer == "sgd"
+    of_tables = TABLE_OPTIMIZERS[rates.optimizer]
+    optimizers: list[torch.optim.Optimizer] = []
+    if tables:
+        optimizers.append(of_tables(tables, table_rate))
+    if features:
+        optimizers.append(of_tables(features, rates.feature_rate))
+    groups: list[dict[str, Any]] = []
+    if layers and is_plain:
+        optimizers.append(torch.optim.SGD(layers, rates.layer_rate))
+    elif layers:
+        groups.append({"params": layers, "lr": rates.layer_rate})
+    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
+    if joint is not None and owned:
+        groups.append({"params": owned, "lr": joint.rate or rates.layer_rate})
+    of_task = [] if task is None else [p for p in task.parameters() if p.requires_grad]
+    if of_task:
+        groups.append({"params": of_task, "lr": rates.layer_rate})
+    if groups:
+        optimizers.append(torch.optim.Adam(groups))
+    return optimizers
+
+
+class RowAdagrad(torch.optim.Optimizer):
+    """x_a ← x_a − rate · g_a / √(Σ_t mean_d g_{a,t}²), for the rows a that a batch has touched.
+
+    The state is one number a row, and the step does not depend on the basis of the columns.
+
+    Args:
+        parameters: tables [N, D] with dense or sparse gradients. The state of a table that is
+            mapped from a file is in a file, too.
+        rate: the first step moves a row by √D times this.
+    Source: Duchi et al. 2011, with rows for coordinates.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float) -> None:
+        super().__init__(parameters, {"lr": rate})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["sum"] = zeros_beside(parameter, len(parameter))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group["lr"])
+
+    def _move(self, parameter: Tensor, gradient: Tensor, rate: float) -> None:
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            rows, gradient = gradient.indices()[0], gradient.values()
+        else:  # numbers of all rows, which a sparse gradient must not pay for
+            rows = torch.arange(len(parameter), device=parameter.device)
+        total = self.state[parameter]["sum"]
+        seen = total.index_select(0, rows) + gradient.square().mean(1)
+        total.index_copy_(0, rows, seen)
+        # A row whose gradients were all zero has nowhere to go.
+        length = torch.where(seen > 0, seen.rsqrt(), 0.0)
+        parameter.index_add_(0, rows, gradient * length[:, None], alpha=-rate)
+
+
+class DenseAdam(torch.optim.Adam):
+    """torch's Adam, with sparse gradients made dense: a row that a batch did not touch goes on by
+    its mean, as in Kingma and Ba 2015, unlike in lazy variants."""
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float) -> None:
+        # One pass over the tables, in place of one for each operation.
+        super().__init__(params, lr, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+        super().step(closure)
+
+
+def decay_rates(optimizers: Iterable[torch.optim.Optimizer], decay: float, epoch: int) -> None:
+    """Set every learning rate to its first one times decay^epoch, epoch from 0."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            first = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = first * decay**epoch
+
+
+# Of tables, by `training.optimizer`.
+TABLE_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "adaptive": RowAdagrad,
+    "adam": DenseAdam,
+    "sgd": torch.optim.SGD,
+}
+
+
+def turn_gradients(
+    encoded: Encoded,
+    moments: Moments,
+    penalty: Sequence[float],
+    ridge: float,
+    *,
+    whole: bool,
+    one_table: bool = False,
+) -> None:
+    """Multiply the gradients of embeddings by the other side's preconditioner.
+
+    Args:
+        encoded: the embeddings, before `backward`.
+        moments: of both sides, one a measure; `penalty`: λ of each measure.
+        ridge: ρ of the preconditioner.
+        whole: whether the pairs' rows are taken from `encoded.everyone`.
+        one_table: whether both sides' rows are linear in one table. Two matrices would turn parts
+            of one row's gradient apart, and the sum need not descend, so the mean turns all.
+    """
+    other = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
+    if one_table:
+        mean = (other["query"] + other["candidate"]) / 2
+        other = dict.fromkeys(SIDES, mean)
+    pairs: list[tuple[Tensor | None, Tensor]] = [
+        (encoded.query, other["candidate"]),
+        (encoded.whole_query, other["candidate"]),
+        (encoded.candidate, other["query"]),
+        (encoded.negative, other["query"]),
+    ]
+    if encoded.everyone is not None:
+        query, candidate = (encoded.everyone[side].rows for side in SIDES)
+        if whole:
+            pairs = []
+        pairs += [(query, other["candidate"]), (candidate, other["query"])]
+    for rows, matrix in pairs:
+        # A side that is frozen as a whole has no gradient to multiply.
+        if rows is not None and rows.requires_grad:
+            rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]

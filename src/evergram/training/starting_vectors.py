@@ -1,0 +1,259 @@
+"""Starting vectors of a factorization's tables, computed from the observed pairs.
+
+Entities without a pair keep their random rows: the matrix says nothing about them, and rows of
+zeros would get no gradient from each other. With `training.epochs = 0` the start is the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import SIDES
+from evergram.errors import RecipeError
+from evergram.training.recipe import ModelRecipe
+from evergram.training.recipe.automatic import Strengths, pointwise_strengths
+from evergram.training.recipe.fit_settings import FitSettings
+
+POWER_STEPS = 4
+# Of a float32 row, what is left of it may be this share of it and rounding alone.
+ROUNDING = 1e-5
+
+
+def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
+    """Return Gaussian vectors smoothed over the graph, without popularity, [N, dim] of each side.
+
+    With N the matrix and G ~ N(0, 1) of the candidates, candidates have NᵀN G and queries N NᵀN G,
+    without the part along the first singular vectors, which all rows share.
+
+    Returns: rows of norm 1; zeros for an entity without pairs, and where only rounding is left.
+    """
+    product, transposed = matrix.matrix, matrix.transposed
+    drawn = torch.randn(
+        transposed.shape[0],
+        dim,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=product.dtype,
+    )
+    candidates = transposed @ (product @ drawn)
+    raw = {"query": product @ candidates, "candidate": candidates}
+    vectors = {}
+    for side, direction in zip(SIDES, matrix.leading_pair(), strict=True):
+        rest = raw[side] - torch.outer(direction, direction @ raw[side])
+        rounding = rest.norm(dim=1) <= ROUNDING * raw[side].norm(dim=1)
+        vectors[side] = functional.normalize(rest, dim=1).masked_fill(rounding[:, None], 0.0)
+    return vectors
+
+
+def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
+    """Return U √Σ and V √Σ of the truncated singular value decomposition, [N, dim] of each side.
+
+    It is randomised, from twice as many Gaussian vectors as it keeps.
+
+    Raises: RecipeError: dim is above the matrix's smaller side.
+    """
+    least = min(matrix.matrix.shape)
+    if dim > least:
+        queries, candidates = matrix.matrix.shape
+        raise RecipeError(
+            f"model.start = 'svd' needs model.dim ≤ the number of queries and of candidates, and "
+            f"it is {dim} of {queries:,} queries and {candidates:,} candidates; lower model.dim, "
+            "or set model.start = 'random'."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left, values, right = torch.svd_lowrank(
+            matrix.matrix, q=min(2 * dim, least), niter=POWER_STEPS
+        )
+    root = values[:dim].sqrt()
+    return {"query": left[:, :dim] * root, "candidate": right[:, :dim] * root}
+
+
+# Of the normalised matrix, by `model.start`; "als" is made by the objective, too, and "random" is
+# what the tables were drawn with.
+STARTS: dict[str, Callable[[NormalisedMatrix, int, int], dict[str, Tensor]]] = {
+    "smooth": smooth_start,
+    "svd": svd_start,
+}
+
+
+def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> None:
+    """Write the starting vectors of `model.start` into an encoder's tables, in place.
+
+    The same `settings.version_seed` and number of threads give the same bits.
+
+    Raises: RecipeError: the tables cannot start from vectors, dim is too large, or a library is
+        absent.
+    """
+    model, seed = settings.model, settings.version_seed
+    if model.start == "random":
+        return
+    refuse_unstartable(model, encoder.tables_folder)
+    assert isinstance(encoder, Factorization)
+    if model.start == "als":
+        vectors = als_start(corpus, settings.strengths, encoder.dim, seed)
+    else:
+        vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
+    scale = model.scale * encoder.dim**0.5
+    scene = encoder.read(corpus)
+    for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
+        rows = vectors[side]
+        known = corpus.counts(side) > 0
+        if model.start == "smooth":
+            known &= rows.any(dim=1)  # the others keep their random rows
+            rows = rows if model.normalize else rows * scale
+        with torch.no_grad():
+            table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
+
+
+def refuse_unstartable(model: ModelRecipe, folder: Path | None) -> None:
+    """Raises: RecipeError: the tables, mapped from files in `folder` or in memory, cannot start
+    from vectors."""
+    if model.kind != "factorization":
+        reason = f"model.kind is {model.kind!r}"
+    elif getattr(model, "hash_rows", None) is not None:
+        reason = "model.hash_rows is set, whose rows several ids share"
+    elif folder is not None:
+        reason = "the tables are mapped from files, as training.tables or too little memory has it"
+    else:
+        return
+    raise RecipeError(
+        f"model.start = {model.start!r} writes vectors into the tables of model.kind = "
+        f"'factorization' in memory, with a row for each id, and {reason}; set model.start = "
+        "'random', or change the other."
+    )
+
+
+# Added to the pairs of an entity, so that one with few of them does not weigh as much as its few.
+DAMPING = 5.0
+LEADING_STEPS = 20
+
+
+@dataclass(frozen=True)
+class NormalisedMatrix:
+    """(D_u + 5)^-½ R (D_i + 5)^-½: R is 1 where a pair was observed, D its sums over rows, columns.
+
+    The matrices are sparse COO; `degrees` has the distinct pairs of each entity of a side, [N].
+    """
+
+    matrix: Tensor
+    transposed: Tensor
+    degrees: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, corpus: Corpus, dtype: torch.dtype = torch.float32) -> NormalisedMatrix:
+        """Return the matrix of a corpus; a pair counts once, however often it was observed."""
+        shape = len(corpus.queries), len(corpus.candidates)
+        keys = torch.unique(corpus.column("query") * shape[1] + corpus.column("candidate"))
+        pairs = torch.stack([keys // shape[1], keys % shape[1]])
+        degrees = {
+            side: torch.bincount(rows, minlength=size).to(dtype)
+            for side, rows, size in zip(SIDES, pairs, shape, strict=True)
+        }
+        roots = [(degrees[side] + DAMPING).rsqrt() for side in SIDES]
+        values = roots[0][pairs[0]] * roots[1][pairs[1]]
+        matrix = torch.sparse_coo_tensor(pairs, values, shape, check_invariants=False).coalesce()
+        return cls(matrix, matrix.t().coalesce(), degrees)
+
+    def leading_pair(self) -> tuple[Tensor, Tensor]:
+        """Return the first singular vectors, [queries] and [candidates] of norm 1: the direction of
+        popularity, about √counts, from which the power iteration starts."""
+        right = self.degrees["candidate"].sqrt()[:, None]
+        for _ in range(LEADING_STEPS):
+            right = torch.nn.functional.normalize(self.transposed @ (self.matrix @ right), dim=0)
+        left = torch.nn.functional.normalize(self.matrix @ right, dim=0)
+        return left[:, 0], right[:, 0]
+
+
+# Its recall rises steeply for so many; more are worse on Gowalla, and training goes on elsewhere.
+ITERATIONS = 4
+
+
+@dataclass(frozen=True)
+class AlsSettings:
+    """The settings with which implicit minimises a recipe's objective: the weight `alpha` of an
+    observed pair, that of squared norms, and the scales from its rows to the objective's."""
+
+    alpha: float
+    regularization: float
+    query_scale: float
+    candidate_scale: float
+
+    @classmethod
+    def of(cls, strengths: Strengths, pairs: int, queries: int, candidates: int) -> Self:
+        """Return the settings of an objective over n distinct pairs of |A| queries and |B|
+        candidates.
+
+        With κ = |A||B|/(2nλ), α = 1 + κ and t = κ/α, the squared loss with target 1, one uniform
+        measure and norms under it are implicit's loss of rows scaled by √t, up to a factor. For a λ
+        or l2 of 0 it takes that of "auto" for the squared loss.
+
+        Source: docs/method.md, "Implicit ALS as a start".
+        """
+        own = pointwise_strengths(pairs, queries, candidates)
+        penalty = sum(strengths.penalty) or own.penalty[0]
+        l2 = strengths.l2 or own.l2
+        kappa = queries * candidates / (2 * pairs * penalty)
+        scaled = kappa / (1 + kappa)
+        # implicit has one weight for both sides; only the product of the two matters to scores.
+        balance = (queries / candidates) ** 0.25
+        return cls(
+            1 + kappa,
+            l2 * sqrt(queries * candidates) / (penalty * scaled),
+            sqrt(scaled) * balance,
+            sqrt(scaled) / balance,
+        )
+
+
+def als_start(corpus: Corpus, strengths: Strengths, dim: int, seed: int) -> dict[str, Tensor]:
+    """Return the rows of implicit's alternating least squares, float32 [N, dim] of each side.
+
+    A pair counts once, however often it was observed. It uses as many threads as torch.
+
+    Raises: RecipeError: implicit is not installed.
+    """
+    try:
+        import numpy as np
+        from implicit.cpu.als import AlternatingLeastSquares
+        from scipy.sparse import csr_matrix
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise RecipeError(
+            "model.start = 'als' needs the library implicit, which is not installed: pip install "
+            "'evergram[als]'; or set training.optimizer = 'als', which needs no other library."
+        ) from error
+    size = len(corpus.candidates)
+    keys = torch.unique(corpus.column("query") * size + corpus.column("candidate"))
+    pairs = {"query": keys // size, "candidate": keys % size}
+    met = [len(torch.unique(rows)) for rows in pairs.values()]
+    settings = AlsSettings.of(strengths, len(keys), *met)
+    ones = np.ones(len(keys), dtype=np.float32)
+    places = tuple(rows.numpy() for rows in pairs.values())
+    matrix = csr_matrix((ones, places), shape=(len(corpus.queries), size))
+    # Its own threads and those of BLAS would wait for each other, of which it warns.
+    with threadpool_limits(1, user_api="blas"):
+        model = AlternatingLeastSquares(
+            dim,
+            regularization=settings.regularization,
+            alpha=settings.alpha,
+            iterations=ITERATIONS,
+            num_threads=torch.get_num_threads(),
+            random_state=seed % 2**32,
+        )
+        model.fit(matrix, show_progress=False)
+    scales = settings.query_scale, settings.candidate_scale
+    rows = model.user_factors, model.item_factors
+    return {
+        side: torch.from_numpy(np.array(each, dtype=np.float32)) * scale
+        for side, each, scale in zip(SIDES, rows, scales, strict=True)
+    }
