@@ -27,8 +27,7 @@ import torch
 
 from benchmarks import gowalla, unseen
 from benchmarks.tiny import recipes
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.pilots import run_pilots

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evergram.data.wikipedia.links import load_mediawiki
+from evergram.data.wikipedia.dump import load_mediawiki
 from evergram.data.wikipedia.sql_dump import SqlTable
 
 STATEMENT = 1 << 20  # bytes of one INSERT, as in Wikimedia's dumps

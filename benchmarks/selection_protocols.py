@@ -18,10 +18,8 @@ from torch import Tensor
 
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
-from evergram.data.columnar.pair_blocks import PairRule
-from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.corpus import Corpus, PairRule
+from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import rank_metrics
 from evergram.evaluation.relevance import relevance_of
 from evergram.training.corpora import final_split, load_corpus, split_for

@@ -78,9 +78,9 @@ def table(readings: Sequence[Reading]) -> str:
 def read(kind: str, folder: Path, links: int) -> Reading:
     """Read a dump in this process."""
     from benchmarks.preparing import bytes_of
-    from evergram.data.prepared.writing.prepare import prepare
-    from evergram.data.prepared.writing.settings import PrepareSettings
-    from evergram.data.wikipedia.links import load_mediawiki
+    from evergram.data.prepared.prepare import prepare
+    from evergram.data.prepared.settings import PrepareSettings
+    from evergram.data.wikipedia.dump import load_mediawiki
 
     settings = PrepareSettings(kind="mediawiki", memory="256MiB", threads=1)
     before = bytes_of("RssAnon")

@@ -32,7 +32,7 @@ import torch
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.column_file import new_column
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
 from evergram.training.corpora import split_for

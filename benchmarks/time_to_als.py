@@ -19,8 +19,7 @@ import torch
 from benchmarks import peers
 from benchmarks.peer_models import Result, implicit_als
 from benchmarks.tiny import recipes
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.process_settings import while_training
 from evergram.training.build import prepare

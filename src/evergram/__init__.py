@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from evergram import vector_files as vector_files
     from evergram.compatibility.aligner.aligner import Aligner
     from evergram.data.corpus import Corpus
-    from evergram.data.prepared.writing.prepare import prepare
-    from evergram.data.prepared.writing.settings import PrepareSettings
+    from evergram.data.prepared.prepare import prepare
+    from evergram.data.prepared.settings import PrepareSettings
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
     from evergram.exporting.pretrained_encoder import PretrainedEncoder

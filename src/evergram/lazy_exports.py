@@ -73,7 +73,7 @@ def export_lazily(
 
     >>> import evergram.data
     >>> evergram.data.Vocabulary.__module__
-    'evergram.data.columnar.vocabulary'
+    'evergram.data.vocabulary'
 
     Args:
         package: `__name__` of the package, from its `__init__.py`.

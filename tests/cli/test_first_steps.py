@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import Command
 from tests.support.prepared import assert_same
 
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.tables import load_table
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe

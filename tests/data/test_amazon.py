@@ -240,14 +240,6 @@ def test_a_bad_row_of_beauty_is_named(tmp_path: Path) -> None:
         assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["events.tsv.gz", "brand.txt.gz"])
-def test_a_cut_file_of_beauty_is_named(tmp_path: Path, name: str) -> None:
-    path = beauty(tmp_path) / name
-    path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(DataError, match=rf"{name}.* cannot be read"):
-        load_amazon(tmp_path)
-
-
 def test_the_real_reviews(real_data: Path) -> None:
     corpus = load_amazon(real_data / "amazon-musical-instruments")
     assert (len(corpus), len(corpus.queries), len(corpus.candidates)) == (10_261, 1_429, 900)

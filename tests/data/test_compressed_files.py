@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evergram.data.amazon import load_amazon
-from evergram.data.files import decompression, json_lines
-from evergram.data.files.decompression import HARMLESS, TIMES, GzipReader, most_bytes
-from evergram.data.files.json_lines import blocks, read_lines, read_objects, short
+from evergram.data import amazon
+from evergram.data.amazon import blocks, load_amazon, read_lines, read_objects, short
 from evergram.data.movielens import load_movielens
+from evergram.data.reading import text_files
+from evergram.data.reading.text_files import HARMLESS, TIMES, GzipReader, most_bytes
 from evergram.data.tables import load_table
 from evergram.data.wikipedia.sql_dump import SqlTable
 from evergram.errors import DataError
@@ -28,7 +28,7 @@ SIZE, LITTLE = 4 << 20, 1 << 20
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests need not expand files of 64 MiB each."""
-    monkeypatch.setattr(decompression, "HARMLESS", LITTLE)
+    monkeypatch.setattr(text_files, "HARMLESS", LITTLE)
 
 
 def bomb(row: str = "1,1,1,1\n", header: str = "userId,movieId,rating,timestamp\n") -> bytes:
@@ -133,7 +133,7 @@ def test_json_and_python_dictionaries_give_the_same_rows(tmp_path: Path) -> None
 def test_the_row_of_a_fault_is_counted_over_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_lines, "BLOCK", 40)
+    monkeypatch.setattr(amazon, "BLOCK", 40)
     path = tmp_path / "objects.json"
     lines = [f'{{"id": "{i}"}}' for i in range(20)]
     path.write_text("\n".join(lines))

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.prepared import bags_of, pairs_of
 
-from evergram.data.columnar.feature_types import NUMBER, TIME, bucket_starts, typed
-from evergram.data.columnar.features import summaries, take_ragged
-from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.data.corpus import Corpus
+from evergram.data.feature_types import NUMBER, TIME, bucket_starts, typed
+from evergram.data.features import summaries, take_ragged
+from evergram.data.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
 from evergram.training.recipe import Recipe
 
@@ -116,7 +116,7 @@ def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
 
 def test_bad_features_are_refused() -> None:
     for features, message in [
-        ({"id": [1, 1], "a": [1, 2]}, "id 1 twice"),
+        ({"id": [1, 1], "a": [1, 2]}, "id 1 comes twice"),
         ({"name": [1]}, "no column 'id'"),
         ({"id": [1], "price": [[1.5]]}, "lists of floats"),
         ({"id": [1], "tags": [["a", None]]}, "null inside a list"),

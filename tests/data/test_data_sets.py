@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from reproduction.bc.images.pictures import list_pictures
 from reproduction.gramian.words.judgements import PAIRS, QUESTIONS, read_judgements
-from tests.support.command import Command
 from tests.support.image_files import write_images
 from tests.support.loader_examples import EXAMPLES
 
@@ -25,7 +24,7 @@ from benchmarks import gowalla, unseen
 from evergram.data.amazon import load_amazon
 from evergram.data.data_sets import DATA_SETS, existing, whole_path
 from evergram.data.movielens import load_movielens
-from evergram.data.wikispeedia import load_wikispeedia
+from evergram.data.wikipedia.wikispeedia import load_wikispeedia
 from evergram.errors import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -58,21 +57,13 @@ def test_the_page_and_the_error_about_a_missing_set_give_its_command(
         assert part in section
 
 
-def section_of(name: str) -> str:
-    return PAGE.split(f"\n## `{name}`")[1].split("\n## ")[0]
-
-
-def test_training_on_a_missing_data_set_gives_the_command_that_fetches_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EVERGRAM_DATA", raising=False)
-    command = Command(capsys)
-    sentence = command("train", ROOT / "recipes" / "movielens.toml", "--lineage", "l").refusal()
-    assert f"There is no file or folder {tmp_path}/data/movielens-25m-head:" in sentence
-    assert DATA_SETS["movielens-25m-head"].command in " ".join(sentence.split())
+def test_a_table_that_a_program_makes_of_a_set_is_named_with_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"python -m benchmarks\.gowalla"):
         existing(tmp_path / "build" / "gowalla" / "train.parquet")
+
+
+def section_of(name: str) -> str:
+    return PAGE.split(f"\n## `{name}`")[1].split("\n## ")[0]
 
 
 def test_no_recipe_leads_out_of_the_repository() -> None:

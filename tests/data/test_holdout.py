@@ -13,12 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.data.columnar.pair_blocks import PairBlock, PairRule
-from evergram.data.corpus import Corpus
-from evergram.data.holdout import rules
+from evergram.data import holdout_rules as rules
+from evergram.data.corpus import Corpus, PairBlock, PairRule
 from evergram.data.pair_hash import PairHash, TrainedPairs, below
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.row_pairs import RowPairs, among, pairs_outside
+from evergram.data.split import RowPairs, among, pairs_outside
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=40)

@@ -18,12 +18,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import loader_examples
-from tests.support.loader_examples import EXAMPLES, LoaderSettings
+from tests.support.loader_examples import EXAMPLES
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram.data import Corpus, load_adjacency_list, load_movielens, load_wikispeedia
-from evergram.data.files import adjacency_list
-from evergram.data.loaders import LOADERS, READ_FROM_A_PATH, Loader, load
+from evergram.data.loaders import LOADERS, READ_FROM_A_PATH, Loader, LoaderSettings, load
+from evergram.data.reading import interaction_source
 from evergram.errors import DataError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "loader.md").read_text()
@@ -287,5 +287,5 @@ def test_every_pair_of_every_line_is_read(
     text = "".join(" ".join(map(str, (query, *each))) + "\n" for query, each in lines)
     path = write_lists(tmp_path_factory.mktemp("lists"), text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adjacency_list, "BLOCK", block)
+        patch.setattr(interaction_source, "BLOCK", block)
         assert pairs_of(load_adjacency_list(path)) == [(q, c) for q, each in lines for c in each]

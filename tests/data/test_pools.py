@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.data.pools.pool import MIX, Pool, proposal
-from evergram.data.pools.pool_sampler import POOL_FACTOR, PoolSampler, entity_sampler
+from evergram.data.pools import MIX, POOL_FACTOR, Pool, PoolSampler, entity_sampler, proposal
 from evergram.data.sampling import measure, measures, weights
 from evergram.errors import RecipeError
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram.data import Corpus, load_table
-from evergram.data.files.column_names import guess, has_no_header, lacking
 from evergram.data.reading import table_stream
+from evergram.data.reading.column_names import guess, has_no_header, lacking
 from evergram.data.reading.source_files import source_files
 from evergram.data.reading.table_stream import TableStream
 from evergram.data.tables import read_features, read_interactions, read_keyed
@@ -331,7 +331,7 @@ def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None
     ids, weights = read_keyed(path, "weight")
     assert (ids.to_pylist(), weights.to_pylist()) == (["0017", "18"], [2, 3])
     for text, message in (
-        ("id,weight\n1,2\n1,3\n", "names the id 1 twice"),
+        ("id,weight\n1,2\n1,3\n", "the id 1 comes twice"),
         ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
         ("id,weight\n1.5,2\n", "column 'id' is of numbers"),
     ):

@@ -18,10 +18,10 @@ from evergram.data.sampling import (
     EntitySampler,
     ExampleSampler,
     PairDraws,
+    WholeQuerySampler,
     measure,
     measures,
 )
-from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)

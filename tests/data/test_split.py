@@ -13,9 +13,9 @@ from tests.support.prepared import pairs_of
 from evergram.data.corpus import Corpus
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.row_pairs import RowPairs
 from evergram.data.split import (
     HeldOut,
+    RowPairs,
     Split,
     given_split,
     known_pairs,

@@ -13,8 +13,8 @@ import pytest
 from tests.support.dumps import LINKS, MEMBERS, PAGE, Rows, new_dump, old_dump, write_table
 from tests.support.prepared import bags_of, pairs_of
 
-from evergram.data.wikipedia import dump_files
-from evergram.data.wikipedia.links import load_mediawiki
+from evergram.data.wikipedia import dump as dump_module
+from evergram.data.wikipedia.dump import load_mediawiki
 from evergram.data.wikipedia.page_features import page_features, title_ngrams
 from evergram.errors import DataError
 
@@ -23,7 +23,7 @@ from evergram.errors import DataError
 def test_articles_link_to_articles(
     tmp_path: Path, dump: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dump_files, "BLOCK", 1)
+    monkeypatch.setattr(dump_module, "BLOCK", 1)
     corpus, report = load_mediawiki(dump(tmp_path))
     assert corpus.shared_ids
     assert corpus.queries.vocabulary.keys.type == pa.int64()

@@ -15,7 +15,7 @@ from tests.support.click_shop import RECIPE, click_pairs
 from tests.support.command import Command
 
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.training.corpora import load_corpus
@@ -101,7 +101,7 @@ def test_other_files_of_ids_are_read_alike(
     measure, features = "task.query_measure=f.csv", "data.candidate_features=f.csv"
     for setting, text, words in (
         (measure, "id,weight\n1,2.0\nNaN,1.0\n", "f.csv row 2: id is 'NaN'"),
-        (measure, "id,weight\n1,2.0\n1,1.0\n", "f.csv names the id 1 twice"),
+        (measure, "id,weight\n1,2.0\n1,1.0\n", "f.csv: the id 1 comes twice"),
         (features, "id,tag\nitem1,a\nNULL,b\n", "f.csv row 2: id is 'NULL'"),
         (features, "id,tag\nx1,a\nx2,b\n", "none of the ids"),
     ):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergram.collectives import ALONE
 from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
+from evergram.data.split import RowPairs
 from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import relevance as module
 from evergram.evaluation import score_blocks

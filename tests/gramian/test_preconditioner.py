@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergram.data.pools.pool_sampler import PoolSampler
+from evergram.data.pools import PoolSampler
 from evergram.data.sampling import EntitySampler, measure
 from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import Moment

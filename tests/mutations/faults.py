@@ -155,8 +155,8 @@ FAULTS = (
     ),
     Fault(
         "data/sampling.py",
-        'chance = 1 / (seen * counts["query"].double()[self.query])',
-        'chance = 1 / (len(counts["query"]) * counts["query"].double()[self.query])',
+        "chance = 1 / (seen * degrees.double()[self.query])",
+        "chance = 1 / (len(degrees) * degrees.double()[self.query])",
         "data/test_sampling.py",
     ),
     Fault(

@@ -13,8 +13,7 @@ import torch
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
 from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples

@@ -14,8 +14,7 @@ from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import nn
 
 from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.evaluation.reports.version_facts import KeptPast

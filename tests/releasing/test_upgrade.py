@@ -22,7 +22,7 @@ from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.sampling import ExampleSampler, PairDraws
 from evergram.data.split import HeldOut, random_split
 from evergram.encoders.encoder import Encoder

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch, EntitySampler, ExampleSampler
+from evergram.data.sampling import Batch, EntitySampler, ExampleSampler, WholeQuerySampler
 from evergram.data.split import Split
-from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback, Point

@@ -10,7 +10,7 @@ from tests.support.dumps import old_dump
 from tests.support.prepared import write_prepared
 
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.sources.memory_sources import LoaderSettings
+from evergram.data.loaders import LoaderSettings
 
 
 def movielens(folder: Path) -> LoaderSettings:

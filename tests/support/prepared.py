@@ -17,8 +17,7 @@ import torch
 
 from evergram.data.corpus import Corpus, Side
 from evergram.data.prepared.block_sampler import BlockSampler
-from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
 
 SIDES = ("query", "candidate")
 SMAPS = Path("/proc/self/smaps")

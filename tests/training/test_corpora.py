@@ -17,8 +17,8 @@ from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
-from evergram.data.prepared.writing.prepare import prepare
-from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.prepared.prepare import prepare
+from evergram.data.prepared.settings import PrepareSettings
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, Split, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules

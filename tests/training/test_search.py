@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from tests.support.fits import CPU, changed, split_of
 
 from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
 from evergram.training.checkpoints.settings import CheckpointSettings

@@ -12,7 +12,7 @@ from tests.support.largest_tensor import LargestTensor
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.data.pools.pool import Pool
+from evergram.data.pools import Pool
 from evergram.data.sampling import Batch, ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES

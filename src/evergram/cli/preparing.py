@@ -105,8 +105,8 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Write interactions of any size to a folder that training reads piece by piece."""
-    from evergram.data.prepared.writing.prepare import prepare as prepare_corpus
-    from evergram.data.prepared.writing.settings import PrepareSettings
+    from evergram.data.prepared.prepare import prepare as prepare_corpus
+    from evergram.data.prepared.settings import PrepareSettings
 
     if kind != "mediawiki":
         refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")

@@ -2,21 +2,140 @@
 
 from __future__ import annotations
 
+import ast
 import html
+import json
 import logging
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as arrow_json
 
 from evergram.data.corpus import Corpus
-from evergram.data.files.csv_file import read_csv
-from evergram.data.files.json_lines import read_lines, read_objects, short
+from evergram.data.reading.text_files import DAMAGED, GzipReader, read_csv
 from evergram.errors import DataError
+
+BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
+
+
+def read_objects(
+    path: Path, schema: pa.Schema, convert: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Iterator[pa.Table]:
+    """Yield a table of the columns of `schema` for each block of lines; other keys are skipped.
+
+    Arrow reads the blocks. A block that it refuses (Python literals, a key of several types, a
+    fault) is read again line by line.
+
+    Args:
+        path: one object a line; empty lines are skipped.
+        schema: keys and their types; a row must have those that are not nullable.
+        convert: returns the values of an object by name, or raises a ValueError that says what is
+            wrong; it is called only for the objects of blocks that Arrow refuses.
+    Raises: DataError: the file or a line of it is damaged; the error names the row, its line.
+    """
+    options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    for first, block in blocks(path):
+        try:
+            table = arrow_json.read_json(pa.BufferReader(block), parse_options=options)
+            table = table.select(schema.names).cast(schema)  # Arrow forgets "not null"
+            table.validate(full=True)  # its parser lets broken UTF-8 pass
+        except pa.ArrowException:
+            table = None
+        if table is not None and _is_sound(table):
+            yield table
+            continue
+        # Python literals, a type that Arrow does not take, or a fault whose row is to be named.
+        rows = []
+        for row, line in enumerate(block.split(b"\n"), first):
+            if not line.strip():
+                continue
+            try:
+                rows.append(convert(_record(line)))
+            except ValueError as error:
+                raise DataError(f"{path} row {row}: {error}; correct or remove it.") from error
+        yield pa.Table.from_pylist(rows, schema)
+
+
+def _is_sound(table: pa.Table) -> bool:
+    """Return True if no id is empty and no rating is NaN, which Arrow accepts."""
+    return all(
+        not pc.any(pc.equal(column, "")).as_py()
+        if pa.types.is_string(column.type)
+        else not pa.types.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py()
+        for column, field in zip(table.columns, table.schema, strict=True)
+        if not field.nullable
+    )
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Return the object of a line. Raises: ValueError: the line is not one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        try:
+            with warnings.catch_warnings():  # of odd escapes in strings
+                warnings.simplefilter("ignore")
+                record = ast.literal_eval(line.decode())
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            record = None
+    if not isinstance(record, dict):
+        raise ValueError(f"the line is {short(line)}; it must be one whole JSON object")
+    return record
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return all lines of a small file. Raises: DataError: a row, which it names, is damaged."""
+    lines: list[str] = []
+    for first, block in blocks(path):
+        try:
+            lines += block.decode().split("\n")
+        except UnicodeDecodeError as error:
+            row = first + block[: error.start].count(b"\n")
+            raise DataError(f"{path} row {row} is not UTF-8; fetch the file again.") from error
+    return lines
+
+
+def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines of a file, gzipped or not, and the row of the first of them."""
+    row, block = 1, bytearray()
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        with GzipReader(path) if zipped else path.open("rb") as stream:
+            # read1 returns all bytes before a damaged place, so the row of the damage is known.
+            while piece := stream.read1(BLOCK):
+                block += piece
+                if len(block) < BLOCK:
+                    continue
+                end = block.rfind(b"\n")
+                if end < 0:
+                    raise DataError(
+                        f"{path} row {row} is longer than {BLOCK >> 20} MiB; write one object a "
+                        "line."
+                    )
+                yield row, bytes(block[:end])
+                row += block.count(b"\n")
+                del block[: end + 1]
+    except DAMAGED as error:
+        row += block.count(b"\n")
+        raise DataError(
+            f"{path} row {row} cannot be read: {str(error).rstrip('.')}; fetch the file again."
+        ) from error
+    if block:
+        yield row, bytes(block.removesuffix(b"\n"))
+
+
+def short(value: Any) -> str:
+    """Return a value for an error, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
 
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 IN_COLUMNS = "events.tsv.gz"  # of the folder of Beauty in columns
@@ -99,10 +218,24 @@ def find_reviews(path: Path, metadata: Path | None = None) -> tuple[Path, Path |
     """Return the file of reviews, and `metadata` or the file of metadata beside it in a folder.
 
     Args:
-        path, metadata: as of `load_amazon`, but not the folder in columns.
+        path, metadata: see `load_amazon`, but not the folder in columns.
     Raises: DataError: the folder has not one file of reviews, or several of metadata.
     """
-    return _find(path, metadata) if path.is_dir() else (path, metadata)
+    if not path.is_dir():
+        return path, metadata
+    files = sorted(f for f in path.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
+    reviews = [f for f in files if not f.name.startswith("meta")]
+    products = [f for f in files if f.name.startswith("meta")]
+    if len(reviews) != 1:
+        names = ", ".join(f.name for f in reviews) or "none"
+        raise DataError(
+            f"{path} must hold one file of reviews ({', '.join(SUFFIXES)}), and holds {names}; "
+            "give the file itself."
+        )
+    if metadata is None and len(products) > 1:
+        names = ", ".join(f.name for f in products)
+        raise DataError(f"{path} may hold one file of metadata, and holds {names}; say which.")
+    return reviews[0], metadata or next(iter(products), None)
 
 
 def reviews_of(source: Path) -> Iterator[pa.Table]:
@@ -115,65 +248,40 @@ def reviews_of(source: Path) -> Iterator[pa.Table]:
 
 
 def features_of(metadata: Path, ids: pa.Array) -> pa.Table:
-    """Return the features of products, see `read_metadata`, and log how many rows repeat one."""
-    features, repeated = read_metadata(metadata, ids)
-    if repeated:
-        logging.getLogger(__name__).info(
-            "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
-        )
-    return features
-
-
-def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
-    """Return the products of a file that are among `ids`, and how many rows repeat one of them.
+    """Return the products of a file that are among `ids`, and log how many rows repeat one.
 
     Each line is strict JSON or, as in 2014, a Python dictionary; `category` (2018) is a list,
     `categories` (2014) a list of lists, laid end to end. A product's first row counts. Keys lose
     HTML entities and needless spaces; empty ones, and those with HTML tags, are left out.
 
     Args:
-        path: one product a line, gzipped or not.
+        metadata: one product a line, gzipped or not.
         ids: the products to keep, strings.
-    Returns: a table with `id`, `brand` and `category` (lists of strings), and the count.
+    Returns: a table with `id`, `brand` and `category`, lists of strings.
     Raises: DataError: the file is damaged (the row is named), or has none of `ids`.
     """
     wanted: set[str] = set(ids.to_pylist())
-    seen: set[str] = set()
+    rows: dict[str, dict[str, Any]] = {}
     repeated = 0
-    tables = [FEATURES.empty_table()]
-    for table in read_objects(path, PRODUCT, _product):
-        table = table.filter(pa.array([a in wanted for a in table["asin"].to_pylist()], pa.bool_()))
-        rows = []
-        for product in table.to_pylist():
+    for table in read_objects(metadata, PRODUCT, _product):
+        kept = table.filter(pa.array([a in wanted for a in table["asin"].to_pylist()], pa.bool_()))
+        for product in kept.to_pylist():
             asin = product["asin"]
-            if asin in seen:
+            if asin in rows:
                 repeated += 1
                 continue
-            seen.add(asin)
             category = [product["category"], product["categories"]]
             brand = _keys(product["brand"])
-            rows.append({"id": asin, "brand": brand, "category": _keys(category)})
-        tables.append(pa.Table.from_pylist(rows, FEATURES))
-    if wanted and not seen:
-        raise DataError(f"{path} has none of the products reviewed; give the metadata of the same.")
-    return pa.concat_tables(tables), repeated
-
-
-def _find(folder: Path, metadata: Path | None) -> tuple[Path, Path | None]:
-    """Return the file of reviews in a folder, and `metadata` or the file of metadata in it."""
-    files = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
-    reviews = [f for f in files if not f.name.startswith("meta")]
-    products = [f for f in files if f.name.startswith("meta")]
-    if len(reviews) != 1:
-        names = ", ".join(f.name for f in reviews) or "none"
+            rows[asin] = {"id": asin, "brand": brand, "category": _keys(category)}
+    if wanted and not rows:
         raise DataError(
-            f"{folder} must hold one file of reviews ({', '.join(SUFFIXES)}), and holds {names}; "
-            "give the file itself."
+            f"{metadata} has none of the products reviewed; give the metadata of the same."
         )
-    if metadata is None and len(products) > 1:
-        names = ", ".join(f.name for f in products)
-        raise DataError(f"{folder} may hold one file of metadata, and holds {names}; say which.")
-    return reviews[0], metadata or next(iter(products), None)
+    if repeated:
+        logging.getLogger(__name__).info(
+            "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
+        )
+    return pa.Table.from_pylist(list(rows.values()), FEATURES)
 
 
 def _features_in_columns(folder: Path) -> pa.Table | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,36 +22,45 @@ if TYPE_CHECKING:
 class DataSettings(Protocol):
     """The table [data] of a recipe; docs/recipes.md explains each key."""
 
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def metadata(self) -> str | None: ...
-    @property
-    def minimum_products(self) -> int: ...
-    @property
-    def described_only(self) -> bool: ...
-    @property
-    def prefix(self) -> str | None: ...
-    @property
-    def query_features(self) -> str | None: ...
-    @property
-    def candidate_features(self) -> str | None: ...
+    path: str | None
+    metadata: str | None
+    minimum_products: int
+    described_only: bool
+    prefix: str | None
+    query_features: str | None
+    candidate_features: str | None
+    shared_ids: bool
+    bad_rows: Literal["refuse", "drop"]
+    queries: int
+    candidates: int
+    interactions: int
+    drift: float
+
     @property
     def columns(self) -> Mapping[Any, str]: ...
     @property
-    def shared_ids(self) -> bool: ...
-    @property
     def weights(self) -> Mapping[str, float]: ...
-    @property
-    def bad_rows(self) -> Literal["refuse", "drop"]: ...
-    @property
-    def queries(self) -> int: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
-    def interactions(self) -> int: ...
-    @property
-    def drift(self) -> float: ...
+
+
+@dataclass
+class LoaderSettings:
+    """`DataSettings` outside of a recipe."""
+
+    path: str | None
+    metadata: str | None = None
+    minimum_products: int = 1
+    described_only: bool = False
+    prefix: str | None = None
+    query_features: str | None = None
+    candidate_features: str | None = None
+    shared_ids: bool = False
+    bad_rows: Literal["refuse", "drop"] = "refuse"
+    queries: int = 0
+    candidates: int = 0
+    interactions: int = 0
+    drift: float = 0.0
+    columns: Mapping[Any, str] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 # Makes a corpus from the settings and the recipe's seed.
@@ -68,14 +78,14 @@ def _amazon(data: DataSettings, seed: int) -> Corpus:
 
     return load_amazon(
         path_of(data),
-        _optional(data.metadata),
+        None if data.metadata is None else Path(data.metadata),
         minimum_products=data.minimum_products,
         described_only=data.described_only,
     )
 
 
 def _mediawiki(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.wikipedia.links import load_mediawiki
+    from evergram.data.wikipedia.dump import load_mediawiki
 
     corpus, report = load_mediawiki(path_of(data), data.prefix)
     for sentence in report.warnings():
@@ -84,7 +94,7 @@ def _mediawiki(data: DataSettings, seed: int) -> Corpus:
 
 
 def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.wikispeedia import load_wikispeedia
+    from evergram.data.wikipedia.wikispeedia import load_wikispeedia
 
     return load_wikispeedia(path_of(data))
 
@@ -100,8 +110,8 @@ def _table(data: DataSettings, seed: int) -> Corpus:
 
     return load_table(
         path_of(data),
-        query_features=_optional(data.query_features),
-        candidate_features=_optional(data.candidate_features),
+        query_features=data.query_features,
+        candidate_features=data.candidate_features,
         shared_ids=data.shared_ids,
         columns=dict(data.columns),
         weights=data.weights,
@@ -110,7 +120,7 @@ def _table(data: DataSettings, seed: int) -> Corpus:
 
 
 def _prepared(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.prepared.prepared_corpus import load_prepared
+    from evergram.data.prepared.mapped_corpus import load_prepared
 
     return load_prepared(path_of(data))
 
@@ -164,7 +174,3 @@ def path_of(data: DataSettings) -> Path:
     if data.path is None:
         raise DataError("The data is read from data.path, which is not set; set it in [data].")
     return existing(data.path)
-
-
-def _optional(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

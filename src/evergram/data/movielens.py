@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
-from evergram.data.files.csv_file import read_csv
-from evergram.data.files.decompression import DAMAGED, read_member
+from evergram.data.reading.text_files import DAMAGED, read_csv, read_member
 from evergram.errors import DataError
 
 RATINGS = {

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from evergram.data.columnar.pair_blocks import PairBlock
-from evergram.data.columnar.vocabulary import Vocabulary, plain
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, PairBlock
+from evergram.data.vocabulary import Vocabulary, plain
 
 Hashes = NDArray[np.uint64]
 # Ids that are texts of Python at a time.

@@ -1,4 +1,4 @@
-"""Samplers of pairs and of entities, with weights that make batches stand for a measure."""
+"""`WholeQuerySampler`: epochs of whole queries, each with all of its pairs in one batch."""
 
 from __future__ import annotations
 
@@ -136,46 +136,56 @@ class ExampleSampler:
         pair_weight: Tensor | None = None,
     ) -> None:
         draws = draws or PairDraws()
-        if draws.target == "value" and not corpus.has_values:
-            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
+        self._begin(corpus, draws, batch_size, seed)
         self.query: Tensor = corpus.column("query")
         self.candidate: Tensor = corpus.column("candidate")
         # None where every observed pair should score 1.
         self.target: Tensor | None = corpus.column("value") if draws.target == "value" else None
+        size, degrees = len(corpus), self.counts["query"]
+        chance = torch.full((size,), 1 / size, dtype=torch.float64)
+        if draws.positives == "queries":
+            seen = int((degrees > 0).sum())
+            chance = 1 / (seen * degrees.double()[self.query])
+            self.order: Tensor = torch.argsort(self.query, stable=True)
+            self.offsets: Tensor = torch.zeros(len(degrees) + 1, dtype=torch.int64)
+            torch.cumsum(degrees, 0, out=self.offsets[1:])
+        rates = {
+            side: torch.zeros(len(count), dtype=torch.float64).index_add_(0, rows, chance)
+            for (side, count), rows in zip(
+                self.counts.items(), (self.query, self.candidate), strict=True
+            )
+        }
+        self._weigh(rates, measures)
+        # A mean over batches estimates the mean over all pairs, however the pairs are drawn.
+        self.pair_weight: Tensor | None = None
+        if pair_weight is not None:
+            self.pair_weight = (pair_weight.double() / (size * chance)).float()
+        self.known: Tensor = torch.zeros(0)
+        if draws.negatives:
+            self.known = torch.unique(self.query * self.candidates + self.candidate)
+
+    def _begin(self, corpus: Corpus, draws: PairDraws, batch_size: int, seed: int) -> None:
+        """Take what samplers of pairs in memory and on disk have in common."""
+        if draws.target == "value" and not corpus.has_values:
+            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
         self.batch_size: int = min(batch_size, len(corpus))
         self.seed = seed
         self.positives: str = draws.positives
         self.size: int = len(corpus)
         if not draws.short_batch:
             self.size -= self.size % self.batch_size
-        counts = {side: corpus.counts(side) for side in ("query", "candidate")}
-        size = len(corpus)
-        chance = torch.full((size,), 1 / size, dtype=torch.float64)
-        if draws.positives == "queries":
-            seen = int((counts["query"] > 0).sum())
-            chance = 1 / (seen * counts["query"].double()[self.query])
-            self.order: Tensor = torch.argsort(self.query, stable=True)
-            self.offsets: Tensor = torch.zeros(len(counts["query"]) + 1, dtype=torch.int64)
-            torch.cumsum(counts["query"], 0, out=self.offsets[1:])
-        self.rates: dict[str, Tensor] = {}
-        self.measures: dict[str, Tensor] = {}
-        chosen = measures or {}
-        for side, count in counts.items():
-            self.measures[side] = chosen[side] if side in chosen else measure(count, 0.0)[:, None]
-            rate = torch.zeros(len(count), dtype=torch.float64)
-            self.rates[side] = rate.index_add_(0, getattr(self, side), chance)
-        self.query_weights: Tensor = weights(self.measures["query"], self.rates["query"])
-        self.candidate_weights: Tensor = weights(
-            self.measures["candidate"], self.rates["candidate"]
-        )
-        # A mean over batches estimates the mean over all pairs, however the pairs are drawn.
-        self.pair_weight: Tensor | None = None
-        if pair_weight is not None:
-            self.pair_weight = (pair_weight.double() / (size * chance)).float()
-        self.candidates: int = len(counts["candidate"])
-        self.known: Tensor = torch.zeros(0)
-        if draws.negatives:
-            self.known = torch.unique(self.query * self.candidates + self.candidate)
+        self.counts: dict[str, Tensor] = {
+            side: corpus.counts(side) for side in ("query", "candidate")
+        }
+        self.candidates: int = len(self.counts["candidate"])
+
+    def _weigh(self, rates: dict[str, Tensor], measures: Mapping[str, Tensor] | None) -> None:
+        """Weigh each entity so that its draws, at these rates, stand for the measures."""
+        uniform = {side: measure(count, 0.0)[:, None] for side, count in self.counts.items()}
+        self.rates: dict[str, Tensor] = rates
+        self.measures: dict[str, Tensor] = uniform | dict(measures or {})
+        self.query_weights: Tensor = weights(self.measures["query"], rates["query"])
+        self.candidate_weights: Tensor = weights(self.measures["candidate"], rates["candidate"])
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -293,3 +303,85 @@ def places(bounds: Tensor, chance: Tensor) -> Tensor:
 def measures(counts: Tensor, powers: Sequence[float]) -> Tensor:
     """Return the power measures of one side, one a power, float64 [N, R]."""
     return torch.stack([measure(counts, power) for power in powers], dim=1)
+
+
+class WholeQuerySampler(ExampleSampler):
+    """Draws epochs of the queries in a new order; a batch has all pairs of some queries.
+
+    A batch has as many queries as have `batch_size` pairs on average, so that its size varies:
+    `Batch.pair_share` says by how much. An epoch's last batch has the queries that are left, and
+    counts for as much less. Each epoch is a function of (seed, epoch), and every batch of it can be
+    the first.
+
+    Args:
+        corpus, draws, batch_size, seed, measures, pair_weight: see `ExampleSampler`.
+    Attributes:
+        queries: of a batch.
+        expected: pairs of a batch, on average.
+    Raises: DataError: targets are values and the corpus has none.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        draws: PairDraws | None = None,
+        *,
+        batch_size: int,
+        seed: int,
+        measures: Mapping[str, Tensor] | None = None,
+        pair_weight: Tensor | None = None,
+    ) -> None:
+        super().__init__(
+            *(corpus, draws),
+            batch_size=batch_size,
+            seed=seed,
+            measures=measures,
+            pair_weight=pair_weight,
+        )
+        self.size: int = len(corpus)
+        self.degrees: Tensor = self.counts["query"]
+        self.met: Tensor = torch.nonzero(self.degrees).flatten()
+        mean = len(corpus) / len(self.met)
+        self.queries: int = min(max(1, round(batch_size / mean)), len(self.met))
+        self.expected: float = self.queries * mean
+        self.batch_size: int = max(1, round(self.expected))
+        self.by_query: Tensor = torch.argsort(self.query, stable=True)
+        self.starts: Tensor = self.degrees.cumsum(0) - self.degrees
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return -(-len(self.met) // self.queries)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch, from batch `start` on, as the whole epoch has them."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = self.met[torch.randperm(len(self.met), generator=generator)]
+        for place, queries in enumerate(torch.split(order, self.queries)):
+            if place >= start:
+                yield self._batch(queries, generator)
+            elif len(self.known):  # one generator draws the negatives of all batches in turn
+                self._negative(self.query[self._pairs(queries)], generator)
+
+    def _batch(self, queries: Tensor, generator: torch.Generator) -> Batch:
+        """Return all pairs of some queries."""
+        index = self._pairs(queries)
+        query, candidate = self.query[index], self.candidate[index]
+        # A mean over the batch gives the pairs of a large one less; with this they count alike.
+        share = len(index) / self.expected
+        return Batch(
+            query,
+            candidate,
+            torch.ones(len(index)) if self.target is None else self.target[index],
+            share * self.query_weights[query],
+            share * self.candidate_weights[candidate],
+            self._negative(query, generator) if len(self.known) else None,
+            None if self.pair_weight is None else share * self.pair_weight[index],
+            torch.full((len(index),), share),
+        )
+
+    def _pairs(self, queries: Tensor) -> Tensor:
+        """Return the places of all pairs of queries [Q], int64 [B], query by query."""
+        lengths = self.degrees[queries]
+        before = lengths.cumsum(0) - lengths
+        shift = torch.repeat_interleave(self.starts[queries] - before, lengths)
+        return self.by_query[shift + torch.arange(len(shift))]

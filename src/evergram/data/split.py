@@ -15,15 +15,61 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
-from evergram.data.columnar.pair_blocks import PairRule
-from evergram.data.columnar.vocabulary import Vocabulary, plain
-from evergram.data.corpus import Corpus
-from evergram.data.holdout import rules
+from evergram.data import holdout_rules as rules
+from evergram.data.corpus import Corpus, PairRule
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.row_pairs import RowPairs, among, pairs_outside
+from evergram.data.vocabulary import Vocabulary, plain
 from evergram.errors import DataError
+from evergram.ids import refuse_other_form
+
+
+@dataclass(frozen=True)
+class RowPairs:
+    """Pairs (query, candidate) as rows of the training corpus.
+
+    Args:
+        query: int64 [m].
+        candidate: int64 [m]; -1 for a candidate that training never saw. No list can hold it, so
+            it counts as a miss.
+    """
+
+    query: Tensor
+    candidate: Tensor
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @classmethod
+    def none(cls) -> RowPairs:
+        empty = torch.zeros(0, dtype=torch.int64)
+        return cls(empty, empty)
+
+    def where(self, kept: Tensor) -> RowPairs:
+        """Return the pairs that `kept`, bool [m], marks."""
+        return RowPairs(self.query[kept], self.candidate[kept])
+
+
+def among(pairs: RowPairs, others: RowPairs) -> Tensor:
+    """Return bool [m], True for pairs that are among the others."""
+    width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
+    first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
+    return torch.isin(first, second)
+
+
+def pairs_outside(
+    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
+) -> tuple[pa.Array, pa.Array]:
+    """Return the pairs of external ids that the corpus does not have: its own are trained on or
+    select the epoch, so they cannot be tested."""
+    for ids, entities in ((query_ids, corpus.queries), (candidate_ids, corpus.candidates)):
+        refuse_other_form(ids, entities.vocabulary.keys, "the test pairs", "the training pairs")
+    query = corpus.queries.vocabulary.rows(query_ids)
+    candidate = corpus.candidates.vocabulary.rows(candidate_ids)
+    kept = pa.array((~corpus.has_pairs(query, candidate)).numpy())
+    return query_ids.filter(kept), candidate_ids.filter(kept)
 
 
 @dataclass(frozen=True)
@@ -104,23 +150,21 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
 
     Raises: DataError: no times, or not 0 < share < until <= 1.
     """
-    if not corpus.has_times:
-        raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
+    _refuse_timeless(corpus)
     if not 0 < share < until <= 1:
         raise DataError(f"A split by time needs 0 < share < until <= 1, not {share} and {until}.")
     past, future = (_between_times(corpus, round(s * len(corpus))) for s in (share, until))
     return _split_at(corpus, past, future, held_out)
 
 
+def _refuse_timeless(corpus: Corpus) -> None:
+    if not corpus.has_times:
+        raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
+
+
 def _between_times(corpus: Corpus, number: int) -> int:
-    """Return the number of interactions before the nearest place at which the time changes.
-
-    A cut through interactions of one time, as of one day, would divide them by the file's order.
-
-    Args:
-        number: of interactions before the cut that is asked for.
-    Raises: DataError: all interactions have one time.
-    """
+    """Return the number of interactions before the change of time that is nearest to `number`: a
+    cut through interactions of one time, as of one day, would divide them by the file's order."""
     if number in (0, len(corpus)):
         return number
     time = corpus.interactions["time"][number].as_py()
@@ -135,7 +179,6 @@ def _between_times(corpus: Corpus, number: int) -> int:
 
 
 def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
-    """Return the `time_split` whose ends are numbers of interactions."""
     held = rules.arriving(corpus, past, future, held_out.hash)
     return _split(corpus, rules.first(future) & ~held, held, held_out)
 
@@ -148,8 +191,7 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
     Raises: DataError: no times; or a window of time over times that are no dates; or a window that
         holds nothing, or everything.
     """
-    if not corpus.has_times:
-        raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
+    _refuse_timeless(corpus)
     past = last.begins(corpus)
     if 0 < past < len(corpus):
         past = _between_times(corpus, past)
@@ -210,18 +252,13 @@ def _ids(corpus: Corpus, held: PairRule) -> tuple[pa.Array, pa.Array]:
 
 @dataclass(frozen=True)
 class _Testable:
-    """Pairs that may be tested, and how many may not.
-
-    Args:
-        unknown: pairs left out because training never saw their query.
-        trained: pairs left out because an earlier version was trained on them.
-        in_training: pairs left out because this one is.
-    """
+    """Pairs that may be tested, and how many may not: training never saw their query, an earlier
+    version was trained on them, or this one is."""
 
     pairs: RowPairs
-    unknown: int
-    trained: int
-    in_training: int
+    unknown: int = 0
+    trained: int = 0
+    in_training: int = 0
 
 
 def _pairs(
@@ -230,9 +267,7 @@ def _pairs(
     """Return held-out pairs as distinct rows of the training corpus, without those of training.
 
     Args:
-        query_ids, candidate_ids: external ids of the held-out pairs.
-        tested: for pairs that are reported, leaves out those that an earlier version was trained
-            on; None for pairs that select.
+        tested: leaves out pairs that an earlier version was trained on; None for those that select.
     """
     before = np.zeros(len(query_ids), dtype=bool)
     if tested is not None and len(tested.trained):
@@ -261,14 +296,10 @@ def _final(
     held_out: HeldOut,
     repeated: int = 0,
 ) -> Split:
-    """Return the split of a last training, on the pairs of training and of selection.
-
-    The test pairs stay, and no pairs select.
+    """Return the split of a last training on all that `used` marks; no pairs select.
 
     Args:
-        used: marks the interactions of training and of selection.
-        test: external ids of the test pairs.
-        repeated: how many of them were already left out because the corpus has them.
+        test: external ids of the test pairs, of which `repeated` were left out before.
     """
     is_all = all(bool(used(block).all()) for block in corpus.blocks())
     training = corpus if is_all else corpus.where(used)
@@ -283,7 +314,7 @@ def _with_test(
     repeated: int = 0,
 ) -> Split:
     """Return the split of these pairs, of which `repeated` test pairs were left out before."""
-    selects = _Testable(RowPairs.none(), 0, 0, 0) if selection is None else selection
+    selects = selection or _Testable(RowPairs.none())
     return Split(
         training,
         selects.pairs,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
 from evergram.data.reading.interaction_source import (
     Interactions,
@@ -16,11 +15,11 @@ from evergram.data.reading.interaction_source import (
     source_of_adjacency_list,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import open_keyed
-from evergram.data.reading.rules import BadRows, BadRowsChoice, Place, numbers_of_column
+from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids
+from evergram.data.reading.rules import BadRows, BadRowsChoice, numbers_of_column
 from evergram.data.reading.source_files import Paths, source_files
 from evergram.data.reading.table_stream import TableStream
-from evergram.errors import DataError
+from evergram.data.vocabulary import plain
 
 
 def load_table(
@@ -105,27 +104,22 @@ def read_features(
 ) -> pa.Table:
     """Return a table of features; in a file of text, cells with the separator are lists of keys.
 
-    Raises: DataError: see `KeyedTable`.
+    Raises: DataError: see `keyed_table`.
     """
-    return open_keyed(path, separator, bad_rows=BadRows(bad_rows), ids=ids).table()
+    return read_keyed_files(path, separator, bad_rows=BadRows(bad_rows), ids=ids)
 
 
-def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, pa.ChunkedArray]:
+def read_keyed(path: Path, name: str, *, numbers: bool = False) -> tuple[pa.Array, Any]:
     """Return the ids (distinct, int64 or string) and the column `name` of a file. Of two columns
     the other one is that of the ids, whatever it is called; of more it is `id`.
 
     Args:
         numbers: the column is of numbers of at least 0, which are returned as float64.
-    Raises: DataError: see `KeyedTable`; or an id occurs twice, or a number is none.
+    Raises: DataError: see `keyed_table`; or an id occurs twice, or a number is none.
     """
     others = [n for n in TableStream(source_files(path)[0]).names if n != name]
     ids_of = others if len(others) == 1 else ("id",)
-    table = open_keyed(path, "", [name], BadRows(advice=False), ids_of).table()
-    ids, cells = plain(table["id"]), table[name]
-    if len(pc.unique(ids)) < len(ids):
-        counts = pc.value_counts(ids).flatten()
-        repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
-        raise DataError(f"{path} names the id {repeated} twice; leave one row of it.")
-    if numbers:
-        cells = numbers_of_column(cells, Place(str(path), names={name: name}), name)
-    return ids, cells
+    table = read_keyed_files(path, "", [name], BadRows(advice=False), ids_of)
+    refuse_repeated_ids(table["id"], str(path))
+    cells = numbers_of_column(table[name], str(path), name) if numbers else table[name]
+    return plain(table["id"]), cells

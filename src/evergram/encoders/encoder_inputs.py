@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.feature_types import is_measure, measures_of, type_name
 from evergram.data.corpus import Vocabulary, to_tensor
+from evergram.data.feature_types import is_measure, measures_of, type_name
 from evergram.encoders.features import EntityInputs, Schema
 from evergram.errors import DataError
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.feature_types import bucket_starts, is_measure, positions, type_name
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
+from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
 from evergram.encoders.hashed_rows import HashedRows
 from evergram.errors import DataError
 

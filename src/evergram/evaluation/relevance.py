@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from evergram.data.corpus import Corpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split, known_pairs
+from evergram.data.split import RowPairs, Split, known_pairs
 from evergram.evaluation.ranking import Relevance
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from evergram.collectives import is_first_process
-from evergram.data.columnar.features import summaries
 from evergram.data.corpus import Corpus
+from evergram.data.features import summaries
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.training.callbacks import Callback

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from evergram.data import holdout_rules as rules
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
-from evergram.data.holdout import rules
 from evergram.data.loaders import READ_FROM_A_PATH, load
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow

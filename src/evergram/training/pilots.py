@@ -15,8 +15,7 @@ from typing import Any, Self
 import torch
 
 from evergram.collectives import ALONE, Collectives
-from evergram.data.row_pairs import RowPairs, among
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
 from evergram.training.build import Companions
 from evergram.training.checkpoints.journal import Journal

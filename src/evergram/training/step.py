@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
-from evergram.data.pools.pool import Pool
+from evergram.data.pools import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.candidates_at_hand import CandidatesAtHand
 from evergram.encoders.encoder import Embeddings, Encoder, Scene

@@ -16,12 +16,10 @@ from tests.support.prepared import SmallBlocks, generated, on_linux, prepared, r
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.prepared import block_order
-from evergram.data.prepared.block_order import BlockOrder, generator
-from evergram.data.prepared.block_sampler import BlockSampler
+from evergram.data.prepared import block_sampler
+from evergram.data.prepared.block_sampler import BlockOrder, BlockSampler, generator
 from evergram.data.prepared.column_file import ColumnFile
-from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
@@ -89,7 +87,7 @@ def test_a_buffer_leaves_no_page_of_the_files_in_memory(
     (buffer, _), *_ = order.buffers(0)
     whole = buffer.take([values], buffer.shuffled())
     assert resident_bytes(tmp_path) == 0
-    monkeypatch.setattr(block_order, "BLOCKS_AT_ONCE", 100)
+    monkeypatch.setattr(block_sampler, "BLOCKS_AT_ONCE", 100)
     taken = buffer.take([column], buffer.shuffled())
     assert torch.equal(taken, whole)
     assert len(taken) > 60_000

@@ -21,13 +21,12 @@ from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram import atomic_files
 from evergram.data import Corpus, PrepareSettings, prepare
-from evergram.data.prepared.engine import database, staging
-from evergram.data.prepared.engine.database import Database
-from evergram.data.prepared.prepared_corpus import load_prepared
-from evergram.data.prepared.prepared_record import PreparedRecord
-from evergram.data.prepared.writing import part_files
-from evergram.data.prepared.writing import settings as settings_module
-from evergram.data.prepared.writing.settings import machine_memory
+from evergram.data.prepared import engine, parts
+from evergram.data.prepared import settings as settings_module
+from evergram.data.prepared.engine import Database
+from evergram.data.prepared.mapped_corpus import load_prepared
+from evergram.data.prepared.record import PreparedRecord
+from evergram.data.prepared.settings import machine_memory
 from evergram.errors import DataError
 
 INTEGERS = st.integers(-3, 5) | st.sampled_from([2**63 - 1, -(2**63)])
@@ -63,21 +62,6 @@ def interactions(draw: st.DrawFn) -> pa.Table:
     return pa.table(columns)
 
 
-@pytest.mark.long
-@settings(max_examples=25, deadline=None)
-@given(table=interactions(), shared=st.booleans(), pieces=st.integers(1, 3))
-def test_a_prepared_corpus_is_the_corpus_in_memory(
-    table: pa.Table, shared: bool, pieces: int
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        size = -(-table.num_rows // pieces)
-        for number, start in enumerate(range(0, table.num_rows, size)):
-            pq.write_table(table.slice(start, size), Path(folder) / f"{number}.parquet")
-        out = Path(folder) / "out"
-        prepare(folder, out, PrepareSettings(shared_ids=shared, memory="256MiB", threads=1))
-        assert_same(Corpus.from_tables(table, shared_ids=shared), load_prepared(out))
-
-
 def without_repeats(table: pa.Table) -> pa.Table:
     """Return the first interaction of each pair in time, by Python's own sort and set."""
     times = table["time"].to_pylist() if "time" in table.column_names else [0] * table.num_rows
@@ -100,10 +84,17 @@ def core(table: pa.Table, k: int) -> pa.Table:
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
-@given(table=interactions(), k=st.integers(0, 3), unique=st.booleans(), least=st.booleans())
-def test_what_is_left_out_is_what_a_slow_program_leaves_out(
-    table: pa.Table, k: int, unique: bool, least: bool
+@settings(max_examples=40, deadline=None)
+@given(
+    table=interactions(),
+    pieces=st.integers(1, 3),
+    shared=st.booleans(),
+    k=st.integers(0, 3),
+    unique=st.booleans(),
+    least=st.booleans(),
+)
+def test_a_prepared_corpus_is_the_corpus_in_memory_of_what_a_slow_program_keeps(
+    table: pa.Table, pieces: int, shared: bool, k: int, unique: bool, least: bool
 ) -> None:
     minimum = 0.7 if least and "value" in table.column_names else None
     expected = table
@@ -112,15 +103,19 @@ def test_what_is_left_out_is_what_a_slow_program_leaves_out(
     expected = without_repeats(expected) if unique else expected
     expected = core(expected, k)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
-        chosen = PrepareSettings(unique=unique, k_core=k, minimum_value=minimum, threads=1)
+        size, out = -(-table.num_rows // pieces), Path(folder) / "out"
+        for number, start in enumerate(range(0, table.num_rows, size)):
+            pq.write_table(table.slice(start, size), Path(folder) / f"{number}.parquet")
+        chosen = PrepareSettings(
+            shared_ids=shared, unique=unique, k_core=k, minimum_value=minimum, threads=1
+        )
         if not expected.num_rows:
             with pytest.raises(DataError, match="give a smaller"):
-                prepare(table, out, chosen)
+                prepare(folder, out, chosen)
             assert not out.exists()
             return
-        summary = prepare(table, out, chosen)
-        assert_same(Corpus.from_tables(expected), load_prepared(out))
+        summary = prepare(folder, out, chosen)
+        assert_same(Corpus.from_tables(expected, shared_ids=shared), load_prepared(out))
         dropped = summary.below_minimum + summary.repeats_dropped + summary.outside_core
         assert summary.rows_read == summary.added + dropped == table.num_rows
 
@@ -163,7 +158,7 @@ def test_each_step_is_reported_and_counted(tmp_path: Path, monkeypatch: pytest.M
     text = pa.BufferOutputStream()
     csv.write_csv(table, text)
     (tmp_path / "events.csv.gz").write_bytes(gzip.compress(text.getvalue().to_pybytes()))
-    monkeypatch.setattr(staging, "EVERY", 0.0)
+    monkeypatch.setattr(engine, "EVERY", 0.0)
     lines: list[str] = []
     chosen = PrepareSettings(unique=True, k_core=2, minimum_value=0.7, name="shop")
     summary = prepare(tmp_path / "events.csv.gz", tmp_path / "out", chosen, progress=lines.append)
@@ -291,16 +286,16 @@ def test_many_rows_in_several_threads_are_in_the_order_of_numpys_sort(
 def test_what_the_engine_cannot_do_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Database(tmp_path, 16 << 20, 1) as engine:
+    with Database(tmp_path, 16 << 20, 1) as database:
         schema = pa.schema([("x", pa.int64())])
         batches = [pa.record_batch([pa.array(np.arange(1 << 21))], schema=schema)]
-        engine.create("t", schema, batches)
+        database.create("t", schema, batches)
         with pytest.raises(DataError, match=r"16 MiB of memory.*--memory"):
-            engine.rows("SELECT length(string_agg(x || repeat('x', 90), '')) FROM t")
+            database.rows("SELECT length(string_agg(x || repeat('x', 90), '')) FROM t")
         offsets, letters = pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")
         broken = pa.record_batch({"x": pa.StringArray.from_buffers(1, offsets, letters)})
         with pytest.raises(DataError, match=r"cannot use the data: .*unicode"):
-            engine.create("u", broken.schema, [broken])
+            database.create("u", broken.schema, [broken])
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(DataError, match=r"evergram\[prepare\]"):
         prepare(EVENTS, tmp_path / "out")
@@ -313,10 +308,11 @@ LATER = pa.table({"query": [2, 3], "candidate": [7, 5], "time": [30, 40]})
 DYING = """
 import os, sys
 import pyarrow as pa
-from evergram.data.prepared.writing import preparation, prepared_folder
-from evergram.data.prepared.writing.prepare import prepare
+from evergram.data import prepare
+from evergram.data.prepared import preparation
+from evergram.data.prepared import prepare as writing
 name, how, out, mode = sys.argv[1:]
-module = next(m for m in (preparation, prepared_folder) if hasattr(m, name))
+module = next(m for m in (preparation, writing) if hasattr(m, name))
 old = getattr(module, name)
 def die(*arguments, **options):
     if how == "after":
@@ -451,7 +447,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_features_of_old_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "FETCHED", 2)
+    monkeypatch.setattr(engine, "FETCHED", 2)
 
     def described(**columns: list[Any]) -> PrepareSettings:
         pq.write_table(pa.table(columns), tmp_path / "f.parquet")
@@ -496,4 +492,4 @@ def test_the_engine_takes_a_quarter_of_a_small_machine(monkeypatch: pytest.Monke
     for machine, share in [(64 << 30, 2 << 30), (4 << 30, 1 << 30), (1 << 28, 128 << 20)]:
         monkeypatch.setattr(settings_module, "machine_memory", lambda machine=machine: machine)
         assert PrepareSettings().memory_bytes == share
-    assert [part_files.row_type(n) for n in (1 << 31, (1 << 31) + 1)] == ["int32", "int64"]
+    assert [parts.row_type(n) for n in (1 << 31, (1 << 31) + 1)] == ["int32", "int64"]

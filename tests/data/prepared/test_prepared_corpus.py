@@ -39,13 +39,12 @@ from evergram.data import (
     time_split,
     window_split,
 )
-from evergram.data.columnar.pair_blocks import PairBlock, PairRule
-from evergram.data.holdout import rules
-from evergram.data.prepared import mapped_corpus, pair_index
+from evergram.data import holdout_rules as rules
+from evergram.data.corpus import PairBlock, PairRule
+from evergram.data.prepared import derived, mapped_corpus
 from evergram.data.prepared.column_file import release
-from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.prepared.prepared_corpus import load_prepared
-from evergram.data.prepared.prepared_record import NAME, PreparedRecord
+from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
+from evergram.data.prepared.record import NAME, PreparedRecord
 from evergram.data.split import known_pairs
 from evergram.errors import DataError, FormatError
 from evergram.evaluation.relevance import relevance_of
@@ -56,7 +55,7 @@ from evergram.training.checkpoints.run_identity import corpus_digest
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", 100)
-    monkeypatch.setattr(pair_index, "BUCKET", 64)
+    monkeypatch.setattr(derived, "BUCKET", 64)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda v: v["sides"]["query"].update(ids="float"), "sides.query.ids is 'float'"),
         # What the files do not have.
         (lambda v: v["sides"]["query"].update(entities=61), "query.arrow has 60 entities"),
-        (lambda v: v["sides"]["query"].update(features=["age"]), "60 and age"),
+        (lambda v: v["sides"]["query"].update(features=["age"]), "and age"),
         (lambda v: v["columns"].update(weight="float64"), "weight.npy holds float32"),
     ],
 )
@@ -186,7 +185,7 @@ def test_a_changed_byte_is_refused_before_anything_is_written(
     for _ in range(2):
         with pytest.raises(DataError, match=rf"{name}\.npy is not as it was .*bring the file back"):
             mapped.where(rules.first(300))
-    assert len(list(mapped.cache.rglob("part.json"))) == 1
+    assert len(list(mapped.cache.rglob("sha256.json"))) == 1
     if name != "time":  # held-out pairs are read from the columns, also where the part is there
         with pytest.raises(DataError, match=rf"{name}\.npy is not as it was"):
             load_prepared(folder).where(rules.first(400))
@@ -293,7 +292,7 @@ def test_any_corpus_is_restricted_and_knows_its_pairs_as_in_memory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    monkeypatch.setattr(pair_index, "BUCKET", bucket)
+    monkeypatch.setattr(derived, "BUCKET", bucket)
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", block)
     corpus = Corpus.of(rows, shared_ids=shared)
     mapped = prepared(corpus, tmp_path_factory.mktemp("p") / "p", 0.5)
@@ -387,19 +386,18 @@ def test_a_part_that_was_not_finished_is_not_there(
 
 
 DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
-    ("part.json", cut),
-    ("part.json", lambda p: p.write_text(p.read_text().replace("{", "[{").replace("}", "}]"))),
-    ("part.json", lambda p: p.write_text('{"interactions": -1, "sha256": {}}')),
+    ("sha256.json", cut),
+    ("sha256.json", lambda p: p.write_text("[]")),
+    ("sha256.json", lambda p: p.write_text("{}")),
     ("candidate.npy", cut),
     ("candidate.npy", flipped),
     ("time.npy", other_type),
     ("time.npy", Path.unlink),
     ("query-rows.npy", shorter),
-    ("query-rows.npy", negative),
     ("candidate-counts.npy", negative),
-    ("index.json", cut),
-    ("index.json", lambda p: p.write_text("{}")),
-    ("by-query/candidate.npy", huge),
+    ("*-by-query/sha256.json", cut),
+    ("*-by-query/candidate.npy", huge),
+    ("*-by-query/distinct.npy", flipped),
 ]
 
 
@@ -415,9 +413,8 @@ def test_damaged_derived_files_are_written_anew_once(
     repeats = part.repeats  # by the index
     assert isinstance(part, MappedCorpus)
     folder, before = part.columns[0]["query"].path.parent, part.in_memory()
-    (index,) = (path.parent for path in part.cache.rglob("index.json"))
-    path = index / Path(name).name if "by-query" in name or "index" in name else folder / name
     content = {p: p.read_bytes() for p in part.cache.rglob("*.*") if p.is_file()}
+    (path,) = part.cache.glob(name) if "*" in name else [folder / name]
     damage(path)
     for _ in range(2):
         again = load_prepared(tmp_path / "p").where(rule)
@@ -489,7 +486,7 @@ def test_what_was_read_does_not_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", 10_000)
-    monkeypatch.setattr(pair_index, "BUCKET", 1 << 20)
+    monkeypatch.setattr(derived, "BUCKET", 1 << 20)
     mapped = prepared(generated(300_000), tmp_path / "p", 0.4)
     part = mapped.where(rules.first(240_000))
     size, most = resident_bytes(tmp_path / "p"), 0

@@ -18,16 +18,17 @@ from tests.support.prepared import assert_same
 from evergram.data import (
     Corpus,
     PrepareSettings,
+    amazon,
     load_adjacency_list,
     load_amazon,
     load_mediawiki,
     load_table,
     prepare,
 )
-from evergram.data.files import adjacency_list, json_lines
-from evergram.data.prepared.prepared_corpus import load_prepared
-from evergram.data.prepared.prepared_record import PreparedRecord
-from evergram.data.wikipedia import dump_files
+from evergram.data.prepared.mapped_corpus import load_prepared
+from evergram.data.prepared.record import PreparedRecord
+from evergram.data.reading import interaction_source
+from evergram.data.wikipedia import dump as dump_module
 from evergram.errors import DataError
 
 
@@ -133,7 +134,7 @@ def test_shared_ids_of_a_corpus(tmp_path: Path) -> None:
     ("columns", "why"),
     [
         ({"key": ["a"]}, "no column 'id'"),
-        ({"id": ["a", "a"], "x": [1, 2]}, "name the id a twice"),
+        ({"id": ["a", "a"], "x": [1, 2]}, "the id a comes twice"),
         ({"id": ["a", None], "x": [1, 2]}, "row 2: id is empty"),
         ({"id": ["a"], "x": [[1.5]]}, "lists of floats"),
         ({"id": ["a"], "x": [["p", None]]}, "null inside a list"),
@@ -151,8 +152,8 @@ def test_what_is_no_feature_is_refused(
     with pytest.raises(DataError, match=why):
         prepare(WORDS, tmp_path / "out", settings, progress=lines.append)
     assert not (tmp_path / "out").exists()
-    if columns.get("id") == ["a"] or "key" in columns:  # before hours of interactions are read
-        assert bool(lines) == ("null" in why)
+    # Before hours of interactions are read, but for ids of the other side.
+    assert bool(lines) == (why == "none of the ids")
 
 
 def test_texts_are_no_features_of_integers(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def large_dump(folder: Path, pages: int, links: int) -> Path:
 def test_a_prepared_dump_is_the_loaded_one(
     dump: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(dump_files, "BLOCK", 1)
+    monkeypatch.setattr(dump_module, "BLOCK", 1)
     folder, out = dump(tmp_path / "dump"), tmp_path / "out"
     path = folder / "xwiki-1-pagelinks.sql"
     path.write_bytes(path.read_bytes().replace(b"(1,0,'Nowhere')", b"(1,'Nowhere')"))
@@ -228,8 +229,8 @@ def test_many_links_are_in_the_order_of_the_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several blocks, and several batches of distinct links, some of them at a border.
-    monkeypatch.setattr(dump_files, "BLOCK", 5_000)
-    monkeypatch.setattr("evergram.data.prepared.engine.database.FETCHED", 2_048)
+    monkeypatch.setattr(dump_module, "BLOCK", 5_000)
+    monkeypatch.setattr("evergram.data.prepared.engine.FETCHED", 2_048)
     folder = large_dump(tmp_path / "dump", 300, 20_000)
     corpus, report = load_mediawiki(folder)
     assert report.repeated_links > 1_000
@@ -256,7 +257,7 @@ def test_prepared_reviews_are_the_loaded_ones(
     metadata: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reviews in random order of time, and products, one of them twice."""
-    monkeypatch.setattr(json_lines, "BLOCK", 400)
+    monkeypatch.setattr(amazon, "BLOCK", 400)
     draw, lines, out = random.Random(0), [], tmp_path / "out"
     for _ in range(100):
         names = {"reviewerID": f"U{draw.randint(0, 30)}", "asin": f"P{draw.randint(0, 20)}"}
@@ -288,7 +289,7 @@ def test_a_prepared_list_is_the_loaded_one(
     last: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids are texts if one of them is, wherever it stands."""
-    monkeypatch.setattr(adjacency_list, "BLOCK", block)
+    monkeypatch.setattr(interaction_source, "BLOCK", block)
     draw = random.Random(0)
     lines = [
         " ".join(str(draw.randint(0, 30)) for _ in range(draw.randint(0, 9))) for _ in "x" * 50

@@ -2,21 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.data.prepared.block_order import BlockOrder, Buffer, generator
-from evergram.data.prepared.column_file import Column
+from evergram.data.prepared.column_file import Column, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws, measure, weights
+from evergram.data.prepared.record import SIDES
+from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
 Columns = dict[str, Tensor]
-# The last part of a seed for what is drawn beside the order.
+Numbers = NDArray[np.int64]
+# Blocks that are read before their pages are released.
+BLOCKS_AT_ONCE = 1 << 14
+# The last part of a seed for draws other than the order.
 DRAWN, NEGATIVES = 1 << 30, 1 << 31
+
+
+@dataclass(frozen=True)
+class BlockOrder:
+    """An order of all interactions of a corpus on disk: blocks of consecutive interactions are
+    shuffled, and so is each buffer of blocks.
+
+    An epoch's order is a function of (seed, epoch). Its blocks are in a random order, as many
+    consecutive ones as fit are a buffer, and a buffer's interactions are in a random order. Two
+    interactions are in one buffer with about the same chance wherever they are in the files, unless
+    they are in one block. With n interactions, two neighbours are in one batch n / `pairs` times as
+    often as any two others.
+
+    Args:
+        lengths: interactions of each part.
+        block: interactions of a block; the last one of a part may be shorter.
+        pairs: interactions of a buffer, at most; as many blocks as fit.
+        seed: of the order.
+    """
+
+    lengths: Sequence[int]
+    block: int
+    pairs: int
+    seed: int
+
+    @property
+    def blocks_of_parts(self) -> Numbers:
+        """The blocks of each part, int64."""
+        return -(-np.asarray(self.lengths, dtype=np.int64) // self.block)
+
+    def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[Buffer, int]]:
+        """Yield the buffers of an epoch, and how many interactions of each to leave out.
+
+        Args:
+            skipped: interactions of the epoch to leave out; buffers that end before are not made.
+        """
+        blocks = int(self.blocks_of_parts.sum())
+        # Four bytes a block, the only memory that grows with the corpus.
+        shuffled = torch.randperm(
+            blocks, dtype=torch.int32, generator=generator(self.seed, epoch, 0)
+        ).numpy()
+        fit = max(1, self.pairs // self.block)
+        for number, start in enumerate(range(0, blocks, fit)):
+            chosen = np.sort(shuffled[start : start + fit]).astype(np.int64)
+            buffer = Buffer(self, epoch, number, chosen)
+            size = len(buffer)
+            if skipped >= size:
+                skipped -= size
+                continue
+            yield buffer, skipped
+            skipped = 0
+
+    def places(self, blocks: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the part of each block, and where it starts and ends there, int64 [b] each."""
+        counts = self.blocks_of_parts
+        first = np.cumsum(counts) - counts
+        part = np.searchsorted(first, blocks, side="right") - 1
+        start = (blocks - first[part]) * self.block
+        return part, start, np.minimum(start + self.block, np.asarray(self.lengths)[part])
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Interactions that are in memory together.
+
+    Args:
+        epoch, number: which buffer of which epoch it is.
+        blocks: int64, the numbers of its blocks, ascending.
+    """
+
+    order: BlockOrder
+    epoch: int
+    number: int
+    blocks: Numbers
+
+    def __len__(self) -> int:
+        _, start, end = self.order.places(self.blocks)
+        return int((end - start).sum())
+
+    def take(self, parts: Sequence[Column], order: Tensor) -> Tensor:
+        """Return its interactions of a column, in an order.
+
+        Args:
+            parts: the column of each part, [n_p]; pages of mapped ones are released.
+            order: int64, places in the order of the files, such as `shuffled()`.
+        """
+        part, start, end = self.order.places(self.blocks)
+        size, pieces = self.order.block, list[Tensor]()
+        for number, column in enumerate(parts):
+            own = torch.from_numpy(start[(part == number) & (end - start == size)] // size)
+            values = torch.from_numpy(column)
+            whole = values[: len(column) // size * size].view(-1, size)
+            for some in torch.split(own, BLOCKS_AT_ONCE):
+                pieces.append(whole.index_select(0, some).flatten())
+                release([column])
+            # The last block of a part may be shorter.
+            pieces += [values[s:] for s in start[(part == number) & (end - start < size)]]
+        return torch.cat(pieces)[order]
+
+    def shuffled(self) -> Tensor:
+        """Return the order in which its m interactions are used, int64 [m]."""
+        draw = generator(self.order.seed, self.epoch, 1 + self.number)
+        return torch.randperm(len(self), generator=draw)
+
+
+def generator(seed: int, *place: int) -> torch.Generator:
+    """Return a generator for a place in a run, such as (epoch, buffer); those of two places are
+    independent."""
+    state = np.random.SeedSequence([abs(seed), int(seed < 0), *place]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
 
 class BlockSampler(ExampleSampler):
@@ -26,7 +143,7 @@ class BlockSampler(ExampleSampler):
     next one. Each epoch is a function of (seed, epoch), and every batch of it can be the first.
 
     Args:
-        corpus, draws, batch_size, seed, measures: as of `ExampleSampler`.
+        corpus, draws, batch_size, seed, measures: see `ExampleSampler`.
         weighted: whether pairs have the weights of the column `weight`.
     Attributes:
         block, pairs: interactions of a block and of a buffer, see `BlockOrder`. Two buffers are in
@@ -53,36 +170,17 @@ class BlockSampler(ExampleSampler):
         weighted: bool = False,
     ) -> None:
         draws = draws or PairDraws()
-        if draws.target == "value" and not corpus.has_values:
-            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
         if weighted and "weight" not in corpus.interactions.column_names:
             raise DataError("task.sparse = 'weight' needs a column 'weight'; use 'none' without.")
+        self._begin(corpus, draws, batch_size, seed)
         self.corpus = corpus
-        self.batch_size: int = min(batch_size, len(corpus))
-        self.seed = seed
-        self.positives: str = draws.positives
         self.negatives: bool = draws.negatives
-        self.size: int = len(corpus)
-        if not draws.short_batch:
-            self.size -= self.size % self.batch_size
         self.names: list[str] = ["query", "candidate"]
         self.names += ["value"] * (draws.target == "value") + ["weight"] * weighted
-        counts = {side: corpus.counts(side) for side in ("query", "candidate")}
-        self.degrees: Tensor = counts["query"]
+        self.degrees: Tensor = self.counts["query"]
         self.met: Tensor = torch.nonzero(self.degrees).flatten()
-        self.candidates: int = len(counts["candidate"])
-        self.rates = {side: count.double() / len(corpus) for side, count in counts.items()}
-        if self.positives == "queries":
-            self.rates: dict[str, Tensor] = self._rates_by_query()
-        chosen = measures or {}
-        self.measures: dict[str, Tensor] = {
-            side: chosen[side] if side in chosen else measure(count, 0.0)[:, None]
-            for side, count in counts.items()
-        }
-        self.query_weights: Tensor = weights(self.measures["query"], self.rates["query"])
-        self.candidate_weights: Tensor = weights(
-            self.measures["candidate"], self.rates["candidate"]
-        )
+        rates = {side: count.double() / len(corpus) for side, count in self.counts.items()}
+        self._weigh(self._rates_by_query() if self.positives == "queries" else rates, measures)
         lengths = [part["query"].length for part in corpus.columns]
         self.shuffle: BlockOrder = BlockOrder(lengths, self.block, self.pairs, seed)
         # Mappings of their own, which stay even if the files are removed.
@@ -122,24 +220,20 @@ class BlockSampler(ExampleSampler):
             fit = max(1, self.pairs // self.batch_size // 16) * self.batch_size
             for number in range(skipped // fit, -(-self.size // fit)):
                 begins = max(0, skipped - number * fit)
-                yield (
-                    lambda number=number, begins=begins: {  # type: ignore[misc]
-                        n: c[begins:] for n, c in self._drawn(epoch, number, fit).items()
-                    }
-                )
+                yield partial(self._drawn, epoch, number, fit, begins)
             return
         for buffer, begins in self.shuffle.buffers(epoch, skipped):
-            yield lambda buffer=buffer, begins=begins: self._read(buffer, begins)  # type: ignore[misc]
+            yield partial(self._read, buffer, begins)
 
     def _read(self, buffer: Buffer, begins: int) -> Columns:
         """Return the columns of a buffer from its interaction `begins` on."""
         order = buffer.shuffled()[begins:]
         columns = {name: buffer.take(self.files[name], order) for name in self.names}
-        for side in ("query", "candidate"):
+        for side in SIDES:
             self.corpus.check_rows(columns[side], side)
         return columns
 
-    def _drawn(self, epoch: int, number: int, size: int) -> Columns:
+    def _drawn(self, epoch: int, number: int, size: int, begins: int) -> Columns:
         """Return pairs of queries that are drawn uniformly, each one of its pairs."""
         draw = generator(self.seed, epoch, DRAWN + number)
         query = self.met[torch.randint(len(self.met), (size,), generator=draw)]
@@ -148,7 +242,7 @@ class BlockSampler(ExampleSampler):
         place = index.offsets[query] + (chance * self.degrees[query]).long()
         columns = {n: query if n == "query" else index.at(n, place) for n in self.names}
         index.release()
-        return columns
+        return {name: column[begins:] for name, column in columns.items()}
 
     def _batch(self, columns: Columns, draw: torch.Generator) -> Batch:
         query, candidate = columns["query"].long(), columns["candidate"].long()

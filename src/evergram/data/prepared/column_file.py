@@ -26,13 +26,10 @@ DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """A .npy file of one dimension, little endian.
+    """A .npy file of one dimension, little endian, whose header was checked.
 
     Args:
-        path: of the file.
-        dtype: of its numbers.
-        length: how many there are.
-        offset: bytes of the file before the first.
+        offset: bytes of the file before the first number.
         sha256: of the whole file as it was written; None if it is not known.
     """
 
@@ -43,19 +40,12 @@ class ColumnFile:
     sha256: str | None = None
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        length: int | None,
-        dtype: np.dtype[Any] | None = None,
-        sha256: str | None = None,
-    ) -> ColumnFile:
-        """Return the file with its header checked.
+    def open(cls, path: Path, length: int | None = None, sha256: str | None = None) -> ColumnFile:
+        """Return the file.
 
         Args:
-            length, dtype: what it must have; None takes any.
-            sha256: for `verify`.
-        Raises: DataError: it is not one column of `length` numbers of this type.
+            length: the numbers that it must have; None takes any.
+        Raises: DataError: it is not one column of `length` numbers.
         """
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")
@@ -67,26 +57,14 @@ class ColumnFile:
                 f"{path} has the shape {mapped.shape}, and {expected} numbers are expected; the "
                 "file was changed or is damaged. Prepare the data again."
             )
-        if dtype not in (None, mapped.dtype):
-            raise DataError(
-                f"{path} holds {mapped.dtype.name}, and {dtype} is expected; the file was changed "
-                "or is damaged. Prepare the data again."
-            )
         return cls(path, mapped.dtype, len(mapped), mapped.offset, sha256)
-
-    def verify(self, remedy: str) -> None:
-        """Read the file through, and refuse it if it is not as it was written.
-
-        Raises: DataError: as of `check_sha256`.
-        """
-        check_sha256(self.path, self.sha256, remedy)
 
     def mapped(self, *, at_random: bool = False) -> Column:
         """Return the numbers, [length], mapped into memory; nothing written there is kept, and the
         file may be removed.
 
         Args:
-            at_random: whether they are read in no order, so that nothing is read ahead of it.
+            at_random: whether they are read in no order, so that nothing is read ahead.
         """
         with self.path.open("rb") as file:
             # Copy on write, since torch warns of arrays that cannot be written.
@@ -126,9 +104,9 @@ def check_sha256(path: Path, expected: str | None, remedy: str) -> None:
 def release(columns: Iterable[Column]) -> None:
     """Take the pages of mapped columns out of this process's memory.
 
-    Their numbers stay: the next one that is read brings its page back, from the kernel's cache of
-    the file if it is there. So what is resident does not grow with a file that is read through.
-    Columns that are no mapped files, and systems that cannot do it, are left as they are.
+    The next number that is read brings its page back, so what is resident does not grow with a file
+    that is read through. Columns that are not mapped, and systems that cannot do it, are left as
+    they are.
 
     Args:
         columns: of `ColumnFile.mapped`, `np.memmap`, or slices of them.
@@ -146,14 +124,11 @@ def release(columns: Iterable[Column]) -> None:
 
 
 def check_rows(rows: Tensor, side: str, size: int, remedy: str) -> None:
-    """Refuse rows that a side does not have, before they count or select anything.
+    """Refuse rows that a side of `size` entities does not have, before they select anything.
 
     Args:
-        rows: of any type and shape.
-        side: its name.
-        size: the number of its entities.
         remedy: a sentence that says what to do about it.
-    Raises: DataError: one is outside of the side.
+    Raises: DataError: a row is outside of the side.
     """
     if not rows.numel():
         return
@@ -167,7 +142,7 @@ def check_rows(rows: Tensor, side: str, size: int, remedy: str) -> None:
 
 @contextmanager
 def new_column(path: Path, dtype: np.dtype[Any], length: int) -> Iterator[IO[bytes]]:
-    """Yield a file open for writing, after the header of a column of so many numbers.
+    """Yield a file open for writing, after the header of a column of `length` numbers.
 
     It is written by system calls, so that a full disk is an OSError and no signal.
     """

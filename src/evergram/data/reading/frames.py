@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evergram.data.files.column_names import guess
+from evergram.data.reading.column_names import guess
 from evergram.data.reading.interaction_source import InteractionSource, source_of
-from evergram.data.reading.keyed_table import KeyedTable
+from evergram.data.reading.keyed_table import keyed_table
 from evergram.data.reading.rules import BadRows, BadRowsChoice
 from evergram.data.reading.table_stream import MemoryTable
 from evergram.did_you_mean import did_you_mean
@@ -79,7 +79,7 @@ def features_of(
         ids: names that this column may have in `data`.
     """
     table = MemoryTable(table_of(data, source), source)
-    return KeyedTable([table], bad_rows=BadRows(bad_rows), ids=ids).table()
+    return keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
 
 
 def table_of(data: Any, source: str) -> pa.Table:

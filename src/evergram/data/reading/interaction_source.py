@@ -1,5 +1,6 @@
 """`InteractionSource`, interactions of a file or in memory, and `Interactions`, all that are read
-together."""
+together.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.files.adjacency_list import pairs_of_lines
-from evergram.data.files.column_names import guess, lacking, refuse_unknown
+from evergram.data.reading.column_names import guess, lacking, refuse_unknown
 from evergram.data.reading.rules import (
     ROLES,
     SIDES,
@@ -26,9 +26,70 @@ from evergram.data.reading.rules import (
 )
 from evergram.data.reading.source_files import SourceFile
 from evergram.data.reading.table_stream import ROWS, MemoryTable, TableStream
+from evergram.data.reading.text_files import DAMAGED, GzipReader
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.ids import is_text
+
+# Bytes of text that are read at once; a line may be longer.
+BLOCK = 8 << 20
+
+
+def pairs_of_lines(path: Path) -> Iterator[pa.Table]:
+    """Yield the pairs of lines `query candidate candidate …`, columns `query` and `candidate`, as
+    texts, and `row`, the number of the line; of some lines at a time.
+
+    The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
+    divided by white space. A line that names a query alone has no pair; a query may have several
+    lines.
+
+    Args:
+        path: UTF-8, perhaps `.gz`.
+    Raises: DataError: the file is damaged, is not in UTF-8, or has no pair.
+    """
+    row, size = 0, 0
+    for text in _blocks(path):
+        lists = [line.split() for line in text.splitlines()]
+        table = _pairs(lists, row)
+        row, size = row + len(lists), size + len(table)
+        if len(table):
+            yield table
+    if not size:
+        raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
+
+
+def _pairs(lists: list[list[str]], first: int) -> pa.Table:
+    """Return the pairs of lines, each a list of ids, after the `first` lines of the file."""
+    each = pa.array(lists, pa.list_(pa.string()))
+    ids, line = each.flatten(), pc.list_parent_indices(each)
+    heads = pa.array([ids[0] if ids else None for ids in lists], pa.string())
+    # The first id of each line is its query.
+    tails = pa.array([place > 0 for line in lists for place in range(len(line))], pa.bool_())
+    line = line.filter(tails)
+    rows = pc.add(line.cast(pa.int64()), first + 1)
+    return pa.table({"query": heads.take(line), "candidate": ids.filter(tails), "row": rows})
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    """Yield whole lines of a file, about BLOCK bytes at a time."""
+    waiting = bytearray()
+    # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+    encoding = "utf-8-sig"
+    try:
+        with GzipReader(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            while piece := file.read(BLOCK):
+                waiting += piece
+                end = waiting.rfind(b"\n") + 1
+                if end:
+                    yield waiting[:end].decode(encoding)
+                    encoding = "utf-8"
+                    del waiting[:end]
+        yield waiting.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
+    except DAMAGED as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
+
 
 T = TypeVar("T")
 
@@ -146,8 +207,7 @@ class Interactions:
 
     def _batches(self, second_form: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         self.rows, weighs = 0, False
-        self.bad_rows.count = 0
-        self.bad_rows.reasons.clear()
+        self.bad_rows.reset()
         clock = Clock(self.clock.form, self.clock.place)
         rules = Rules(self.bad_rows, clock, self.weights, second_form)
         kept = 0
@@ -187,10 +247,8 @@ class Interactions:
 def sources_of_files(
     files: Iterable[SourceFile], columns: Mapping[str, str]
 ) -> list[InteractionSource]:
-    """Return the interactions of files.
+    """Return the interactions of files, whose own names of the roles are `columns`.
 
-    Args:
-        columns: the files' own names of the roles.
     Raises: DataError: a file cannot be read, or lacks a column.
     """
     check_roles(columns)
@@ -199,7 +257,7 @@ def sources_of_files(
 
 def source_of(stream: TableStream | MemoryTable, columns: Mapping[str, str]) -> InteractionSource:
     """Return the interactions of a table, see `sources_of_files`."""
-    chosen = chosen_columns(stream, columns)
+    chosen = _chosen_columns(stream, columns)
     for role, column in guess(stream.names).items():
         if role in ("value", "time") and role not in chosen and column not in chosen.values():
             logging.getLogger(__name__).warning(
@@ -219,10 +277,7 @@ def source_of(stream: TableStream | MemoryTable, columns: Mapping[str, str]) -> 
 
 
 def source_of_adjacency_list(path: Path) -> InteractionSource:
-    """Return the pairs of lines `query candidate candidate …`, in the order of the file.
-
-    Its batches raise a DataError as `pairs_of_lines` does.
-    """
+    """Return the pairs of an adjacency list in the order of the file, see `pairs_of_lines`."""
 
     def read() -> Iterator[pa.RecordBatch]:
         for table in pairs_of_lines(path):
@@ -257,11 +312,12 @@ def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
     return ["id", columns.get(side, side)] if named is None else [named]
 
 
-def chosen_columns(stream: TableStream | MemoryTable, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each role that a table has.
+def _chosen_columns(
+    stream: TableStream | MemoryTable, columns: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the column of each role that a table has; those that `columns` does not name are
+    called as their roles.
 
-    Args:
-        columns: those of some roles; the others are called as their roles.
     Raises: DataError: it lacks the query, the candidate or a column of `columns`.
     """
     has = stream.names
@@ -281,8 +337,7 @@ def chosen_columns(stream: TableStream | MemoryTable, columns: Mapping[str, str]
 
 
 def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
-    """Return the roles that all sources have. Raises: DataError: one has a role that another has
-    not."""
+    """Return the roles of all sources. Raises: DataError: one has a role that another has not."""
     first = sources[0]
     for source in sources[1:]:
         for one, other in ((first, source), (source, first)):

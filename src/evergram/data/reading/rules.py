@@ -84,6 +84,14 @@ class Place:
         number = self.first_row + row + 1 if self.rows is None else self.rows[row].as_py()
         return f"{self.source} row {number}"
 
+    def cell(self, row: int, role: str, cells: pa.Array) -> str:
+        """Return the name and the content of a cell."""
+        return f"{self.row(row)}: {self.name(role)} is {_shown(cells[row])}"
+
+
+# Marks bad cells, and says what they must be.
+Fault: TypeAlias = tuple[pa.Array, str]
+
 
 @dataclass
 class BadRows:
@@ -94,39 +102,47 @@ class BadRows:
         advice: whether the error says how to drop them.
     Attributes:
         count: bad rows so far.
+        reasons: by column and reason, the number of rows, and a sentence about the first.
     """
 
     choice: BadRowsChoice = "refuse"
     advice: bool = True
     count: int = 0
-    # By column and reason: the number of rows, and a sentence about the first.
     reasons: dict[tuple[str, str, bool], tuple[int, str]] = field(default_factory=dict)
 
-    def note(self, place: Place, name: str, cells: pa.ChunkedArray, fault: Fault) -> None:
-        """Count the bad cells of a column of a batch."""
-        bad, wanted = fault
+    def reset(self) -> None:
+        """Forget the rows so far, as all are read again."""
+        self.count = 0
+        self.reasons.clear()
+
+    def good_rows(
+        self, place: Place, columns: Mapping[str, tuple[pa.Array, Iterable[Fault]]], size: int
+    ) -> pa.Array:
+        """Count the bad rows of a batch, and return bool [n], True for the others.
+
+        Args:
+            columns: by role, cells and their faults.
+        """
+        good = pa.array(np.ones(size, bool))
+        for role, (cells, faults) in columns.items():
+            for bad, wanted in faults:
+                if pc.any(bad).as_py():
+                    self._note(place, role, cells, bad, wanted)
+                    good = pc.and_not(good, bad)
+        self.count += size - (pc.sum(good).as_py() or 0)
+        return good
+
+    def _note(self, place: Place, role: str, cells: pa.Array, bad: pa.Array, wanted: str) -> None:
+        blank, name = _blank(cells), place.name(role)
         for empty in (True, False):
-            blank = _blank(cells)
             mask = pc.and_(bad, blank if empty else pc.invert(blank))
             row = pc.index(mask, True).as_py()
             if row < 0:
                 continue
-            cell = "empty" if empty else _shown(cells[row])
-            first = f"{place.row(row)}: {name} is {cell}; it must be {wanted}"
+            what = f"{place.row(row)}: {name} is empty" if empty else place.cell(row, role, cells)
+            first = f"{what}; it must be {wanted}"
             count, sentence = self.reasons.get((name, wanted, empty), (0, first))
             self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), sentence
-
-    def good_rows(
-        self, place: Place, name: str, cells: pa.ChunkedArray, faults: Iterable[Fault]
-    ) -> pa.Array:
-        """Count the bad rows of a batch of one column. Returns: bool [n], True for the others."""
-        good = pc.invert(_all_false(len(cells)))
-        for fault in faults:
-            if pc.any(fault[0]).as_py():
-                self.note(place, name, cells, fault)
-                good = pc.and_not(good, fault[0])
-        self.count += pc.sum(pc.invert(good)).as_py() or 0
-        return good
 
     def finish(self) -> None:
         """Raises: DataError: there are bad rows, and they are not to be dropped."""
@@ -183,32 +199,19 @@ class Clock:
             )
 
 
-# Marks bad cells, and says what they must be.
-Fault: TypeAlias = tuple[pa.Array, str]
-
-
 @dataclass(frozen=True)
 class _Read:
-    """A column as it was read.
+    """A column as it was read: its values, with a null for each bad cell; the bad cells; and of
+    times, which cells are of which form."""
 
-    Args:
-        values: with a null for each bad cell.
-        faults: the bad cells.
-        forms: of times, which cells are of which form; None marks all.
-    """
-
-    values: pa.ChunkedArray
+    values: pa.Array
     faults: list[Fault]
-    forms: dict[str, pa.Array | None] = field(default_factory=dict)
+    forms: dict[str, pa.Array] = field(default_factory=dict)
 
 
 class OtherFormError(Exception):
-    """A column is written in the second of two ways; all of it is read again so.
-
-    Args:
-        role: of the column.
-        where: the first cell that tells it.
-    """
+    """A column is written in the second of two ways, as the cell `where` tells; all of it is read
+    again so."""
 
     def __init__(self, role: str, where: str) -> None:
         super().__init__(role, where)
@@ -248,28 +251,24 @@ class Rules:
         Raises: DataError: a column is of a type that cannot be used, or numbers or times are
             written in two ways; the error names the row, or the type. OtherFormError.
         """
+        cells = {role: decoded(table[role]) for role in table.column_names}
         read: dict[str, _Read] = {}
-        bad = _all_false(table.num_rows)
-        for role in table.column_names:
-            cells = decoded(table[role])
+        for role, own in cells.items():
             if role == "weight" and self._weights:
-                one = _Read(*_weights_of_events(cells, self._weights))
+                read[role] = _weights_of_events(own, self._weights)
             else:
-                one = _column(role, cells, place, self._form(role, cells, place))
-            read[role] = one
-            for fault in one.faults:
-                if pc.any(fault[0]).as_py():
-                    self.bad_rows.note(place, place.name(role), cells, fault)
-                    bad = pc.or_(bad, fault[0])
-        if "time" in read:
-            self._see_times(table["time"], read["time"], bad, place)
-        columns = {role: one.values for role, one in read.items()}
-        checked = pa.table(columns)
-        if count := pc.sum(bad).as_py():
-            self.bad_rows.count += count
-            checked = checked.filter(pc.invert(bad))
+                read[role] = _column(role, own, place, self._form(role, own, place))
+        columns = {role: (cells[role], one.faults) for role, one in read.items()}
+        good = self.bad_rows.good_rows(place, columns, table.num_rows)
+        for form, mask in read["time"].forms.items() if "time" in read else ():
+            row = pc.index(pc.and_(mask, good), True).as_py()
+            if row >= 0:
+                cell = f"{place.name('time')} is {_shown(cells['time'][row])}"
+                self.clock.see(form, f"{place.row(row)} ({cell})")
+        checked = pa.table({role: one.values for role, one in read.items()})
+        checked = checked if good.true_count == len(good) else checked.filter(good)
         for side, decimals in self._ids.items():
-            if side in columns and not decimals.settled:
+            if side in read:
                 decimals.see(checked[side], place, side)
         return checked
 
@@ -287,11 +286,8 @@ class Rules:
         for decimals in self._ids.values():
             decimals.finish()
 
-    def _form(self, role: str, cells: pa.ChunkedArray, place: Place) -> str:
-        """Return the pattern by which the texts of a column are written: that of all so far.
-
-        Raises: OtherFormError, DataError: see `checked`.
-        """
+    def _form(self, role: str, cells: pa.Array, place: Place) -> str:
+        """Return the pattern by which the texts of a column are written: that of all so far."""
         first, second = (DAY_FIRST, MONTH_FIRST) if role == "time" else (POINT, COMMA)
         if role in SIDES or not is_text(cells.type):
             return first
@@ -302,7 +298,7 @@ class Rules:
         )
         row = pc.index(pc.and_not(of_other, of_chosen), True).as_py()
         if row >= 0:
-            where = f"{place.row(row)}: {place.name(role)} is {_shown(cells[row])}"
+            where = place.cell(row, role, cells)
             if chosen == first:
                 raise OtherFormError(role, where)
             raise DataError(
@@ -315,38 +311,27 @@ class Rules:
             elif not self._unsure:
                 both = pc.not_equal(in_iso(cells, chosen), in_iso(cells, other))
                 row = pc.index(_true(both), True).as_py()
-                if row >= 0:
-                    shown = _shown(cells[row])
-                    self._unsure = f"{place.row(row)}: {place.name(role)} is {shown}"
+                self._unsure = place.cell(row, role, cells) if row >= 0 else ""
         return chosen
-
-    def _see_times(self, cells: pa.ChunkedArray, read: _Read, bad: pa.Array, place: Place) -> None:
-        for form, mask in read.forms.items():
-            good = pc.invert(bad) if mask is None else pc.and_not(_flat(mask), bad)
-            row = pc.index(good, True).as_py()
-            if row >= 0:
-                cell = _shown(cells[row])
-                self.clock.see(form, f"{place.row(row)} ({place.name('time')} is {cell})")
 
 
 class Decimals:
     """Whether the ids of a side, in files of text, are numbers with decimals."""
 
     def __init__(self) -> None:
-        self.settled, self._first = False, ""
+        self._settled, self._first = False, ""
 
     def see(self, ids: pa.ChunkedArray, place: Place, side: str) -> None:
-        if not is_text(ids.type):
+        if self._settled or not is_text(ids.type):
             return
         numbers = side in place.texts and pc.all(pc.match_substring_regex(ids, NUMBER)).as_py()
         if numbers is False:
-            self.settled, self._first = True, ""
+            self._settled, self._first = True, ""
         elif not self._first:
             row = pc.index(pc.match_substring_regex(ids, r"[.eE]"), True).as_py()
             if row >= 0:
-                name = place.name(side)
-                self._first = f"{place.source} column {name!r} is of numbers with decimals (one is "
-                self._first += f"{ids[row].as_py()})"
+                self._first = f"{place.source} column {place.name(side)!r} is of numbers with "
+                self._first += f"decimals (one is {ids[row].as_py()})"
 
     def finish(self) -> None:
         if self._first:
@@ -356,26 +341,26 @@ class Decimals:
 def forms_of_times(cells: pa.ChunkedArray, *, partly: bool = False) -> set[str]:
     """Return the ways in which times are written, see `Clock`; none if a day cannot be told from a
     month, or, unless `partly`, a cell is no time."""
-    cells = decoded(cells)
-    if is_text(cells.type):
-        dates = (in_iso(cells, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
-        ways = [each for each in dates if not _any_match(each, f"{DAY_FIRST}|{MONTH_FIRST}")]
+    times = decoded(cells)
+    if is_text(times.type):
+        dates = (in_iso(times, pattern) for pattern in (DAY_FIRST, MONTH_FIRST))
+        pattern = f"{DAY_FIRST}|{MONTH_FIRST}"
+        ways = [d for d in dates if not pc.any(pc.match_substring_regex(d, pattern)).as_py()]
         if len(ways) == 2 and not ways[0].equals(ways[1]):
             return set()
-        cells = ways[0] if ways else cells
-    read = _column("time", cells, Place(""), DAY_FIRST)
+        times = ways[0] if ways else times
+    read = _column("time", times, Place(""), DAY_FIRST)
     if not partly and any(pc.any(bad).as_py() for bad, _ in read.faults):
         return set()
-    if not len(cells):
-        return set()
-    return {form for form, mask in read.forms.items() if mask is None or pc.any(mask).as_py()}
+    return {form for form, mask in read.forms.items() if pc.any(mask).as_py()}
 
 
-def decoded(cells: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without a dictionary, and texts of any kind as strings."""
+def decoded(cells: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, without a dictionary, and texts of any kind as strings."""
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
-    return cells.cast(pa.string()) if is_text(cells.type) else cells
+    cells = cells.cast(pa.string()) if is_text(cells.type) else cells
+    return cells.combine_chunks()
 
 
 def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = None) -> None:
@@ -389,14 +374,14 @@ def refuse_non_ids(kind: pa.DataType, name: str, source: str, example: object = 
         )
 
 
-def ids_of_cells(cells: pa.ChunkedArray, *, text_file: bool) -> tuple[pa.ChunkedArray, list[Fault]]:
+def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fault]]:
     """Return a column as int64 or string, and its bad cells, which are null.
 
     Args:
         cells: integers, strings, or nulls alone.
         text_file: integers are what is written so, and words such as NULL stand for nothing.
     """
-    missing = _flat(missing_cells(cells, text_file=text_file))
+    missing = missing_cells(cells, text_file=text_file)
     faults: list[Fault] = []
     if text_file:
         broken = _true(pc.match_substring_regex(cells, BROKEN))
@@ -419,25 +404,21 @@ def ids_of_cells(cells: pa.ChunkedArray, *, text_file: bool) -> tuple[pa.Chunked
     return values, faults
 
 
-def numbers_of_column(cells: pa.ChunkedArray, place: Place, name: str) -> pa.ChunkedArray:
+def numbers_of_column(cells: pa.ChunkedArray, source: str, name: str) -> pa.Array:
     """Return a whole column of numbers of at least 0 as float64. Raises: DataError: one is none."""
-    cells, bad_rows = _comparable(decoded(cells), name, place), BadRows(advice=False)
-    decimal = "."
-    if is_text(cells.type):
-        commas = pc.and_not(*(pc.match_substring_regex(cells, form) for form in (COMMA, POINT)))
+    place, bad_rows = Place(source), BadRows(advice=False)
+    own, decimal = _comparable(decoded(cells), name, place), "."
+    if is_text(own.type):
+        commas = pc.and_(*(pc.match_substring_regex(own, form) for form in (COMMA, POINT)))
         decimal = "," if pc.any(commas).as_py() else "."
-    values, faults = numbers_of_cells(cells, pa.float64(), positive=True, decimal=decimal)
-    bad_rows.good_rows(place, name, cells, faults)
+    values, faults = _numbers(own, pa.float64(), positive=True, decimal=decimal)
+    bad_rows.good_rows(place, {name: (own, faults)}, len(own))
     bad_rows.finish()
     return values
 
 
-def _column(role: str, cells: pa.ChunkedArray, place: Place, form: str) -> _Read:
-    """Return a column that is read by its role.
-
-    Args:
-        form: see `Rules._form`.
-    """
+def _column(role: str, cells: pa.Array, place: Place, form: str) -> _Read:
+    """Return a column that is read by its role, and whose texts are written in a form."""
     if role in SIDES:
         example = cells[0].as_py() if len(cells) else None
         refuse_non_ids(cells.type, place.name(role), place.source, example)
@@ -445,30 +426,23 @@ def _column(role: str, cells: pa.ChunkedArray, place: Place, form: str) -> _Read
     if role == "time":
         times = _comparable(cells, place.name(role), place, dates=True)
         return _times(in_iso(times, form) if is_text(times.type) else times, place)
-    cells = _comparable(cells, place.name(role), place)
+    numbers = _comparable(cells, place.name(role), place)
     decimal = "," if form == COMMA else "."
-    values, faults = numbers_of_cells(cells, positive=role == "weight", decimal=decimal)
+    values, faults = _numbers(numbers, positive=role == "weight", decimal=decimal)
     if role == "weight" and is_text(cells.type):
         named = "a number, or the name of an event with a weight in data.weights (--weight)"
         faults = [(bad, named if wanted == "a number" else wanted) for bad, wanted in faults]
     return _Read(values, faults)
 
 
-def _weights_of_events(
-    cells: pa.ChunkedArray, weights: Mapping[str, float]
-) -> tuple[pa.ChunkedArray, list[Fault]]:
-    """Return the weight of each event, and the cells that name none, which are null."""
+def _weights_of_events(cells: pa.Array, weights: Mapping[str, float]) -> _Read:
     names = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     rows = pc.index_in(names, value_set=pa.array(list(weights), pa.string()))
-    values = pa.array(list(weights.values()), FLOAT32)
-    unknown = _flat(pc.is_null(rows))
-    read = pa.chunked_array([values.take(_flat(rows))])
-    return read, [(unknown, f"an event with a weight: {', '.join(weights)}")]
+    values = pa.array(list(weights.values()), FLOAT32).take(rows)
+    return _Read(values, [(pc.is_null(rows), f"an event with a weight: {', '.join(weights)}")])
 
 
-def _comparable(
-    cells: pa.ChunkedArray, name: str, place: Place, *, dates: bool = False
-) -> pa.ChunkedArray:
+def _comparable(cells: pa.Array, name: str, place: Place, *, dates: bool = False) -> pa.Array:
     """Return a column of numbers, of dates, or of texts that may be them, as Arrow compares them.
 
     Raises: DataError: it is of another type.
@@ -490,17 +464,12 @@ def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def numbers_of_cells(
-    cells: pa.ChunkedArray,
-    kind: pa.DataType = FLOAT32,
-    *,
-    positive: bool = False,
-    decimal: str = ".",
-) -> tuple[pa.ChunkedArray, list[Fault]]:
-    """Return a column of numbers, or of texts that are numbers, and its bad cells, which are null.
+def _numbers(
+    cells: pa.Array, kind: pa.DataType = FLOAT32, *, positive: bool, decimal: str
+) -> tuple[pa.Array, list[Fault]]:
+    """Return numbers, or texts that are numbers, as floats, and the bad cells, which are null.
 
     Args:
-        kind: the type of floats to return.
         positive: no number is below 0.
         decimal: the decimal sign of texts.
     """
@@ -508,7 +477,7 @@ def numbers_of_cells(
     if is_text(cells.type):
         words = pc.if_else(pc.match_substring_regex(cells, _WORD), pc.utf8_ltrim(cells, "+"), None)
         cells = pc.coalesce(numbers(cells, decimal=decimal), words.cast(pa.float64()))
-        faults.append((_flat(pc.is_null(cells)), "a number"))
+        faults.append((pc.is_null(cells), "a number"))
     # Unsafe, as float32 may round a large count.
     values = cells.cast(kind, safe=False)
     infinite = _not_finite(values)
@@ -520,98 +489,91 @@ def numbers_of_cells(
     return _without(values, faults), faults
 
 
-def _times(cells: pa.ChunkedArray, place: Place) -> _Read:
+def _times(cells: pa.Array, place: Place) -> _Read:
     """Return times as int64 or float64."""
+    given = pa.array(np.ones(len(cells), bool))
     if not is_text(cells.type):
-        return _dates(cells) if _is_date(cells.type) else _unix_times(cells, place)
-    dates = {
-        form: _true(pc.match_substring_regex(cells, pattern))
-        for form, pattern in ((NAIVE, f"{_DATE}$"), (ZONED, f"{_DATE}{_ZONE}$"))
-    }
-    numbers = _true(pc.match_substring_regex(cells, FLOAT_CELL))
-    bad = pc.invert(pc.or_(numbers, pc.or_(dates[NAIVE], dates[ZONED])))
+        return _dates(cells, given) if _is_date(cells.type) else _unix_times(cells, given)
     parts: list[_Read] = []
-    if pc.any(numbers).as_py():
-        texts = pc.utf8_ltrim(_where(cells, numbers), "+")
+    are_numbers = _true(pc.match_substring_regex(cells, FLOAT_CELL))
+    bad = pc.invert(are_numbers)
+    if pc.any(are_numbers).as_py():
+        texts = pc.utf8_ltrim(_where(cells, are_numbers), "+")
         try:
-            parts.append(_unix_times(texts.cast(pa.int64()), place, given=numbers))
+            unix = texts.cast(pa.int64())
         except pa.ArrowInvalid:
-            whole = pc.match_substring_regex(texts, INTEGER)
-            _refuse_rounded(pc.filter(texts, whole), place)
-            parts.append(_unix_times(texts.cast(pa.float64()), place, given=numbers))
-    for form, given in dates.items():
-        if pc.any(given).as_py():
-            zone = "UTC" if form == ZONED else None
-            moments, wrong = moments_of(_where(cells, given), zone)
-            bad = pc.or_(bad, wrong)
-            parts.append(_dates(moments, given=pc.and_not(given, wrong)))
+            _refuse_rounded(texts.filter(pc.match_substring_regex(texts, INTEGER)), place)
+            unix = texts.cast(pa.float64())
+        parts.append(_unix_times(unix, are_numbers))
+    for pattern, zone in ((f"{_DATE}$", None), (f"{_DATE}{_ZONE}$", "UTC")):
+        dates = _true(pc.match_substring_regex(cells, pattern))
+        if pc.any(dates).as_py():
+            moments, wrong = moments_of(_where(cells, dates), zone)
+            bad = pc.and_not(bad, pc.and_not(dates, wrong))
+            parts.append(_dates(moments, pc.and_not(dates, wrong)))
     faults = [(bad, A_TIME), *(fault for part in parts for fault in part.faults)]
     forms = {form: mask for part in parts for form, mask in part.forms.items()}
-    if not parts:
-        return _Read(pa.chunked_array([pa.nulls(len(cells), pa.int64())]), faults)
-    return _Read(pc.coalesce(*(part.values for part in parts)), faults, forms)
+    values = [part.values for part in parts] or [pa.nulls(len(cells), pa.int64())]
+    return _Read(pc.coalesce(*values), faults, forms)
 
 
-def _dates(cells: pa.ChunkedArray, given: pa.Array | None = None) -> _Read:
+def _dates(cells: pa.Array, given: pa.Array) -> _Read:
     """Return dates as microseconds: one integer unit for every clock, as only order and differences
-    are used."""
+    are used.
+
+    Args:
+        given: the cells that are dates, of which some may be missing.
+    """
     kind = cells.type
     unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
     days = cells.cast(pa.int32()) if unit == "D" else cells
-    limit = (2**63 - 1) // _MICROSECONDS[unit]
-    faults = _refused_times(days.cast(pa.int64()), limit, given)
-    cells = _without(cells, faults)
-    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
-    values = cells.cast(pa.timestamp("us", kind.tz if zoned else None), safe=False)
-    return _Read(values.cast(pa.int64()), faults, {ZONED if zoned else NAIVE: given})
+    faults = _refused_times(days.cast(pa.int64()), (2**63 - 1) // _MICROSECONDS[unit], given)
+    zone = kind.tz if pa.types.is_timestamp(kind) else None
+    values = _without(cells, faults).cast(pa.timestamp("us", zone), safe=False)
+    return _Read(values.cast(pa.int64()), faults, {NAIVE if zone is None else ZONED: given})
 
 
-def _unix_times(cells: pa.ChunkedArray, place: Place, given: pa.Array | None = None) -> _Read:
+def _unix_times(cells: pa.Array, given: pa.Array) -> _Read:
+    """Return numbers as int64 or float64; their sizes tell their unit."""
+    faults: list[Fault] = []
     if pa.types.is_uint64(cells.type):
-        large = pc.greater_equal(cells, pa.scalar(2**63, pa.uint64()))
-        faults = [(_true(large), "a time below 2⁶³")]
-        cells = _without(cells, faults).cast(pa.int64())
-        faults += _refused_times(cells, 2**63 - 1, pc.invert(faults[0][0]))
-    elif pa.types.is_floating(cells.type):
-        cells, faults = cells.cast(pa.float64()), []
-        faults = _refused_times(cells, 2.0**63, given)
-    else:
-        cells = cells.cast(pa.int64())
-        faults = _refused_times(cells, 2**63 - 1, given)
+        faults = [
+            (_true(pc.greater_equal(cells, pa.scalar(2**63, pa.uint64()))), "a time below 2⁶³")
+        ]
+        cells, given = _without(cells, faults), pc.and_not(given, faults[0][0])
+    number: type = float if pa.types.is_floating(cells.type) else int
+    limit = 2.0**63 if number is float else 2**63 - 1
+    cells = cells.cast(pa.float64() if number is float else pa.int64())
+    faults += _refused_times(cells, limit, given)
     values = _without(cells, faults)
-    ends = pc.min_max(values).as_py()
-    if ends["min"] is None:
-        return _Read(values, faults)
-    first, last = unit_of(ends["min"]), unit_of(ends["max"])
-    if first == last and first is not None:
-        return _Read(values, faults, {f"{NUMBERS} in {first}": given})
-    forms: dict[str, pa.Array | None] = {}
-    rest = pc.is_valid(values)
+    ends = pc.min_max(values).as_py().values()
+    units = {None if end is None else unit_of(end) for end in ends}
+    if len(units) == 1 and None not in units:
+        return _Read(values, faults, {f"{NUMBERS} in {units.pop()}": given})
+    forms, rest = {}, pc.is_valid(values)
     for unit in UNITS:
-        low, high = unit_range(unit)
-        kind: type = float if pa.types.is_floating(values.type) else int
-        above, below = pc.greater_equal(values, kind(low)), pc.less(values, kind(high))
-        inside = _true(pc.and_(above, below))
+        low, high = (number(end) for end in unit_range(unit))
+        inside = _true(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
         forms[f"{NUMBERS} in {unit}"] = inside
         rest = pc.and_not(rest, inside)
     return _Read(values, faults, {**forms, NUMBERS: rest})
 
 
-def _refused_times(numbers: pa.ChunkedArray, limit: float, given: pa.Array | None) -> list[Fault]:
+def _refused_times(numbers: pa.Array, limit: float, given: pa.Array) -> list[Fault]:
     """Return the times that are missing, or that 64 bits do not hold, in microseconds where they
     are dates; the largest integers stand for no time."""
-    lacking = _not_finite(numbers)
-    if given is not None:
-        lacking = pc.and_(lacking, given)
+    lacking = pc.and_(_not_finite(numbers), given)
     beyond = pc.or_(pc.greater_equal(numbers, limit), pc.less_equal(numbers, -limit))
-    beyond = pc.and_not(_true(beyond), lacking)
     return [
         (lacking, "a finite number" if pa.types.is_floating(numbers.type) else A_TIME),
-        (beyond, "a time: it does not fit into 64 bits, or stands for a missing one"),
+        (
+            pc.and_not(_true(beyond), lacking),
+            "a time: it does not fit into 64 bits, or stands for a missing one",
+        ),
     ]
 
 
-def _refuse_rounded(texts: pa.ChunkedArray, place: Place) -> None:
+def _refuse_rounded(texts: pa.Array, place: Place) -> None:
     try:
         texts.cast(pa.int64()).cast(pa.float64())
     except pa.ArrowInvalid:
@@ -635,26 +597,26 @@ def _shown(cell: pa.Scalar) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def _blank(cells: pa.ChunkedArray) -> pa.Array:
+def _blank(cells: pa.Array) -> pa.Array:
     """Return which cells are null or an empty text."""
     blank = pc.is_null(cells)
     if is_text(cells.type):
         blank = pc.or_(blank, _true(pc.equal(pc.utf8_trim_whitespace(cells), "")))
-    return _flat(blank)
+    return blank
 
 
-def _not_finite(numbers: pa.ChunkedArray) -> pa.Array:
+def _not_finite(numbers: pa.Array) -> pa.Array:
     if pa.types.is_floating(numbers.type):
         return pc.invert(_true(pc.is_finite(numbers)))
-    return _flat(pc.is_null(numbers))
+    return pc.is_null(numbers)
 
 
-def _where(cells: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
+def _where(cells: pa.Array, mask: pa.Array) -> pa.Array:
     """Return the cells that are marked, and nulls in place of the others."""
     return pc.if_else(mask, cells, pa.scalar(None, cells.type))
 
 
-def _without(cells: pa.ChunkedArray, faults: Iterable[Fault]) -> pa.ChunkedArray:
+def _without(cells: pa.Array, faults: Iterable[Fault]) -> pa.Array:
     """Return the cells with nulls in place of bad ones."""
     for bad, _ in faults:
         if pc.any(bad).as_py():
@@ -662,18 +624,6 @@ def _without(cells: pa.ChunkedArray, faults: Iterable[Fault]) -> pa.ChunkedArray
     return cells
 
 
-def _any_match(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
-
-
-def _true(mask: Any) -> pa.Array:
+def _true(mask: pa.Array) -> pa.Array:
     """Return a mask with False in place of nulls."""
-    return _flat(pc.fill_null(mask, False))
-
-
-def _flat(mask: Any) -> pa.Array:
-    return mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
-
-
-def _all_false(size: int) -> pa.Array:
-    return pa.array(np.zeros(size, bool))
+    return pc.fill_null(mask, False)

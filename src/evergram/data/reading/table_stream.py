@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from evergram.data.files.column_names import has_no_header, lacking
-from evergram.data.files.csv_file import unreadable_csv
-from evergram.data.files.decompression import DAMAGED, GzipReader
+from evergram.data.reading.column_names import has_no_header, lacking
 from evergram.data.reading.source_files import SourceFile
+from evergram.data.reading.text_files import DAMAGED, GzipReader, unreadable_csv
 from evergram.errors import DataError
 from evergram.file_content import refuse_other_content, unreadable
 from evergram.quotation import refuse_open_quotation

@@ -7,6 +7,7 @@ them in no other way.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,17 @@ COMMA = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(\.\d{{3}})+)(,\d*)?|,\d+){_EXPONENT} *$"
 _DAY, _MONTH = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])"
 _YEAR = r"[./](\d{4})([T ]\d\d:\d\d(:\d\d)?)? *$"
 DAY_FIRST, MONTH_FIRST = rf"^ *{_DAY}[./]{_MONTH}{_YEAR}", rf"^ *{_MONTH}[./]{_DAY}{_YEAR}"
+
+
+def all_match(texts: pa.Array, pattern: str) -> bool:
+    """Return whether all texts that are not null match."""
+    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is of lists, in any of Arrow's forms."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
 
 
 def numbers(texts: pa.ChunkedArray, *, decimal: str) -> pa.ChunkedArray:
@@ -40,11 +52,11 @@ def in_iso(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     return pc.replace_substring_regex(dates, r"-0(\d\d)", r"-\1")
 
 
-def moments_of(texts: pa.ChunkedArray, zone: str | None) -> tuple[pa.ChunkedArray, pa.Array]:
+def moments_of(texts: pa.Array, zone: str | None) -> tuple[pa.Array, pa.Array]:
     """Return dates in ISO 8601 as timestamps, and which cells are none, as of a 13th month."""
     for unit in ("us", "ns"):
         try:
-            return texts.cast(pa.timestamp(unit, zone)), pa.array([False] * len(texts), pa.bool_())
+            return texts.cast(pa.timestamp(unit, zone)), pa.array(np.zeros(len(texts), bool))
         except pa.ArrowInvalid:
             continue
     kind = pa.timestamp("us", zone)
@@ -60,5 +72,4 @@ def moments_of(texts: pa.ChunkedArray, zone: str | None) -> tuple[pa.ChunkedArra
                 moments.append(None)
         wrong.append(text is not None and moments[-1] is None)
     values = [None if one is None else one.value for one in moments]
-    whole = pa.chunked_array([pa.array(values, pa.int64()).cast(kind)])
-    return whole, pa.array(wrong, pa.bool_())
+    return pa.array(values, pa.int64()).cast(kind), pa.array(wrong, pa.bool_())

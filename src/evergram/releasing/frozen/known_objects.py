@@ -11,11 +11,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.pair_blocks import PairBlock, PairRule
-from evergram.data.corpus import Corpus, Side, Vocabulary
+from evergram.data.corpus import Corpus, PairBlock, PairRule, Side, Vocabulary
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.row_pairs import RowPairs
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 

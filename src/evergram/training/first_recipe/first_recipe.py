@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.prepared_record import PreparedRecord
+from evergram.data.prepared.record import PreparedRecord
 from evergram.data.split import Split
 from evergram.errors import DataError
 from evergram.lineage.disk.names import is_name

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from evergram.data.files.column_names import (
+from evergram.data.loaders import READ_FROM_A_PATH
+from evergram.data.prepared.record import NAME as PREPARED_RECORD
+from evergram.data.reading.column_names import (
     guess,
     has_no_header,
     lacking,
     refuse_unknown,
     suggestions,
 )
-from evergram.data.loaders import READ_FROM_A_PATH
-from evergram.data.prepared.prepared_record import NAME as PREPARED_RECORD
 from evergram.data.reading.rules import NAIVE, NUMBERS, ROLES, forms_of_times
 from evergram.data.reading.source_files import SUFFIXES, source_files
 from evergram.data.reading.table_stream import DELIMITERS, HEADER, MemoryTable, TableStream

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from evergram.data.columnar.features import FeatureSummary, summaries
 from evergram.data.corpus import Corpus
+from evergram.data.features import FeatureSummary, summaries
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.data.row_pairs import RowPairs
 from evergram.data.sampling import Batch
-from evergram.data.split import Split
+from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe.training import TrainingRecipe

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.feature_types import is_measure, measures_of, positions
+from evergram.data.feature_types import is_measure, measures_of, positions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bring a MediaWiki dump into files of a table, from which it is prepared like any other."""
+"""Sources that are read block by block and then prepared: MediaWiki dumps, Amazon reviews."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from evergram.atomic_files import remove_tree
-from evergram.data.prepared.engine.database import Database
-from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.amazon import IN_COLUMNS, features_of, find_reviews, reviews_of
+from evergram.data.prepared.engine import Database
+from evergram.data.prepared.settings import PrepareSettings
 from evergram.data.reading.interaction_source import InteractionSource, sources_of_files
 from evergram.data.reading.source_files import SourceFile
-from evergram.data.wikipedia.dump_links import DumpLinks
+from evergram.data.reading.table_stream import ROWS
+from evergram.data.wikipedia.dump import DumpLinks
+
+__all__ = ["IN_COLUMNS", "stage_amazon", "stage_mediawiki"]
 
 CODES = pa.schema([("code", pa.int64())])
 PAIRS = pa.schema([("query", pa.int64()), ("candidate", pa.int64())])
 
 
 def stage_mediawiki(
-    dump: Path,
-    folder: Path,
-    settings: PrepareSettings,
-    report: Callable[[str], None],
+    dump: Path, folder: Path, settings: PrepareSettings, report: Callable[[str], None]
 ) -> tuple[InteractionSource, Path]:
     """Write the links and the features of a dump as Parquet, both as `load_mediawiki` has them.
 
@@ -40,7 +42,7 @@ def stage_mediawiki(
         settings: the prefix of the dump, and what the engine may use.
         report: takes lines of progress.
     Returns: the links, distinct and in the order of pages, and the file of features of both sides.
-    Raises: DataError: as of `load_mediawiki`, or the engine's memory or disk does not suffice.
+    Raises: DataError: see `load_mediawiki`; or the engine's memory or disk does not suffice.
     """
     report("reading pages")
     links = DumpLinks(dump, settings.prefix)
@@ -49,8 +51,9 @@ def stage_mediawiki(
     engine.mkdir()
     with Database(engine, settings.memory_bytes, settings.thread_count) as database:
         report("reading links")
-        database.create("links", CODES, _batches(links))
-        number = database.number("SELECT count(*) FROM links")
+        batches = (pa.record_batch([codes], schema=CODES) for codes in links.codes())
+        database.create("links", CODES, batches)
+        number = database.size("links")
         report(f"sorting {number:,} links")
         distinct = 0
         with pq.ParquetWriter(folder / "links.parquet", PAIRS) as writer:
@@ -72,11 +75,6 @@ def stage_mediawiki(
     return replace(source, name=str(links.path)), features
 
 
-def _batches(links: DumpLinks) -> Iterator[pa.RecordBatch]:
-    for codes in links.codes():
-        yield pa.record_batch([codes], schema=CODES)
-
-
 def _distinct(database: Database) -> Iterator[NDArray[np.int64]]:
     """Yield the distinct codes in their order."""
     last = -1
@@ -85,3 +83,33 @@ def _distinct(database: Database) -> Iterator[NDArray[np.int64]]:
         new = np.diff(codes, prepend=last) > 0
         last = int(codes[-1])
         yield codes[new]
+
+
+def stage_amazon(
+    path: Path, folder: Path, report: Callable[[str], None]
+) -> tuple[InteractionSource, Path | None]:
+    """Return the reviews of JSON lines, and the file of features of the products, if there is any.
+
+    Reviews are read block by block, twice if there is metadata; products are in memory.
+
+    Args:
+        path: see `load_amazon`, but not the folder in columns.
+        folder: exists; keeps the file until the corpus is prepared.
+    Raises: DataError: see `load_amazon`; those of reviews when they are read.
+    """
+    source, metadata = find_reviews(path)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for table in reviews_of(source):
+            yield from table.combine_chunks().to_batches(max_chunksize=ROWS)
+
+    features = None
+    if metadata is not None:
+        report("reading products")
+        ids = pa.array([], pa.string())
+        for table in reviews_of(source):
+            ids = pc.unique(pa.concat_arrays([ids, *table["candidate"].chunks]))
+        features = folder / "features.parquet"
+        pq.write_table(features_of(metadata, ids), features)
+    roles = {role: role for role in ("query", "candidate", "value", "time")}
+    return InteractionSource(str(source), roles, read), features

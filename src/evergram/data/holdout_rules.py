@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.pair_blocks import PairBlock, PairRule
-from evergram.data.corpus import Corpus, to_tensor
+from evergram.data.corpus import Corpus, PairBlock, PairRule, to_tensor
 from evergram.data.pair_hash import PairHash, below
 from evergram.errors import DataError
 

@@ -10,12 +10,11 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from evergram.data.columnar.feature_types import DATE, MEASURE, is_measure, type_name, typed
-from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
-from evergram.data.reading.keyed_table import KeyedTable
+from evergram.data.feature_types import DATE, MEASURE, is_measure, type_name, typed
+from evergram.data.reading.keyed_table import keyed_table, refuse_repeated_ids, rows_by_id
 from evergram.data.reading.table_stream import MemoryTable
+from evergram.data.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
-from evergram.ids import refuse_other_form
 
 # A category has nearly as many values as objects from this share of them, if there are so many.
 NEARLY_ALL, FEW = 0.9, 20
@@ -201,31 +200,14 @@ def _ragged_columns(
 ) -> dict[str, tuple[Tensor, pa.Array]]:
     """Return each feature in the vocabulary's order, as offsets [N + 1] and flat values."""
     source = f"{side} features"
-    table = KeyedTable([MemoryTable(table, source)]).table()
-    ids = plain(table["id"])
-    if len(pc.unique(ids)) < len(ids):
-        counts = pc.value_counts(ids).flatten()
-        repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
-        raise DataError(f"{source} name the id {repeated} twice; each id may have one row.")
-    if pa.types.is_string(ids.type) and pa.types.is_integer(vocabulary.keys.type) and len(ids):
-        raise DataError(
-            f"{source} have none of the ids of the interactions: theirs are text, such as "
-            f"{ids[0].as_py()!r}, and those are integers, such as {vocabulary.keys[0]}; are they "
-            "of the other side? If not, write both in one type."
-        )
-    refuse_other_form(ids, vocabulary.keys, source, "the interactions")
-    row = Vocabulary(ids).rows(vocabulary.keys)
-    if len(ids) and not bool((row >= 0).any()):
-        raise DataError(
-            f"{source} have none of the ids of the interactions (an id there is {ids[0]}, here "
-            f"{vocabulary.keys[0]}); are they of the other side?"
-        )
-    row_or_null = pa.array(row.numpy(), mask=(row < 0).numpy())
+    table = keyed_table([MemoryTable(table, source)])
+    refuse_repeated_ids(table["id"], source)
+    rows = rows_by_id(table["id"], vocabulary.keys, source)
     columns: dict[str, tuple[Tensor, pa.Array]] = {}
     for name in table.column_names:
         if name == "id":
             continue
-        column = typed(table[name], name, source).combine_chunks().take(row_or_null)
+        column = typed(table[name], name, source).combine_chunks().take(rows)
         kind = column.type
         if pa.types.is_fixed_size_list(kind):
             kind = pa.list_(kind.value_type)

@@ -1,4 +1,4 @@
-"""The settings of `prepare`."""
+"""`PrepareSettings` and `PrepareSummary`: what `prepare` is told, and what it did."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from evergram.data.reading.interaction_source import check_roles
 from evergram.data.reading.rules import BadRowsChoice
 from evergram.data.reading.source_files import Paths
+from evergram.data.rolling_window import date_text
 from evergram.errors import DataError
 
 # The engine's share of memory where none is named: a quarter of the machine's, at most this.
@@ -83,7 +84,7 @@ class PrepareSettings:
         """Bytes that the engine may hold. Raises: DataError: `memory` is no size, or too small."""
         if self.memory is None:
             return max(LEAST_MEMORY, min(MOST_MEMORY, machine_memory() // 4))
-        size = self.memory if isinstance(self.memory, int) else bytes_of(self.memory)
+        size = self.memory if isinstance(self.memory, int) else _bytes_of(self.memory)
         if size < LEAST_MEMORY:
             raise DataError(
                 f"memory (--memory) is {self.memory}; the engine needs at least "
@@ -99,11 +100,8 @@ class PrepareSettings:
         return (os.cpu_count() or 1) if mine is None else len(mine(0))
 
 
-def bytes_of(text: str) -> int:
-    """Return the bytes of a size such as "2GiB" or "500 MB".
-
-    Raises: DataError: the text is no size.
-    """
+def _bytes_of(text: str) -> int:
+    """Return the bytes of a size such as "2GiB" or "500 MB"."""
     match = _SIZE.match(text)
     if match is None:
         raise DataError(f"{text!r} is no size of memory; write one such as 2GiB or 500MiB.")
@@ -122,3 +120,90 @@ def machine_memory() -> int:
         if text.isdigit():
             total = min(total, int(text))
     return total
+
+
+@dataclass(frozen=True)
+class PrepareSummary:
+    """What a run of `prepare` read, left out and wrote.
+
+    Args:
+        out: the prepared folder.
+        fingerprint: of its content.
+        rows_read: rows of the sources.
+        bad_rows: by "count" how many rows could not be used, and by "reasons" why.
+        below_minimum: rows left out for their value.
+        repeats_dropped: rows left out as a pair's first interaction stands before them.
+        outside_core: rows left out by k_core.
+        added: interactions of the new part.
+        interactions, parts: of the folder.
+        entities: by side, ids of all parts.
+        new_entities: by side, ids that the new part brought.
+        columns: of the interactions, and their types on disk.
+        unread: the sources' other columns.
+        first_time, last_time: of the new part; None without times.
+        size: bytes of the prepared folder.
+        seconds: of the run.
+        peak_memory: bytes, the most that this process had in memory at once since it began.
+    """
+
+    out: str
+    fingerprint: str
+    rows_read: int
+    bad_rows: dict[str, Any]
+    below_minimum: int
+    repeats_dropped: int
+    outside_core: int
+    added: int
+    interactions: int
+    parts: int
+    entities: dict[str, int]
+    new_entities: dict[str, int]
+    columns: dict[str, str]
+    unread: list[str]
+    first_time: int | float | None
+    last_time: int | float | None
+    size: int
+    seconds: float
+    peak_memory: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it by name, for `--json`."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return it in lines for people."""
+        left_out = {
+            "bad rows": self.bad_rows["count"],
+            "below the minimum value": self.below_minimum,
+            "repeats": self.repeats_dropped,
+            "outside the core": self.outside_core,
+        }
+        dropped = "".join(f", {count:,} {why}" for why, count in left_out.items() if count)
+        part = f" (part {self.parts}; {self.interactions:,} in all)" if self.parts > 1 else ""
+        queries, candidates = self.entities["query"], self.entities["candidate"]
+        lines = [
+            f"{self.out}: {self.added:,} interactions{part} of {queries:,} queries with "
+            f"{candidates:,} candidates.",
+            f"Read {self.rows_read:,} rows{dropped and '; left out' + dropped[1:]}.",
+            *(f"Bad: {reason}." for reason in self.bad_rows["reasons"]),
+        ]
+        if self.parts > 1:
+            lines.append(
+                f"New: {self.new_entities['query']:,} queries, "
+                f"{self.new_entities['candidate']:,} candidates."
+            )
+        if self.first_time is None or self.last_time is None:
+            lines.append("There are no times.")
+        else:
+            lines.append(f"Times from {date_text(self.first_time)} to {date_text(self.last_time)}.")
+        if self.unread:
+            roles = [role for role in ("time", "value", "weight") if role not in self.columns]
+            reads = " or ".join(f"--column {role}=NAME" for role in roles)
+            unread = ", ".join(self.unread)
+            lines.append(f"Not read: {unread}{reads and f'; {reads} reads one'}.")
+        lines.append(
+            f"{self.size / 1e6:,.1f} MB on disk; {self.seconds:.1f} s, "
+            f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s, at most "
+            f"{self.peak_memory / (1 << 20):,.0f} MiB of memory."
+        )
+        return "\n".join(lines)

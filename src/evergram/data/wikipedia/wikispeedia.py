@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.columnar.vocabulary import Vocabulary
 from evergram.data.corpus import Corpus
-from evergram.data.files.csv_file import read_csv
-from evergram.data.files.decompression import DAMAGED, GzipReader
+from evergram.data.reading.text_files import DAMAGED, GzipReader, read_csv
+from evergram.data.vocabulary import Vocabulary
 from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError
 

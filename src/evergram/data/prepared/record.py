@@ -15,6 +15,7 @@ NAME = "prepared.json"
 FORMAT_VERSION: Final = 1
 
 SideName: TypeAlias = Literal["query", "candidate"]
+SIDES: tuple[SideName, SideName] = ("query", "candidate")
 ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
 
 
@@ -26,10 +27,6 @@ def _inside(folder: str) -> str:
             "backslashes"
         )
     return folder
-
-
-# A folder below the prepared one, which no damaged record leads out of.
-Inside: TypeAlias = Annotated[str, AfterValidator(_inside)]
 
 
 class _Lenient(BaseModel):
@@ -46,18 +43,16 @@ class SideRecord(_Lenient):
 
 
 class PartRecord(_Lenient):
-    """One part: what one run of prepare added, ordered by time within itself.
+    """What one run of prepare added, ordered by time.
 
     Args:
-        folder: below the prepared folder, divided by "/".
-        interactions: rows of its columns.
+        folder: below the prepared folder, divided by "/"; a damaged record leads nowhere else.
         entities: by side, entities after this part.
-        first_time, last_time: None without times.
         sources: names of the files that it was made of.
-        sha256: of the file of each column; without it a file is not checked.
+        sha256: of the file of each column; a column without it is not checked.
     """
 
-    folder: Inside
+    folder: Annotated[str, AfterValidator(_inside)]
     interactions: int = Field(ge=1)
     entities: dict[str, int]
     first_time: int | float | None = None
@@ -67,7 +62,7 @@ class PartRecord(_Lenient):
 
 
 class Choices(_Lenient):
-    """What was left out of the interactions, which holds for later appends, too."""
+    """What was left out of the interactions, which also holds for later appends."""
 
     unique: bool = False
     k_core: int = 0
@@ -83,10 +78,9 @@ class PreparedRecord(_Lenient):
         interactions: n, over all parts.
         columns: the type of each column of interactions that there is.
         times: how they were written, see `reading.rules.Clock`; "" without times.
-        fingerprint: changes whenever the content of the folder does.
-        choices: what appends keep to.
-        entity_files: the SHA-256 of each file of entities by its name; without it a file is not
-            checked.
+        fingerprint: changes whenever the content of the folder does; it names a folder of derived
+            files.
+        entity_files: the SHA-256 of each file of entities; a file without it is not checked.
     """
 
     format_version: Literal[1]
@@ -97,7 +91,6 @@ class PreparedRecord(_Lenient):
     columns: dict[str, ColumnType]
     times: str = ""
     parts: list[PartRecord]
-    # It names a folder of what is derived.
     fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
     choices: Choices = Choices()
     entity_files: dict[str, str] = {}
@@ -109,8 +102,7 @@ class PreparedRecord(_Lenient):
             raise ValueError(
                 f"it contradicts itself: {self.interactions:,} interactions, {total:,} in its parts"
             )
-        names = {"query", "candidate"}
-        if set(self.sides) != names or not names <= set(self.columns):
+        if set(self.sides) != set(SIDES) or not set(SIDES) <= set(self.columns):
             raise ValueError(
                 f"it contradicts itself: it has the sides {', '.join(self.sides) or 'none'} and "
                 f"the columns {', '.join(self.columns) or 'none'}, and query and candidate must be "
@@ -122,7 +114,7 @@ class PreparedRecord(_Lenient):
     def load(cls, folder: Path) -> PreparedRecord:
         """Return the record of a prepared folder.
 
-        Raises: DataError: the folder is none, or its record is damaged or contradicts itself.
+        Raises: DataError: the folder has no record, or its record is damaged.
             FormatError: a later Evergram wrote it.
         """
         path = folder / NAME

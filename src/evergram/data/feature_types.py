@@ -18,7 +18,9 @@ from evergram.data.reading.written_forms import (
     DAY_FIRST,
     MONTH_FIRST,
     POINT,
+    all_match,
     in_iso,
+    is_list,
     moments_of,
     numbers,
 )
@@ -54,7 +56,7 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     and keys as they are.
 
     Numbers are those of any numeric type, but integers under a name such as brand_id or zip; times
-    are dates and timestamps; and text is either as of `TextForm`.
+    are dates and timestamps; and text is either if all of it is.
 
     Args:
         source: name of the table, for errors.
@@ -71,11 +73,9 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _in_utc(column)
     if is_text(kind):
-        form = TextForm(name, source)
-        for chunk in column.chunks:
-            form.see(chunk)
-        return pa.chunked_array([form.read(chunk) for chunk in column.chunks], form.kind)
-    if _is_list(kind):
+        texts = column.cast(pa.string()).combine_chunks()
+        return pa.chunked_array([_typed_texts(texts, name, source)])
+    if is_list(kind):
         kind = kind.value_type
     if pa.types.is_floating(kind):
         raise DataError(
@@ -89,68 +89,39 @@ def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     return column
 
 
-class TextForm:
-    """What a column of texts is, which follows from all of its cells: numbers or times if each cell
-    that is not missing is one, else keys.
+def _typed_texts(texts: pa.Array, name: str, source: str) -> pa.Array:
+    """Return texts as numbers or times if each cell that is not missing is one, else as keys.
 
     Texts that are all integers are keys, such as 00017: integers in a text file are no texts.
 
-    Args:
-        name, source: of the column and of its table, for errors.
+    Raises: DataError: some times have a zone, and some have none.
     """
-
-    def __init__(self, name: str, source: str) -> None:
-        self._name, self._source, self._rows = name, source, 0
-        self._are = {"point": POINT, "comma": COMMA, "digits": r"^ *\d+ *$"}
-        # The patterns by which all cells are times.
-        self._dates = [_TIME, DAY_FIRST, MONTH_FIRST]
-        self._integers, self._words, self._given = True, False, False
-        # The first cell with a zone, and the first without.
-        self._zones: dict[bool, str] = {}
-
-    def see(self, texts: pa.Array) -> None:
-        """Note the next cells."""
-        given = _given(texts)
-        self._words |= given.null_count > texts.null_count
-        self._given |= given.null_count < len(given)
-        self._are = {form: p for form, p in self._are.items() if _all_match(given, p)}
-        self._integers = self._integers and _all_match(given, INTEGER)
-        self._dates = [p for p in self._dates if _all_match(given, p) and _all_times(given, p)]
-        if _TIME in self._dates:
-            zoned = pc.match_substring_regex(given, _ZONED)
-            for has_one in {True, False} - self._zones.keys():
-                if (row := pc.index(zoned, has_one).as_py()) >= 0:
-                    where = f"{self._source} row {self._rows + row + 1}: {self._name} is"
-                    self._zones[has_one] = f"{where} {given[row].as_py()!r}"
-        self._rows += len(texts)
-
-    @property
-    def kind(self) -> pa.DataType:
-        """NUMBER, TIME or string. Raises: DataError: some times have a zone, and some have none."""
-        if not self._given:
-            return pa.string()
-        if self._dates:
-            if len(self._zones) == 2:
-                raise DataError(
-                    f"{self._zones[False]}, without a zone, and others have one; write all of them "
-                    "in one way."
-                )
-            # Of 09.05.2025 alone it does not follow which is the day.
-            return TIME if len(self._dates) == 1 else pa.string()
-        if self._integers and self._words and not CODE.search(self._name):
-            return NUMBER
-        are_numbers = self._are.keys() & {"point", "comma"} and "digits" not in self._are
-        return NUMBER if are_numbers else pa.string()
-
-    def read(self, texts: pa.Array) -> pa.Array:
-        """Return cells as the kind of all."""
-        if self.kind == pa.string():
-            return texts.cast(pa.string())
-        if self.kind == TIME:
-            return _times(_given(texts), self._dates[0])
-        # Of 1,234 alone it does not follow whether a comma is decimal, but then all are as many
-        # times too large.
-        return numbers(_given(texts), decimal="." if "point" in self._are else ",")
+    given = _given(texts)
+    if given.null_count == len(given):
+        return texts
+    dates = [p for p in (_TIME, DAY_FIRST, MONTH_FIRST) if all_match(given, p)]
+    dates = [p for p in dates if _times(given, p).null_count == given.null_count]
+    if dates:
+        zoned = pc.match_substring_regex(given, _ZONED)
+        with_zone, row = (pc.index(zoned, has_one).as_py() for has_one in (True, False))
+        if _TIME in dates and min(with_zone, row) >= 0:
+            raise DataError(
+                f"{source} row {row + 1}: {name} is {given[row].as_py()!r}, without a zone, and "
+                "others have one; write all of them in one way."
+            )
+        # Of 09.05.2025 alone it does not follow which is the day.
+        return _times(given, dates[0]) if len(dates) == 1 else texts
+    words = given.null_count > texts.null_count
+    if all_match(given, r"^ *\d+ *$") and not (
+        words and all_match(given, INTEGER) and not CODE.search(name)
+    ):
+        return texts
+    # Of 1,234 alone it does not follow whether a comma is decimal, but then all are as many times
+    # too large.
+    for pattern, decimal in ((POINT, "."), (COMMA, ",")):
+        if all_match(given, pattern):
+            return numbers(given, decimal=decimal)
+    return texts
 
 
 def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
@@ -234,10 +205,6 @@ def _times(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     return pc.coalesce(_in_utc(with_zone), _in_utc(without))
 
 
-def _all_times(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return bool(_times(texts, pattern).null_count == texts.null_count)
-
-
 def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return times.cast(pa.timestamp("us", getattr(times.type, "tz", None)), safe=False).cast(TIME)
 
@@ -245,10 +212,6 @@ def _in_utc(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def _given(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts with null for words such as NULL and n/a."""
     return pc.if_else(pc.match_substring_regex(texts, NOTHING), None, texts)
-
-
-def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -260,11 +223,4 @@ def _is_number(kind: pa.DataType) -> bool:
             pa.types.is_decimal,
             pa.types.is_duration,
         )
-    )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return any(
-        test(kind)
-        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     )

@@ -1,1 +1,0 @@
-"""The columns of a corpus: keys, features, and blocks of pairs."""

@@ -1,1 +1,0 @@
-"""Parts that loaders share: compressed files, objects in lines, guesses of column names."""

@@ -1,1 +1,0 @@
-"""Rules that hold interactions out, applied block by block: `rules`."""

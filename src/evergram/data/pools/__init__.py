@@ -1,1 +1,0 @@
-"""Adaptive sampling: pools of entities, of which a step keeps a few."""

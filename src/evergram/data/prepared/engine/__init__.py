@@ -1,1 +1,0 @@
-"""Interactions as tables of DuckDB: loaded, ordered, filtered, and their ids numbered."""

@@ -1,1 +1,0 @@
-"""Interactions from files and from memory, in batches that are checked row by row."""
