@@ -21,11 +21,7 @@ import evergram
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
-from evergram.exporting.encoder_folder import (
-    CardPlace,
-    EncoderFacts,
-    model_card,
-)
+from evergram.exporting.encoder_folder import CardPlace, EncoderFacts, model_card
 from evergram.exporting.pretrained_encoder import PretrainedEncoder, is_repository
 from evergram.lineage.disk.manifest import EncoderRecord, sha256
 from evergram.lineage.lineage import Lineage

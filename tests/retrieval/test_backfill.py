@@ -28,10 +28,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.backfilling.backfill_journal import write_table
 from evergram.retrieval.backfilling.backfill_order import UNREADABLE as WORST
-from evergram.retrieval.backfilling.backfill_order import (
-    backfill_order,
-    predicted_errors,
-)
+from evergram.retrieval.backfilling.backfill_order import backfill_order, predicted_errors
 from evergram.retrieval.backfilling.backfill_progress import (
     UNREADABLE,
     BackfillProgress,

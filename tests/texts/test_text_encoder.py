@@ -108,12 +108,12 @@ def test_what_names_no_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     for address, words in [
-        ("minilm", "is no address of an encoder"),
+        ("minilm", "is not the address of a text encoder"),
         ("wordlama:", r"did you mean .wordllama.\?"),
         ("python:", "names no encoder after the colon"),
         ("python:evergram.texts", "write python:package.module:function"),
         ("python:no_such_module:f", "cannot be imported"),
-        ("python:tests.support.text_encoders:NO_FUNCTION", "is no function; it is a int"),
+        ("python:tests.support.text_encoders:NO_FUNCTION", "is not a function; it is a int"),
         ("python:failing_encoder:f", "as the module fails: ValueError: no weights; correct it"),
     ]:
         with pytest.raises(DataError, match=words):

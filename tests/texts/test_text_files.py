@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("t.csv", "id,body\n1,a\n", "no column 'text'; it has id, body"),
         ("t.csv", "id,text\n", "has no rows"),
         ("t.csv", "id,text\n1,a,b\n", "cannot be read"),
-        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2 is no JSON object with"),
+        ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": 2}\n', "row 2 is not a JSON object with"),
         ("t.jsonl", '{"id": 1, "text": 5}\n', "row 1: text has no text"),
         ("t.jsonl", '{"id": 1, "text": "a"}\n{"id": "x", "text": "b"}\n', "all integers or all"),
         ("t.parquet", "no parquet", "cannot be read"),

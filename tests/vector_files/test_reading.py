@@ -157,8 +157,8 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (parquet(pa.array(TEXT)[:0], GOOD[:0]), "holds no vectors"),
     (parquet(pa.nulls(0), pa.nulls(0, pa.list_(pa.null()))), "it has no rows"),
     # Files and paths; nothing is taken for a Python object.
-    (wrong_array(b"0.5 0.25\n"), "is no array of NumPy"),
-    (wrong_array(b"\x93NUM"), "is no array of NumPy"),
+    (wrong_array(b"0.5 0.25\n"), "is not a NumPy array"),
+    (wrong_array(b"\x93NUM"), "is not a NumPy array"),
     (wrong_array(b"PK\x03\x04 cut short"), "is a zip"),
     (wrong_array(b"\x80\x04 a pickle"), "is a pickle, which is never opened"),
     *((junk("x" + suffix), "cannot be read") for suffix in (".parquet", ".arrow", ".safetensors")),

@@ -28,7 +28,7 @@ class AffineMap:
 
     Args:
         name: of functions and tables that hold it: a letter, then letters, digits and `_`.
-        about: a sentence for whoever opens the file.
+        about: what the file is, in sentences.
         weight: W, float32 [D_j, D_k].
         offset: b, float32 [D_j].
     """
@@ -98,7 +98,7 @@ def _is_name(name: str) -> bool:
 
 
 def about_view(view: View, lineage: str, source_dim: int) -> str:
-    """Return the sentences on a view for whoever opens the file."""
+    """Return the sentences that describe a view in a file."""
     return (
         f"Reads vectors of version {view.source} of {lineage} ({source_dim} dims) as version "
         f"{view.version} ({view.dim} dims). Written by Evergram; fingerprints "
@@ -142,7 +142,7 @@ class MapSteps:
     """The steps from version k to version j, in the order in which they are applied.
 
     Args:
-        name, about: as of `AffineMap`.
+        name, about: as for `AffineMap`.
         source_dim, dim: D_k and D_j.
     """
 
@@ -157,7 +157,7 @@ def map_steps(view: View, lineage: str, name: str | None = None) -> MapSteps:
     """Return how a view reads vectors.
 
     Args:
-        lineage, name: as of `affine_map`.
+        lineage, name: as for `affine_map`.
     Raises: DataError: the name cannot be one of SQL. ShapeError: a transform on the way is neither
         affine nor of kind residual_mlp.
     """

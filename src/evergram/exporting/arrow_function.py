@@ -203,7 +203,7 @@ def arrow_function(
     Args:
         side: None reads a column of vectors of version k; "query", "candidate" or "object" reads a
             column of ids, and looks up that side's stored embeddings.
-        id_column, vector_column, lists: as of `ArrowFunction`.
+        id_column, vector_column, lists: as for `ArrowFunction`.
     Raises: LineageError: there is no such side, or the vectors of version k are not stored.
         DataError: `lists` is neither "fixed" nor "list".
     """

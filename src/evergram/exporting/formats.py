@@ -208,7 +208,7 @@ def export_transform(
     Args:
         path: a file; of "sentence-transformers" a folder.
         form: one of `FORMATS`.
-        version: j, or its label. source: k, or its label. Both by default as of `Lineage.view`.
+        version: j, or its label. source: k, or its label. Both by default as for `Lineage.view`.
         name: of the function in SQL; None is evergram_LINEAGE_as_vN.
         overwrite: whether to write over a file that is there.
         license: for the model card of a folder, such as "apache-2.0".
@@ -235,9 +235,7 @@ def export_transform(
     way = affine_map(view, lineage.name, name)
     if form == FOLDER:
         # Imported here, as it needs an extra and loads transformers.
-        from evergram.exporting.sentence_transformer_folder import (
-            write_sentence_transformer,
-        )
+        from evergram.exporting.sentence_transformer_folder import write_sentence_transformer
 
         _check_place(path, overwrite=False)
         newest, past = (lineage.manifest(v).text_encoder for v in (view.source, view.version))

@@ -1,4 +1,4 @@
-"""A published encoder for whoever embeds their own objects with it, from a folder or the Hub."""
+"""A published encoder that embeds any object, from a lineage, a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def upload(
         ServiceError: the Hub refuses, or cannot be reached.
     """
     if not is_repository(repository):
-        raise DataError(f"{repository[:100]!r} is no name of a repository; give OWNER/NAME.")
+        raise DataError(f"{repository[:100]!r} is not the name of a repository; give OWNER/NAME.")
     api = _api(token)
     with _as_errors_of_ours(repository):
         api.create_repo(repository, private=private, exist_ok=True)
@@ -206,8 +206,8 @@ class PretrainedEncoder:
 
         Args:
             place: a folder; where there is none of that name, OWNER/NAME on the Hugging Face Hub.
-            revision, token: of the Hub, as of `hub.local_folder`.
-        Raises: as `hub.local_folder`. DataError: the folder holds no encoder. IntegrityError: a
+            revision, token: of the Hub, as for `local_folder`.
+        Raises: as `local_folder`. DataError: the folder holds no encoder. IntegrityError: a
             file in it is damaged. FormatError: it was written by a later Evergram.
         """
         parts = read_encoder_folder(local_folder(place, READ_FILES, revision, token))
@@ -239,8 +239,8 @@ class PretrainedEncoder:
         """Upload what `save_pretrained` writes to the Hugging Face Hub, and return the commit.
 
         Args:
-            license: as of `save_pretrained`.
-            repository, private, revision, token: as of `hub.upload`, whose errors it has, too.
+            license: as for `save_pretrained`.
+            repository, private, revision, token: as for `upload`, whose errors it has, too.
         """
         with TemporaryDirectory(prefix="evergram-hub-") as temporary:
             folder = Path(temporary) / "encoder"

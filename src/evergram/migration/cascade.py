@@ -168,7 +168,7 @@ def cascade(
         metric: "ip", ⟨q, z⟩; "l2", −‖q − z‖²; "cosine".
     Returns: hits with the scores of query and new vector; ties in the order of `first`.
     Raises: ShapeError: there is not one list of hits for each query, or the dims differ. DataError:
-        k is below 1, or there is no such metric; or as of `KeptVectors.of`.
+        k is below 1, or there is no such metric; or as for `KeptVectors.of`.
     """
     check_k(k)
     if metric not in get_args(Metric):

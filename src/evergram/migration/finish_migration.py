@@ -115,7 +115,7 @@ def check_kept(
     """Encode a random sample of the kept texts again, one of each file at least, and compare.
 
     Args:
-        count: vectors to compare, at least 1; all if there are not so many.
+        count: vectors to compare, at least 1; all if there are fewer.
     Raises: DataError: `count` is below 1, or a vector differs by more than 3 % of its length
         (`canaries.SAME`): the model was replaced, or the text was changed since.
     """
@@ -322,7 +322,7 @@ def finish_migration(
     Args:
         rest: of `plan_rest`, for the same texts and encoder.
         out, matryoshka, overwrite: as for `encode_file`.
-    Raises: DataError, ServiceError: as of `encode_file`; DataError: `rest` is of other texts, or
+    Raises: DataError, ServiceError: as for `encode_file`; DataError: `rest` is of other texts, or
         was planned with another model.
     """
     if len(rest.known.rows) != len(texts.texts):

@@ -18,7 +18,7 @@ from evergram.stores.rows import Floats, Hits, check_k
 
 # Finds the best k rows of each query [Q, D].
 Search = Callable[[Floats, int], list[Hits]]
-# Mean and deviation of a query's scores are taken over at least so many objects.
+# Mean and deviation of a query's scores are taken over at least this many objects.
 LEAST_SAMPLE = 20
 
 
@@ -97,7 +97,7 @@ class HalfMigratedSearch:
         Returns: ids as the indexes have them; as text if they are integers in one and text in the
             other.
         Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
-            k is below 1, or there is no such metric; or as of `ScoreCalibration.of`.
+            k is below 1, or there is no such metric; or as for `ScoreCalibration.of`.
         """
         check_k(k)
         if self.metric not in get_args(Metric):

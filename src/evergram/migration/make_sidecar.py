@@ -30,8 +30,8 @@ SAMPLE = 20_000_000
 # Two vectors are the same if they differ by no more than this share of their length: one that was
 # rounded to float16 is.
 SAME = 2e-3
-# The backward transform's error on other objects may be so many times that on those the lineage can
-# compare.
+# The backward transform's error on other objects may be this many times the error on those that the
+# lineage can compare.
 WORSE = 1.2
 # So many objects must be there to compare, if there are others.
 LEAST = 20
@@ -58,7 +58,8 @@ def make_sidecar(
         side: of the lineage; may be left out if there is one.
         size: bytes beside each vector. error: the most that the relative error may be, which
             chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
-            in all, so many choose, and a larger error over all objects is logged as a warning.
+            in all, a sample of this size chooses, and a larger error over all objects is logged as
+            a warning.
         progress: called with objects encoded and objects in all.
     Raises: LineageError: there is no such version or side, its backward transform is not affine, or
         `old` is not of the version before. DataError: the sizes are not one, or not allowed; or no

@@ -185,7 +185,7 @@ class Situation:
     Args:
         tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
         old_model_ends: the old model will encode no queries any more.
-        old_readers: somebody will go on to read old vectors.
+        old_readers: some readers will keep using old vectors.
         worth: the nDCG@10 for which a change pays. If it is given, means decide: a way must be
             expected to gain more than this, and to lose no more than `tolerance`. None asks for
             bounds that show both.
@@ -280,7 +280,7 @@ def plan_migration(
         `milliseconds`, `agreement@10` with reindexing; with judgements `ndcg@10`, `recall@100`,
         `beside_stay` and `beside_reindex`, paired differences of nDCG@10; each an interval `mean`,
         `low`, `high`), `verdict`, `accepted` (all ways that meet its rule) and `reasons`.
-    Raises: DataError: no query is judged; or as of `measure_ways`.
+    Raises: DataError: no query is judged; or as for `measure_ways`.
     """
     judged, whole, incomplete, absent = None, 0, 0, 0
     if judgements is not None:

@@ -95,7 +95,7 @@ class MigrationVectors:
         Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
             part of the texts is easier than to search all, so that a comparison needs the same ones
             on both sides. Or a query has another number of dims than the texts of its model, or
-            its file was made by another encoder; or as of `Pairing` and `EmbeddingFile.blocks`.
+            its file was made by another encoder; or as for `Pairing` and `EmbeddingFile.blocks`.
         """
         text_ids, old, new = _paired(*texts)
         query_ids, old_queries, new_queries = _paired(*queries)
@@ -157,7 +157,7 @@ def _check_encoders(texts: EmbeddingFile, queries: EmbeddingFile) -> None:
 Similarity = Literal["cosine", "dot"]
 # Bytes of a coordinate in an index of float32.
 FLOAT = 4
-# A backward transform is fitted to at least so many texts.
+# A backward transform is fitted to at least this many texts.
 LEAST_PAIRS = 100
 
 
@@ -237,7 +237,7 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     on texts, to which it is fitted, but queries are not texts. docs/migrate.md, "On real text", has
     both. What proposes the hits that a sidecar reads is the backward transform, as in a service.
 
-    Raises: DataError: there are too few texts to fit a backward transform; or as of `Aligner`.
+    Raises: DataError: there are too few texts to fit a backward transform; or as for `Aligner`.
     """
     count = len(vectors.texts)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))

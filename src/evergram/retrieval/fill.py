@@ -269,7 +269,7 @@ def _fill_once(
 
 def _moved_on(lineage: Lineage, store: Store, side: str, version: int) -> bool:
     """Return whether rows of a version were replaced by those of a later one, as `store fill` and
-    a backfill do without this file's marker. Rows that somebody deleted are no sign of it."""
+    a backfill do without this file's marker. Deleted rows do not show it."""
     held = store.count()
     if all(of_row <= version for of_row in held):
         return False

@@ -32,7 +32,7 @@ from evergram.retrieval.sidecars.sidecar_files import Paths, SidecarFiles
 from evergram.retrieval.store_check import check_spaces
 from evergram.retrieval.text_vectors import TextVectors
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
-from evergram.retrieval.version_search import Asked, Scores, VersionSearch
+from evergram.retrieval.version_search import Scores, SearchRequest, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
@@ -70,7 +70,7 @@ class Reader(Reopened):
         canaries: side to a store of the newest version's embeddings, if that is not production and
             `stores` lacks them: versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
-        encoder: of texts, as of `TextVectors`.
+        encoder: of texts, as for `TextVectors`.
         sidecars: files by which objects are read as the version before.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
@@ -180,7 +180,7 @@ class Reader(Reopened):
         Args:
             version: a number, "v0" or a label; production by default.
             side: `default_side` by default.
-            dimensions: keep so many of the version's first coordinates, with length 1; one of the
+            dimensions: keep this many of the version's first coordinates, with length 1; one of the
                 numbers that its encoder's record declares.
             sidecars: False reads all rows by the backward transform.
         Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
@@ -241,8 +241,8 @@ class Reader(Reopened):
             ids: search only among these.
             filter: search only among rows whose metadata fulfil it, in a table of your own:
                 docs/stores.md, "Filters".
-            scores: "calibrated" as of `calibrated`; the k nearest are then those by these scores.
-            query_side, query_vectors: as of `calibrated`; raw scores need neither.
+            scores: "calibrated" as for `calibrated`; the k nearest are then those by these scores.
+            query_side, query_vectors: as for `calibrated`; raw scores need neither.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
             affine; or the store was never filled. ShapeError, DataError: the queries are no finite
@@ -250,7 +250,7 @@ class Reader(Reopened):
         Source: docs/method.md, "One index for all versions".
         """
         target = self.lineage.resolve(version)
-        asked = Asked(
+        asked = SearchRequest(
             target,
             self.default_side if side is None else side,
             self.default_metric(target, side) if metric is None else metric,
@@ -290,7 +290,7 @@ class Reader(Reopened):
         Args:
             version: j; production by default.
             role: chooses the encoder's prompt.
-            dimensions: as of `embed`.
+            dimensions: as for `embed`.
         Raises: UnknownVersionError. DataError: there are no texts, or one is empty; dimensions that
             are not declared; or the encoder is not recorded, cannot be opened, is another, or must
             be named in `open`. ServiceError: it is elsewhere and cannot be reached.
@@ -318,7 +318,7 @@ class Reader(Reopened):
         Args:
             version: at which the texts and the objects are read; production by default.
             role: chooses the encoder's prompt.
-            side, metric, ids, filter, scores: as of `search`.
+            side, metric, ids, filter, scores: as for `search`.
         Raises: as `encode` and `search`.
         """
         target = self.lineage.resolve(version)
@@ -359,7 +359,7 @@ class Reader(Reopened):
         Source: docs/migrate.md, "Scores".
         """
         target = self.lineage.resolve(version)
-        asked = Asked(
+        asked = SearchRequest(
             target,
             self.default_side if side is None else side,
             self.default_metric(target, side) if metric is None else metric,
@@ -445,7 +445,7 @@ class Reader(Reopened):
         in that one's, as rows that are read forward are only estimates.
 
         Args:
-            candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
+            candidates, weights, values, missing: as for `View.fold_in`, whose errors it has, too.
             version: j; production's where it is None.
         Raises: UnknownVersionError.
         """

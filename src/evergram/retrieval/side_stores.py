@@ -25,7 +25,7 @@ class SideStores:
     """The stores that a `Reader` reads, checked. Several threads may share one.
 
     Args:
-        stores, canaries, settled: as of `Reader`.
+        stores, canaries, settled: as for `Reader`.
     Raises: LineageError: there is no store. IntegrityError: a store holds vectors of another
         lineage, or of another side.
     """
@@ -134,7 +134,7 @@ def opened_stores(
     If the block fails, the stores that were opened here are closed again.
 
     Args:
-        stores, progress: as of `Reader.open`.
+        stores, progress: as for `Reader.open`.
     Raises: LineageError, DataError, StoreError.
     """
     opened = local_stores(lineage, progress) if stores is None else open_stores(lineage, stores)

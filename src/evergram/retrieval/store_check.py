@@ -135,7 +135,7 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     """Refuse a store of another lineage or another side. Nothing is written to it.
 
     Args:
-        withdrawn: as of `check_spaces`.
+        withdrawn: as for `check_spaces`.
     Raises: IntegrityError: a store holds vectors of another lineage or of another side, or it has
         rows and does not say of which side. LineageError: as `check_spaces`.
     """

@@ -11,12 +11,7 @@ from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.rows import Floats
 from evergram.texts.addresses import TRUSTED_ONLY
 from evergram.texts.record import TextEncoderRecord
-from evergram.texts.recorded_encoder import (
-    RECORDED,
-    MismatchError,
-    RecordedEncoder,
-    open_recorded,
-)
+from evergram.texts.recorded_encoder import RECORDED, MismatchError, RecordedEncoder, open_recorded
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
 

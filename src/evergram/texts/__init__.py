@@ -1,4 +1,4 @@
-"""Encoders of text that somebody else made, and the record by which a version knows its own again.
+"""Text encoders of others, and the record by which a version recognises its own.
 
 `text_encoder`: `TextEncoder`, from texts to vectors [n, D], with prompts for queries and documents.
 `addresses` opens one by its address: of an installed package (`package_encoders`), behind an

@@ -32,7 +32,9 @@ class CallableEncoder(TextEncoder):
 
     def __init__(self, place: str, prompts: Prompts | None = None) -> None:
         if not _PLACE.fullmatch(place):
-            raise DataError(f"python:{place} is no function; write python:package.module:function.")
+            raise DataError(
+                f"python:{place} is not a function; write python:package.module:function."
+            )
         name, _, attribute = place.partition(":")
         here = str(Path.cwd())
         if here not in sys.path and "" not in sys.path:
@@ -50,7 +52,7 @@ class CallableEncoder(TextEncoder):
                 f"python:{place} cannot be imported, as the module fails: {why}; correct it."
             ) from error
         if not callable(function):
-            raise DataError(f"python:{place} is no function; it is a {type(function).__name__}.")
+            raise DataError(f"python:{place} is not a function; it is a {type(function).__name__}.")
         self._function: Callable[[list[str]], npt.ArrayLike] = function
         super().__init__(f"python:{place}", prompts or Prompts(), BATCH)
 
@@ -144,7 +146,7 @@ def check_encoder_address(address: str) -> tuple[str, str]:
     kind, colon, rest = address.partition(":")
     if not colon or kind not in _CLASSES:
         raise DataError(
-            f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
+            f"{address!r} is not the address of a text encoder; give KIND:…, where KIND is "
             f"{', '.join(_CLASSES)}, as in sentence-transformers:models/minilm"
             f"{did_you_mean(kind, _CLASSES) if colon else ''}."
         )

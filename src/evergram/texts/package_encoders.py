@@ -40,7 +40,7 @@ class SentenceTransformerEncoder(TextEncoder):
             why = " ".join(str(error).split())[:300].rstrip(".")
             what = "folder" if Path(place).exists() else "path or name"
             raise DataError(
-                f"The {what} {place!r} is no model that sentence-transformers can load: {why}."
+                f"The {what} {place!r} is not a model that sentence-transformers can load: {why}."
             ) from error
         if prompts is None:
             own: dict[str, Any] = dict(self._model.prompts or {})
@@ -100,7 +100,7 @@ class Model2VecEncoder(TextEncoder):
             self._model = StaticModel.from_pretrained(place)
         except Exception as error:  # the hub and safetensors have theirs each
             why = " ".join(str(error).split())[:300].rstrip(".")
-            raise DataError(f"{place!r} is no model that model2vec can load: {why}.") from error
+            raise DataError(f"{place!r} is not a model that model2vec can load: {why}.") from error
         super().__init__(f"model2vec:{place}", prompts or Prompts(), STATIC_BATCH)
 
     def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.errors import DataError
 from evergram.texts import canaries
@@ -69,7 +63,7 @@ class TextEncoderRecord(BaseModel):
 
     Args:
         address: where it was opened.
-        fingerprint: of its weights; None if they were not at hand.
+        fingerprint: of its weights; None if they were not available.
         dim: D.
         prompts: by role, "query" and "document".
         texts: canaries.
@@ -150,7 +144,7 @@ def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncod
     Args:
         matryoshka: the numbers of first coordinates that its vectors may be cut to.
     Raises: DataError: one of these is not between 1 and D; all canaries are zeros, and no weights
-        are at hand; or the encoder's. ServiceError.
+        are available; or the encoder's. ServiceError.
     """
     vectors = encoder.encode(canaries.TEXTS)
     if encoder.fingerprint is None and not vectors.any():

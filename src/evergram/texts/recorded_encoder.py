@@ -26,8 +26,8 @@ class MismatchError(ServiceError):
 class RecordedEncoder(TextEncoder):
     """The encoder of a record. Several threads may use one.
 
-    Of an encoder whose weights are not at hand, each call takes a canary along, in its place as the
-    last of the batch, so that no vector is returned without one that shows the recorded model.
+    If the encoder's weights are not available, each call has a canary as the last text of its
+    batch, so that no vector is returned without one that shows the recorded model.
 
     Args:
         encoder: one that was compared with the record.
@@ -39,7 +39,7 @@ class RecordedEncoder(TextEncoder):
         if encoder.batch <= places:
             raise DataError(
                 f"{encoder.address} encodes {encoder.batch} text at once (`batch`), and a canary "
-                "text must go with each, as its weights are not at hand; make it 2 or more."
+                "text must go with each, as its weights are not available; make it 2 or more."
             )
         super().__init__(encoder.address, encoder.prompts, encoder.batch - places)
         self.encoder: TextEncoder = encoder

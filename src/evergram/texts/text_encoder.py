@@ -116,8 +116,8 @@ class TextEncoder(Reopened, ABC):
 
     @cached_property
     def fingerprint(self) -> str | None:
-        """A hash of its weights, "weights:" and 64 hexadecimal digits; None if they are not at
-        hand, so that only `canaries` can tell it from another."""
+        """A hash of its weights, "weights:" and 64 hexadecimal digits; None if they are not
+        available, so that only `canaries` can tell it from another."""
         return self._fingerprint()
 
     @property
@@ -127,7 +127,7 @@ class TextEncoder(Reopened, ABC):
         return 0.0 if began is None else monotonic() - began
 
     def is_free(self, within: float) -> bool:
-        """Wait until no call is under way. Returns: whether that was in so many seconds."""
+        """Wait until no call is running. Return False if that takes longer."""
         free = self._turn.acquire(timeout=within)
         if free:
             self._turn.release()
@@ -158,7 +158,7 @@ class TextEncoder(Reopened, ABC):
         All are in one call, so that one model encodes them. Only where the document has another
         prompt, and prompts are not `plain_prompts`, is the document in a call right after.
 
-        Raises: DataError, ServiceError: as of `encode`.
+        Raises: DataError, ServiceError: as for `encode`.
         """
         own = self.prompts.document
         if prompt == own:

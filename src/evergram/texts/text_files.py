@@ -83,7 +83,7 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
                 texts.append(record[text_column])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise DataError(
-                    f"{path} row {row} is no JSON object with {id_column!r} and {text_column!r} "
+                    f"{path} row {row} is not a JSON object with {id_column!r} and {text_column!r} "
                     "(--id-column and --text-column name others); correct or remove it."
                 ) from error
     return pa.table({id_column: _column(path, ids, id_column), text_column: _strings(texts)})

@@ -61,7 +61,7 @@ class PlainVectors(EmbeddingFile):
             lines = beside.read_text(encoding=encoding).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError):
-                raise DataError(f"{beside} is no text in UTF-8; save it as UTF-8.") from error
+                raise DataError(f"{beside} is not UTF-8 text; save it as UTF-8.") from error
             why = getattr(error, "strerror", None) or sentence(error)
             raise DataError(
                 f"{beside} cannot be read as ids: {why}; give a text file of one id a line."
@@ -132,7 +132,7 @@ class NpyVectors(PlainVectors):
             start = file.read(len(NPY_SIGN))
         # np.load would take the file for a zip or a pickle.
         if start != NPY_SIGN:
-            raise unreadable(path, ValueError("it is no array of NumPy"), NPY_SIGN)
+            raise unreadable(path, ValueError("it is not a NumPy array"), NPY_SIGN)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
             raise DataError(

@@ -79,7 +79,7 @@ class Pairing:
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
 
-        Raises: DataError: as of `EmbeddingFile.blocks`; or there is no room for the temporary file.
+        Raises: DataError: as for `EmbeddingFile.blocks`; or the temporary file has no room.
         """
         lead, other = (self._old, self._new) if self._old_leads else (self._new, self._old)
         leading = _kept(lead, self._kept, size)

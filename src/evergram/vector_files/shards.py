@@ -50,7 +50,7 @@ class ShardRecord:
     Args:
         folder: of the shards.
         settings: `shards`, their number, and what else must be the same.
-        place: what whoever has shards of other settings can give another of.
+        place: what to change, for the error on shards of other settings.
     """
 
     folder: Path
@@ -191,7 +191,7 @@ def _settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _belongs(name: str, count: object) -> bool:
-    """Return whether a folder of so many shards, or a new one (None), may have such a file."""
+    """Return whether a folder of this many shards, or a new one (None), may have such a file."""
     if name.startswith((f".{RECORD}", f".{SUCCESS}")):
         return True
     match = _SHARD.fullmatch(name)
@@ -241,7 +241,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 MOST = 100_000
-# A run writes the record at most so many times, as it is as long as there are shards.
+# A run writes the record at most this many times, as it is as long as there are shards.
 RECORDINGS = 1_000
 
 
@@ -299,7 +299,7 @@ class Shards:
         if match is None or (count is not None and int(match[2]) != count):
             of = "N" if count is None else str(count)
             raise DataError(
-                f"--shard {only} is no shard; write I/{of}, with I from 0, as in --shard 3/8."
+                f"--shard {only} is not a shard; write I/{of}, with I from 0, as in --shard 3/8."
             )
         return cls(folder, int(match[2]), int(match[1]))
 
@@ -454,7 +454,7 @@ class _Cut:
         self._rest: Block | None = None
 
     def take(self, rows: int) -> Iterator[Block]:
-        """Yield blocks of so many rows together; fewer where the blocks end."""
+        """Yield blocks of this many rows in total; fewer where the blocks end."""
         while rows:
             block = self._rest if self._rest is not None else next(self._blocks, None)
             self._rest = None

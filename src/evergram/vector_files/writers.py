@@ -23,13 +23,7 @@ from evergram.errors import DataError
 from evergram.file_group import replacing_group
 from evergram.system_errors import reason_and_remedy
 from evergram.vector_files.base import ID_TYPE, provenance_file
-from evergram.vector_files.open_embeddings import (
-    ARROW,
-    PARQUET,
-    SUFFIXES,
-    Block,
-    companion,
-)
+from evergram.vector_files.open_embeddings import ARROW, PARQUET, SUFFIXES, Block, companion
 
 
 def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
@@ -360,7 +354,7 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _replacing(path: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
-    """Yield paths to write to, as of `replacing_group`. Raises: DataError: they cannot be."""
+    """Yield paths to write to, as for `replacing_group`. Raises: DataError: they cannot be."""
     try:
         with replacing_group(path, *beside) as parts:
             yield parts

@@ -1,3 +1,3 @@
-"""A few bytes beside each new vector give the old one back: `coding` (directions, levels, bits)
+"""A few bytes next to each new vector give the old one back: `coding` (directions, levels, bits)
 and `sidecar` (the reader).
 """

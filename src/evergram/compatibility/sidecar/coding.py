@@ -148,7 +148,7 @@ class ResidualBasis:
 
         Args:
             sigma: [D_{k-1}, D_{k-1}], as `SecondMoments.sigma` and `StepError.sigma` have it.
-            power: as of `StepError.power`.
+            power: as for `StepError.power`.
         Raises: ShapeError: it is not a square matrix. DataError: a number is not finite, or the
             power is not above 0.
         """
@@ -166,8 +166,8 @@ class ResidualBasis:
         and predict too few bits; what is measured on other objects does not.
 
         Args:
-            sigma, power: as of `of`, of objects that the basis was not made of.
-        Raises: ShapeError: the covariance is of other dims. DataError: as of `of`.
+            sigma, power: as for `of`, of objects that the basis was not made of.
+        Raises: ShapeError: the covariance is of other dims. DataError: as for `of`.
         """
         ResidualBasis._check(sigma, power)
         if len(sigma) != len(self):
@@ -190,7 +190,7 @@ class ResidualBasis:
 
 
 # A subset's number has a high and a low bit, each the sum modulo 2 of the lowest bits of codes, of
-# those so many columns back. By memory: how far back the farthest is. With a memory of 0 every
+# those this many columns back. By memory: how far back the farthest is. With a memory of 0 every
 # coordinate is rounded by itself.
 TAPS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {0: ((0,), ()), 5: ((0, 2, 5), (3,))}
 MEMORY = 5
@@ -198,7 +198,7 @@ MEMORY = 5
 ROWS = 2048
 # Standard deviations beyond which a number is taken for this one.
 FARTHEST = 1e4
-# Normal variables that levels of a few bits are fitted to, in so many steps. With more bits those
+# Normal variables that levels of a few bits are fitted to, in this many steps. With more bits those
 # that are best without a trellis are as good.
 DRAWS, ROUNDS, FITTED = (256, 64), 6, 4
 # Levels of a path; as many more are of coordinates that are rounded by themselves.
@@ -238,7 +238,7 @@ def encode(
     Args:
         standard: z [n, r], of variance 1 as the levels are.
         weights: w [r], none below 0.
-        bits: as of `level_places`.
+        bits: as for `level_places`.
         levels: [2 `LEVELS`], as `trellis_levels` has them; a number beyond the last level is
             stored as that.
     """
@@ -298,7 +298,7 @@ def _fitted(levels: Tensor, draws: Tensor, count: int) -> Tensor:
 
 
 def _sum_of_past(lowest: Tensor, taps: tuple[int, ...]) -> Tensor:
-    """Return the sum modulo 2 of the lowest bits of codes so many columns back, uint8 [n, r]."""
+    """Return the sum modulo 2 of the lowest bits of codes this many columns back, uint8 [n, r]."""
     total = torch.zeros_like(lowest)
     for back in taps:
         total[:, back:] ^= lowest[:, : max(0, lowest.shape[1] - back)]

@@ -52,10 +52,10 @@ class Sidecar:
         basis: U [D_{k-1}, r], orthonormal columns.
         scales: [r], √λ of each coordinate; what its levels are worth.
         bits: int64 [r], of each coordinate's code, 1 to 8.
-        levels: float64 [2040], what codes of 1, 2, … 8 bits may stand for, as of `trellis_levels`.
+        levels: float64 [2040], what codes of 1, 2, … 8 bits may stand for, as for `trellis_levels`.
         missing: the mean square of what is not read back, over the objects of `fit`.
         power: E‖z_{k-1}‖².
-        memory: as of `trellis.TAPS`; 0 rounds each coordinate alone.
+        memory: as for `trellis.TAPS`; 0 rounds each coordinate alone.
     Source: docs/migrate.md, "In Python".
 
     >>> import torch
@@ -189,7 +189,7 @@ class Sidecar:
         return math.sqrt(self.missing / self.power)
 
     def coordinates(self, new: Vectors, old: Vectors) -> Vectors:
-        """Return the coordinates before rounding, float64 [N, r]. Raises: as of `encode`."""
+        """Return the coordinates before rounding, float64 [N, r]. Raises: as for `encode`."""
         return _like(new, _residual(self.weight, self.offset, new, old) @ self.basis)
 
     def encode(self, new: Vectors, old: Vectors) -> Vectors:

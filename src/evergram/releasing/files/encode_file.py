@@ -99,7 +99,7 @@ def encode_file(
     Parts are written to `OUT.parts` first, the one at work every `EVERY` seconds as far as it has
     come, and a run that was killed goes on from there; the file then appears whole. A part is
     written only if the encoder was the recorded one in each batch, which takes a canary along where
-    no weights are at hand, and in all canaries after it. So a model that is replaced meanwhile is
+    no weights are available, and in all canaries after it. So a model that is replaced meanwhile is
     an error, and parts stay those of one model.
 
     Args:

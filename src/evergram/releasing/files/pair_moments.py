@@ -83,7 +83,7 @@ def refuse_few(
 
 
 def _instead(fitted: int, dims: tuple[int, int]) -> str:
-    """Return, as the end of a sentence, the transforms that so many pairs are enough for."""
+    """Return, as the end of a sentence, the transforms that this many pairs are enough for."""
     ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
     advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
     advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []

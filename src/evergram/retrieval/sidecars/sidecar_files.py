@@ -24,7 +24,7 @@ from evergram.system_errors import reason_and_remedy
 # Hits by the backward transform that are read by a sidecar, of each query, unless another number is
 # given.
 DEPTH = 1000
-# At least so many for each result: with fewer, what codes would move up is not there.
+# At least this many for each result: with fewer, what codes would move up is not there.
 PER_RESULT = 4
 # Queries whose hits are fetched together.
 BLOCK = 16
@@ -153,7 +153,7 @@ class SidecarFiles:
 
     Args:
         paths: of files and folders, one or several.
-        depth: as of `Sidecars`.
+        depth: as for `Sidecars`.
         required: whether what is named must be there when it is read first.
     Raises: DataError: a path is empty, or `depth` is not a positive number.
     """

@@ -244,7 +244,7 @@ class VersionSidecar:
             if isinstance(error, DataError):
                 raise
             raise DataError(
-                f"{path} is no sidecar of a version, or not all of it is there yet; {made}."
+                f"{path} is not the sidecar of a version, or not all of it is there yet; {made}."
             ) from error
 
 
