@@ -54,12 +54,7 @@ def test_every_kind_of_table_is_read_as_its_file(kind: str, tmp_path: Path) -> N
     assert corpus.column("weight").tolist() == [4.0, 1.0, 0.5, 2.0]
     if kind != "tuples":  # whose places say which column is which
         renamed = {"user": COLUMNS["query"], "query": COLUMNS["candidate"], "t": COLUMNS["time"]}
-        names: dict[str, Any] = {
-            "query": "user",
-            "candidate": "query",
-            "time": "t",
-            "value": "stars",
-        }
+        names: dict[str, Any] = {"query": "user", "candidate": "query", "time": "t"}
         maker = MAKERS[kind if "categories" not in kind else "pandas"]
         other = Corpus.of(maker(renamed | {"stars": [1, 2, 3, 4]}), value="stars", **names)
         assert pairs_of(other) == pairs_of(corpus)
