@@ -23,7 +23,7 @@ from evergram.evaluation.consumer_classifiers import (
     fit_consumers,
 )
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples, consumer_tasks
-from evergram.releasing.known_consumers.known_consumer import KnownConsumer
+from evergram.releasing.known_consumers import KnownConsumer
 
 GROUPS = ("seen", "unseen", "other")
 # Ratings that a candidate needs to be asked about, and the most examples of a set, as in `compare`.

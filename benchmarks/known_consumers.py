@@ -27,7 +27,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.synthetic import generate
 from evergram.encoders.features import SIDES
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_models import known_vectors
+from evergram.releasing.past_versions import known_vectors
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for

@@ -31,7 +31,7 @@ from evergram.atomic_files import (
 from evergram.errors import DataError, EvergramError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.locks.training_claim import training_claim
+from evergram.lineage.locks import training_claim
 from evergram.stores.open_store import open_store
 from evergram.training.tuning.trials import claimed
 from evergram.vector_files.base import FINGERPRINT, read_provenance_file

@@ -51,7 +51,7 @@ FILES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.name !
 
 
 def module_of(path: Path) -> str:
-    """Return a file's dotted name below the package, such as "lineage.disk.manifest"; for an
+    """Return a file's dotted name below the package, such as "lineage.consumers.record"; for an
     __init__.py that of its folder."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

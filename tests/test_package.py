@@ -17,7 +17,7 @@ from tests.support.artefacts import artefact
 from tests.support.encoders import lineage_with_encoder
 
 import evergram
-from evergram import errors
+from evergram import PretrainedEncoder, errors
 from evergram.lazy_exports import LazyPackage
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +105,9 @@ def test_every_public_object_has_a_short_repr(tmp_path: Path) -> None:
         shown = {
             repr(made): f"Lineage('films' at {made.path}, versions 0, production 0)",
             repr(made.view(0)): "View(version 0 read as 0, dim 4)",
-            repr(made.encoder()): "PretrainedEncoder(two_tower, dim 4, films@v0)",
+            repr(
+                PretrainedEncoder.of_version(made)
+            ): "PretrainedEncoder(two_tower, dim 4, films@v0)",
             repr(corpus): "Corpus(3 interactions of 2 queries with 3 candidates)",
             repr(recipe): "Recipe('films', factorization, data synthetic)",
             repr(artefact(3, 2)): (

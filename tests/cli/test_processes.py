@@ -15,6 +15,7 @@ import torch
 from tests.support.lineages import lineage_of, vectors_of
 from tests.support.several_processes import ROOT, SECONDS, ended, environment, free_port, start
 
+from evergram import PretrainedEncoder
 from evergram.cli.failures import error_line
 from evergram.cli.options import refuse_shared_fit, refuse_unshared
 from evergram.errors import RecipeError
@@ -101,7 +102,7 @@ def test_two_processes_with_divided_tables_publish_the_lineage_of_one(tmp_path: 
         (ids, vectors), (other_ids, others) = whole.embeddings(side), parts.embeddings(side)
         assert ids.equals(other_ids)
         torch.testing.assert_close(others, vectors, rtol=1e-5, atol=1e-5)
-    assert parts.encoder(0).kind == "factorization"
+    assert PretrainedEncoder.of_version(parts, 0).kind == "factorization"
 
 
 def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evergram.compatibility import BackwardAlignment, fit_closed_form
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight, history_metric
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.consumers.consumer_metric import consumer_metric
+from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import (

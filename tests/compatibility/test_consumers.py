@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evergram.compatibility.closed_form_fit import fit_closed_form
-from evergram.compatibility.consumers.consumer_metric import consumer_metric
-from evergram.compatibility.consumers.input_fisher import ConsumerModel, input_fisher
-from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides, solve
+from evergram.compatibility.consumers import (
+    ConsumerModel,
+    SideMoments,
+    consumer_metric,
+    fit_sides,
+    input_fisher,
+    solve,
+)
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, ShapeError
 

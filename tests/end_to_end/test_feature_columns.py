@@ -98,7 +98,7 @@ def test_train_says_what_each_feature_is_and_warns_of_names(
 def test_a_new_product_is_encoded_by_its_price_as_the_others_are(
     lineage: Lineage, version: int, tmp_path: Path
 ) -> None:
-    encoder = lineage.encoder(version)
+    encoder = PretrainedEncoder.of_version(lineage, version)
     table = encoder.module.tables["feature/preis"].weight  # type: ignore[union-attr, index]
     vocabulary = encoder.module.schema.vocabularies["feature.preis"]
     assert (vocabulary.keys.type, vocabulary.keys.null_count) == (pa.float64(), 1)
@@ -135,7 +135,7 @@ def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:
             for price in ("cheap", "1,234")
         ]
     vectors = [row["embedding"] for row in answer.json()["data"]]
-    alone = [lineage.encoder(1).encode([one])[0] for one in features]
+    alone = [PretrainedEncoder.of_version(lineage, 1).encode([one])[0] for one in features]
     assert np.allclose(vectors, alone, atol=1e-6)
     assert [one.status_code for one in bad] == [400, 400]
     assert "'cheap'" in bad[0].text

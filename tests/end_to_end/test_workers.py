@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from evergram import Client, Corpus, Lineage, Reader, Recipe, View
+from evergram import Client, Corpus, Lineage, PretrainedEncoder, Reader, Recipe, View
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
@@ -131,7 +131,7 @@ def objects(lineage: Lineage) -> Iterator[Any]:
     yield lineage
     yield lineage.view(0)
     yield arrow_function(lineage.view(0), "candidate")
-    yield lineage.encoder()
+    yield PretrainedEncoder.of_version(lineage)
     yield lineage.chain
     yield lineage.manifest(0)
     yield Corpus.of([(1, 2), (3, 4)])

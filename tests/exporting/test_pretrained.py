@@ -23,8 +23,8 @@ from evergram.encoders.features import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
 from evergram.exporting.encoder_folder import CardPlace, EncoderFacts, model_card
 from evergram.exporting.pretrained_encoder import PretrainedEncoder, is_repository
-from evergram.lineage.disk.manifest import EncoderRecord, sha256
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import EncoderRecord, sha256
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
 
 @pytest.fixture(scope="module")
 def encoder(films: Lineage) -> PretrainedEncoder:
-    return films.encoder()
+    return PretrainedEncoder.of_version(films)
 
 
 def expected(rows: list[int], genres: list[list[int]]) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_features_are_embedded_with_and_without_an_id(encoder: PretrainedEncoder
 def test_known_ids_without_their_features_are_warned_of_once(
     films: Lineage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    encoder = films.encoder()
+    encoder = PretrainedEncoder.of_version(films)
     encoder.encode([{"id": key, "genre": "war"} for key in CANDIDATES])
     encoder.encode(QUERIES, "query")
     encoder.encode([{"id": 999, "genre": "war"}, {"genre": "noir"}])
@@ -100,7 +100,7 @@ def test_known_ids_without_their_features_are_warned_of_once(
     assert 'encode([{"id": …, "genre": …}, …])' in caplog.text
     encoder.encode(CANDIDATES)
     assert len(caplog.records) == 1
-    films.encoder().encode(Corpus.of(pairs))
+    PretrainedEncoder.of_version(films).encode(Corpus.of(pairs))
     assert len(caplog.records) == 2
 
 
@@ -144,14 +144,20 @@ def test_an_object_that_cannot_be_embedded_is_named(encoder: PretrainedEncoder) 
 
 def test_versions_are_named_as_everywhere(films: Lineage, tmp_path: Path) -> None:
     films.label("stable", 0)
-    assert films.encoder("stable").facts == films.encoder("v0").facts
-    assert (films.encoder().kind, films.encoder().dim) == ("two_tower", DIM)
+    assert (
+        PretrainedEncoder.of_version(films, "stable").facts
+        == PretrainedEncoder.of_version(films, "v0").facts
+    )
+    assert (PretrainedEncoder.of_version(films).kind, PretrainedEncoder.of_version(films).dim) == (
+        "two_tower",
+        DIM,
+    )
     assert PretrainedEncoder.of_version(films, 0).features == {
         "query": ["id"],
         "candidate": ["id", "genre"],
     }
     with pytest.raises(LineageError, match="came from a file"):
-        lineage_of(tmp_path / "files", 1).encoder()
+        PretrainedEncoder.of_version(lineage_of(tmp_path / "files", 1))
 
 
 def test_batches_change_nothing_and_the_bar_is_not_on_stdout(

@@ -15,10 +15,10 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, IntegrityError
+from evergram.lineage import publication
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publishing import publication
 
 DIMS = (2, 3, 4)
 

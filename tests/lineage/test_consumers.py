@@ -14,11 +14,11 @@ from tests.support.forging import forge
 from tests.support.probe_files import add_probe
 
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
-from evergram.lineage.consumers import probe_files, registry
-from evergram.lineage.consumers.probe_check import refuse_unprobed
+from evergram.lineage.consumers import registry
 from evergram.lineage.consumers.record import Baseline, Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry, pinned_to
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication_checks import refuse_unprobed
 
 
 @pytest.fixture
@@ -28,8 +28,9 @@ def probe(tmp_path: Path) -> Probe:
     model.write_bytes(b"weights")
     data.write_bytes(b"rows")
     baseline = Baseline(version=2, value=0.8, objects=5)
-    names = {"model": str(model), "data": str(data)}
-    return Probe(**names, side="candidate", metric="auc", min=0.7, baseline=baseline)
+    files = str(model), str(data)
+    probe = Probe(model=files[0], data=files[1], side="candidate", metric="auc", min=0.7)
+    return probe.model_copy(update={"baseline": baseline})
 
 
 def test_names_that_differ_in_capitals_alone_are_refused(lineage: Lineage) -> None:
@@ -323,7 +324,7 @@ def test_a_probe_that_cannot_be_added_again_leaves_its_copies(
     if failing == "copy":
         monkeypatch.setattr(shutil, "copyfile", full)
     elif failing == "exchange":
-        monkeypatch.setattr(probe_files, "exchange_folders", full)
+        monkeypatch.setattr("evergram.lineage.consumers.registry.exchange_folders", full)
     else:
         probe = probe.model_copy(update={"data_sha256": "0" * 64})
     with pytest.raises(LineageError):

@@ -23,16 +23,18 @@ from evergram.data.corpus import Vocabulary
 from evergram.lineage import unseen_objects
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
-from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
+from evergram.lineage.manifest import sha256
 from evergram.lineage.unseen_objects import canary_rows, id_hash, unseen_share
 from evergram.lineage.version_warnings import (
     LEAST_QUERIES,
     below_popularity,
     few_test_queries,
     objects_without_vectors,
+    sample_sentence,
+    standard_errors,
     version_warnings,
+    with_error,
 )
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import Live

@@ -24,28 +24,29 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact, EncoderParts
-from evergram.lineage.catalog.catalog import Catalog
-from evergram.lineage.disk.lineage_record import (
-    LineageRecord,
-    parse_record,
-    read_record,
-)
-from evergram.lineage.disk.manifest import (
+from evergram.lineage.catalog import Catalog
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import (
     Manifest,
     TransformRecord,
     read_manifest,
     sha256,
 )
-from evergram.lineage.disk.query_form_file import (
-    RECORD,
-    TENSORS,
-    read_query_form,
-    write_query_form,
+from evergram.lineage.record import (
+    LineageRecord,
+    parse_record,
+    read_record,
 )
-from evergram.lineage.disk.tensor_files import load_tensors, save_tensors
-from evergram.lineage.disk.trained_pairs import read_trained_pairs, write_trained_pairs
-from evergram.lineage.lineage import Lineage
-from evergram.lineage.stored_embeddings import stored_file, stored_vectors
+from evergram.lineage.version_files import (
+    FORM,
+    FORM_TENSORS,
+    load_tensors,
+    read_query_form,
+    read_trained_pairs,
+    save_tensors,
+    write_query_form,
+    write_trained_pairs,
+)
 from evergram.vector_files.writers import write_embeddings
 
 
@@ -278,19 +279,19 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_query_form(form_of(1), tmp_path)
     with pytest.raises(IntegrityError, match="has dim 4, its version 9"):
         read_query_form(tmp_path, 9)
-    tensors = load_tensors(tmp_path / TENSORS)
-    save_tensors({k: v for k, v in tensors.items() if k != "powers"}, tmp_path / TENSORS)
+    tensors = load_tensors(tmp_path / FORM_TENSORS)
+    save_tensors({k: v for k, v in tensors.items() if k != "powers"}, tmp_path / FORM_TENSORS)
     with pytest.raises(IntegrityError, match="powers"):
         read_query_form(tmp_path, DIMS[1])
-    save_tensors({**tensors, "matrices": tensors["matrices"] * torch.nan}, tmp_path / TENSORS)
+    save_tensors({**tensors, "matrices": tensors["matrices"] * torch.nan}, tmp_path / FORM_TENSORS)
     with pytest.raises(IntegrityError, match="NaN"):
         read_query_form(tmp_path, DIMS[1])
 
 
 def test_the_files_are_published_with_their_hashes(tmp_path: Path) -> None:
     lineage = folding_lineage(tmp_path / "films")
-    assert {RECORD, TENSORS} <= lineage.manifest(1).files.keys()
-    path = tmp_path / "films" / "versions" / "1" / RECORD
+    assert {FORM, FORM_TENSORS} <= lineage.manifest(1).files.keys()
+    path = tmp_path / "films" / "versions" / "1" / FORM
     path.write_text(json.dumps({**json.loads(path.read_text()), "squares": 5.0}))
     with pytest.raises(IntegrityError, match="SHA-256 differs"):
         Lineage.open(tmp_path / "films").fold_in(["c1"])
@@ -329,18 +330,18 @@ def write_as_published(catalog: Catalog, path: Path, ids: pa.Array, vectors: tor
 
 def test_a_file_of_another_dim_is_refused(lineage: Lineage) -> None:
     catalog = Catalog.open(lineage.path)
-    path = stored_file(catalog, "object")
+    path = catalog.stored("object")
     write_as_published(catalog, path, pa.array([1]), torch.ones(1, 3))
     with pytest.raises(IntegrityError, match=r"object\.parquet has dim 3, its manifest 8"):
-        stored_vectors(catalog, "object")
+        catalog.embeddings("object")
 
 
 def test_a_row_without_an_id_is_refused(lineage: Lineage) -> None:
     catalog = Catalog.open(lineage.path)
-    path = stored_file(catalog, "object")
+    path = catalog.stored("object")
     write_as_published(catalog, path, pa.array([1, None]), torch.ones(2, 8))
     with pytest.raises(IntegrityError, match="a row without an id or without a vector"):
-        stored_vectors(catalog, "object")
+        catalog.embeddings("object")
 
 
 def test_a_metric_that_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:

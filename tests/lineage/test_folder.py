@@ -27,20 +27,20 @@ from evergram.errors import (
 )
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.lineage.disk.path_check import (
-    PARTS,
-    refuse_occupied,
-)
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.locks.training_claim import (
+from evergram.lineage.locks import (
     LOCK,
     OWNER,
     clear_work,
     refuse_unwritable,
     training_claim,
+    writing,
 )
-from evergram.lineage.locks.write_lock import writing
-from evergram.lineage.publishing.lost_race import keep_lost, read_lost
+from evergram.lineage.paths import (
+    PARTS,
+    refuse_occupied,
+)
+from evergram.lineage.publication import keep_lost, read_lost
 from evergram.retrieval.fill import local_stores
 
 

@@ -23,12 +23,10 @@ from evergram.errors import (
     LineageError,
     UnknownVersionError,
 )
-from evergram.lineage.catalog import record_changes
-from evergram.lineage.catalog.catalog import Catalog
+from evergram.lineage.catalog import Catalog
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.lineage.disk.lineage_record import FORMAT_VERSION, LineageRecord, Withdrawal
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_chain import VersionChain
+from evergram.lineage.record import FORMAT_VERSION, LineageRecord, Withdrawal
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ def versions(number: int, **fields: object) -> LineageRecord:
     ],
 )
 def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, number: int) -> None:
-    assert record_changes.resolve(versions(3, labels={"stable": 1, "team-a": 0}), what) == number
+    assert versions(3, labels={"stable": 1, "team-a": 0}).resolve(what) == number
 
 
 @pytest.mark.parametrize(
@@ -282,18 +280,18 @@ def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, n
 def test_an_unknown_version_is_named_with_those_there_are(what: Any) -> None:
     record = versions(3, labels={"stable": 1}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"are: 1, 2; its labels: stable \(1\)"):
-        record_changes.resolve(record, what)
+        record.resolve(what)
 
 
 def test_a_withdrawn_and_a_retired_version_are_told_apart() -> None:
     record = versions(2, withdrawn={2: WHY}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"Version 2 .* withdrawn \(a fault\)"):
-        record_changes.resolve(record, 2)
+        record.resolve(2)
     with pytest.raises(LineageError, match=r"Version 0 .* is retired") as caught:
-        record_changes.resolve(record, "v0")
+        record.resolve("v0")
     assert not isinstance(caught.value, UnknownVersionError)
     with pytest.raises(UnknownVersionError, match="no version yet"):
-        record_changes.resolve(EMPTY, None)
+        EMPTY.resolve(None)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +336,7 @@ class Machine(RuleBasedStateMachine):
         if promote and "stable" in self.at:
             self.at["stable"] = len(self.states)
         self.states.append("live")
-        self.record = record_changes.with_version(self.record, promote=promote)
+        self.record = self.record.with_version(promote=promote)
         self.held = {n for n in self.held if n in self.at.values()} | {len(self.states) - 1}
 
     @rule(name=NAMES, number=NUMBERS)
@@ -346,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         allowed = number < len(self.states) and self.states[number] == "live"
         allowed = allowed and (name != "stable" or number in self.held)
         try:
-            self.record = record_changes.with_label(self.record, name, number, self.held)
+            self.record = self.record.with_label(name, number, self.held)
         except LineageError:
             assert not allowed
         else:
@@ -356,7 +354,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def unlabel(self, name: str) -> None:
         try:
-            self.record = record_changes.without_label(self.record, name)
+            self.record = self.record.without_label(name)
         except LineageError:
             assert name not in self.at
         else:
@@ -379,7 +377,7 @@ class Machine(RuleBasedStateMachine):
         live = self.live()
         allowed = len(live) > 1 and not self.used(live[-1]) and live[-2] in self.held
         try:
-            self.record = record_changes.without_newest(self.record, WHY, self.pins, self.held)
+            self.record = self.record.without_newest(WHY, self.pins, self.held)
         except LineageError:
             assert not allowed
         else:
@@ -392,7 +390,7 @@ class Machine(RuleBasedStateMachine):
         allowed = number < len(self.states) and self.states[number] == "live"
         allowed = allowed and number != self.live()[-1] and not self.used(number)
         try:
-            self.record = record_changes.with_retired(self.record, number, self.pins)
+            self.record = self.record.with_retired(number, self.pins)
         except LineageError:
             assert not allowed
         else:
@@ -408,7 +406,7 @@ class Machine(RuleBasedStateMachine):
         assert set(self.record.withdrawn) == set(range(len(self.states))) - set(live)
         assert self.record.next_version == len(self.states)
         expected = [n for n in live if self.states[n] == "live"]
-        assert record_changes.readable(self.record) == expected
+        assert self.record.readable == expected
         # It is written and read again as it is.
         assert LineageRecord.model_validate_json(self.record.model_dump_json()) == self.record
 
@@ -417,11 +415,11 @@ class Machine(RuleBasedStateMachine):
         if not self.states:
             return
         assert self.record.format_version == FORMAT_VERSION
-        newest = record_changes.newest(self.record)
-        assert record_changes.resolve(self.record, None) == self.at.get("stable", newest)
-        assert {record_changes.resolve(self.record, None), newest} <= self.held
+        newest = self.record.newest
+        assert self.record.resolve(None) == self.at.get("stable", newest)
+        assert {self.record.resolve(None), newest} <= self.held
         for number in (*self.at.values(), *self.pins.values(), newest):
-            assert record_changes.resolve(self.record, number) == number
+            assert self.record.resolve(number) == number
 
 
 TestMachine = Machine.TestCase
@@ -429,16 +427,16 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 
 
 @pytest.fixture
-def gap(tmp_path: Path) -> VersionChain:
+def gap(tmp_path: Path) -> Catalog:
     """Versions 0, 1 and 3; version 2 was withdrawn."""
     lineage = exact_lineage(tmp_path / "shop")
     publish_next(lineage, exact_version(2, 1), promote=False)
     lineage.withdraw(2, "a fault")
     publish_next(lineage, exact_version(3, 1))
-    return VersionChain(Catalog.open(lineage.path))
+    return Catalog.open(lineage.path)
 
 
-def test_a_withdrawn_step_has_no_error(gap: VersionChain) -> None:
+def test_a_withdrawn_step_has_no_error(gap: Catalog) -> None:
     errors = gap.step_errors
     assert errors.keys() == {1, 2, 3}
     assert not errors[2].sigma.any()
@@ -446,7 +444,7 @@ def test_a_withdrawn_step_has_no_error(gap: VersionChain) -> None:
     assert errors[3].objects == len(vectors_of(3))
 
 
-def test_forward_maps_are_multiplied_out_step_by_step(gap: VersionChain) -> None:
+def test_forward_maps_are_multiplied_out_step_by_step(gap: Catalog) -> None:
     forward = gap.forward(0, 3)
     steps = gap.forward(0, 1), gap.forward(1, 3)
     assert forward is not None

@@ -35,9 +35,8 @@ from evergram.errors import (
     UnknownVersionError,
 )
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.catalog.catalog import Catalog
+from evergram.lineage.catalog import Catalog, PairHistory
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.pair_history import PairHistory
 from evergram.vector_files.base import provenance_of
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.shards import Shards

@@ -29,11 +29,11 @@ from evergram.errors import (
     LineageError,
     ShapeError,
 )
+from evergram.lineage import publish_statistics
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publishing import publish_statistics
-from evergram.lineage.publishing.publish_statistics import RowSample
+from evergram.lineage.publish_statistics import RowSample
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_too_few_pairs_give_no_forward_map(tmp_path: Path) -> None:
 
 
 def test_of_many_rows_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.lineage.publishing.publish_statistics.LEAST_ROWS", 90)
+    monkeypatch.setattr("evergram.lineage.publish_statistics.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = exact_version(0, None)
     draw = torch.Generator().manual_seed(0)

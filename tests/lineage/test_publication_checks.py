@@ -21,11 +21,9 @@ from evergram.compatibility import Aligner
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.errors import DataError, EvergramError, ShapeError
-from evergram.lineage.artefact import Artefact
+from evergram.lineage.artefact import Artefact, checked_block, checked_blocks
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publishing.block_check import checked_block, checked_blocks
-from evergram.lineage.publishing.canary_check import CanaryCheck
-from evergram.lineage.publishing.transform_check import check_transform_on_canaries
+from evergram.lineage.publication_checks import CanaryCheck, check_transform_on_canaries
 
 
 def _twice(ids: pa.Array, z: torch.Tensor) -> Iterator[tuple[pa.Array, torch.Tensor]]:

@@ -26,7 +26,7 @@ from evergram.releasing.comparison.results_folder import claim_folder
 from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of, sweep_of
 from evergram.releasing.comparison.scope import unmeasurable
 from evergram.releasing.comparison.trained_models import REFERENCE, trained_models
-from evergram.releasing.past_models import known_vectors
+from evergram.releasing.past_versions import known_vectors
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for

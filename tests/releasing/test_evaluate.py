@@ -17,8 +17,8 @@ from evergram.data.corpus import Corpus
 from evergram.data.synthetic import generate
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.ranking import query_metrics
+from evergram.lineage.catalog import PairHistory
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.pair_history import PairHistory
 from evergram.releasing.demo import demo_recipe, rated_above_median
 from evergram.releasing.evaluate import Ranking, evaluate
 from evergram.releasing.upgrade import train, upgrade

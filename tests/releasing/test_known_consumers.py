@@ -21,11 +21,9 @@ from evergram.errors import DataError, EvergramError, IntegrityError, LineageErr
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.releasing import KnownConsumer
-from evergram.releasing.known_consumers import known_consumer
-from evergram.releasing.known_consumers import probe_sensitivity as module
-from evergram.releasing.known_consumers.probe_sensitivity import probe_sensitivity
-from evergram.releasing.past_models import known_vectors
+from evergram.releasing import KnownConsumer, known_consumers
+from evergram.releasing.known_consumers import probe_sensitivity
+from evergram.releasing.past_versions import known_vectors
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import upgrade
 from evergram.releasing.upgrade_plan import UpgradeOptions, UpgradePlan, plan_upgrade
@@ -151,7 +149,7 @@ def test_the_recipe_may_name_the_consumers(
 def test_of_pairs_each_end_has_its_block_over_objects_that_are_evenly_spread(
     monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(known_consumer, "ROWS", rows)
+    monkeypatch.setattr(known_consumers, "ROWS", rows)
     fishers = KnownConsumer("ads", one_logit, side="pair").fishers(VECTORS, ROWS, PAIRS)
     chosen = [0, 2] if rows == 2 else [0, 1, 2]
     both = torch.cat([VECTORS[s][PAIRS[s][chosen]] for s in ("query", "candidate")], dim=1)
@@ -188,7 +186,7 @@ def test_a_probe_is_over_its_objects_that_alignment_may_see(
     rows = [row for row in range(0, len(ids), 2) if row % 3]
     scaled = 20 * vectors  # to bend the logistic function
     for most, chosen in ((512, rows), (3, [rows[0], rows[(len(rows) - 1) // 2], rows[-1]])):
-        monkeypatch.setattr(module, "ROWS", most)
+        monkeypatch.setattr(known_consumers, "PROBE_ROWS", most)
         matrix = probe_sensitivity(registry, probe, Vocabulary(ids), scaled, used)
         expected = input_fisher(lambda z: z @ WEIGHT, scaled[chosen])
         np.testing.assert_allclose(matrix, expected, rtol=0.02, atol=1e-4)

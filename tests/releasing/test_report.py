@@ -19,23 +19,23 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.evaluation.reports.version_facts import KeptPast
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.html_report import report_file
-from evergram.releasing.html_report.model_facts import names_of
-from evergram.releasing.html_report.report_file import (
+from evergram.releasing import html_report as report_file
+from evergram.releasing.html_report import (
     ReportedVersion,
+    names_of,
     refuse_unwritable,
     write_published,
 )
-from evergram.releasing.past_models import StoredModel
-from evergram.releasing.past_version_report import (
+from evergram.releasing.past_versions import (
     PastReading,
+    StoredModel,
     held_out_rows,
     known_relevance,
     reading_report,
 )
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
-from evergram.releasing.training_report import version_report
 from evergram.releasing.upgrade import upgrade
+from evergram.releasing.upgrade_steps import version_report
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe

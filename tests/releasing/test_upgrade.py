@@ -17,6 +17,7 @@ from tests.support.small_recipe import small_recipe
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import Tensor, nn
 
+from evergram import PretrainedEncoder
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chain import Chain
@@ -33,21 +34,26 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import version_warnings
 from evergram.releasing import upgrade_steps
-from evergram.releasing.backward_transform import LEAST_COMMON, BackwardTransformFit, Overlap
+from evergram.releasing.backward_transform import (
+    LEAST_COMMON,
+    BackwardTransformFit,
+    Overlap,
+    PairFit,
+    fit_over_pairs,
+)
 from evergram.releasing.evaluate import evaluate
-from evergram.releasing.frozen.kept_model import refuse_other_model
-from evergram.releasing.frozen.known_objects import (
+from evergram.releasing.frozen import (
     UNTESTED,
     corpus_of_known,
     known_to,
+    refuse_other_model,
     split_of_known,
     stored_in,
     unknown_counts,
     with_known_queries,
 )
-from evergram.releasing.html_report.report_file import ReportedVersion
-from evergram.releasing.past_models import StoredModel, known_vectors, past_model
-from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
+from evergram.releasing.html_report import ReportedVersion
+from evergram.releasing.past_versions import StoredModel, known_vectors, past_model
 from evergram.releasing.publish import degradation, publish, worst_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.releasing.upgrade_plan import (
@@ -637,7 +643,7 @@ def test_the_version_before_is_read_within_its_certificate(
     training = split_for(recipe, corpus, 2).training
     torch.testing.assert_close(encoder.embed_all(training)["candidate"], published(artefact))
     ids = training.candidates.vocabulary.keys.slice(0, 30)
-    vectors = lineage.encoder(2).encode(ids.to_pylist(), side="candidate")
+    vectors = PretrainedEncoder.of_version(lineage, 2).encode(ids.to_pylist(), side="candidate")
     torch.testing.assert_close(torch.from_numpy(vectors), published(artefact)[:30])
     model = evaluate(recipe, lineage, corpus=corpus)["model"]
     assert model == pytest.approx(artefact.metrics["metrics"]["model"])

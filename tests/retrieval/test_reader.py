@@ -20,8 +20,8 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.transforms import AffineTransform, LinearTransform
 from evergram.errors import DataError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
+from evergram.lineage.fold_in import fold_in
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.new_queries.fold_in import fold_in
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps

@@ -23,7 +23,7 @@ from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, Split, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
-from evergram.lineage.pair_history import PairHistory
+from evergram.lineage.catalog import PairHistory
 from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
 from evergram.training.corpora import (
     final_split,

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.consumers.consumer_metric import consumer_metric
+from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings

@@ -19,6 +19,7 @@ from tests.support.fits import CPU, assert_same, changed, split_of, trainer_of, 
 from tests.support.prepared import generated, write_prepared
 from tests.support.several_processes import ROOT, ended, start
 
+from evergram import PretrainedEncoder
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
@@ -319,7 +320,7 @@ def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -
     publish(lineage, artefact)
     ids, published = artefact.block("query")
     # Through Python, the published encoder gives the published vectors, and refuses unseen ids.
-    pretrained = lineage.encoder(0)
+    pretrained = PretrainedEncoder.of_version(lineage, 0)
     torch.testing.assert_close(pretrained.encode(ids, "query", convert_to_numpy=False), published)
     with pytest.raises(DataError, match="no vector for 1 of 1 objects"):
         pretrained.encode([10**9], "query")

@@ -12,6 +12,7 @@ import torch
 from tests.support.fits import assert_same, changed, watch_epochs
 from torch import Tensor, nn
 
+from evergram import PretrainedEncoder, load_encoder
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError
@@ -115,7 +116,7 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
     assert "Tower" not in manifest
     assert __name__ not in manifest
     for version, own in ((0, first), (1, second)):
-        encoder = lineage.encoder(version, module=own)
+        encoder = load_encoder(lineage, version, own)
         ids, vectors = artefact.block("candidate")
         if version == 1:
             assert np.allclose(encoder.encode(ids, "candidate"), vectors, atol=1e-6)
@@ -126,9 +127,9 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
     read_twice = upgrade(plain, lineage, corpus, past_encoders={0: first}, progress=False)
     assert set(read_twice.metrics["compatibility"]) == {"0", "1"}
     lineage.publish(read_twice)
-    assert lineage.encoder().kind == "factorization"
+    assert PretrainedEncoder.of_version(lineage).kind == "factorization"
     with pytest.raises(LineageError, match="version 2 is a built-in factorization"):
-        lineage.encoder(2, module=first)
+        load_encoder(lineage, 2, first)
 
 
 def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Path) -> None:
@@ -137,11 +138,11 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(RECIPE, corpus, encoder=modules(corpus), progress=False))
     with pytest.raises(LineageError, match="modules that the lineage does not hold"):
-        lineage.encoder(0)
+        PretrainedEncoder.of_version(lineage, 0)
     with pytest.raises(ShapeError, match="not the modules of version 0"):
-        lineage.encoder(0, module=modules(corpus, 9))
+        load_encoder(lineage, 0, modules(corpus, 9))
     with pytest.raises(DataError, match="differ by"):
-        lineage.encoder(0, module=modules(corpus, offset=1))
+        load_encoder(lineage, 0, modules(corpus, offset=1))
     frozen = Recipe.of(
         {**RECIPE.model_dump(exclude={"model"}), "upgrade": {"method": "fix-m0", "alone": False}}
     )

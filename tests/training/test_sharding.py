@@ -22,6 +22,7 @@ from tests.support.tiny_training import tiny_recipe
 from torch import Tensor, nn
 
 import evergram
+from evergram import PretrainedEncoder
 from evergram.collectives import ALONE, Collectives
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, Schema
@@ -151,7 +152,7 @@ def test_one_process_publishes_what_a_factorization_is(tmp_path: Path, setting: 
         lineage = evergram.Lineage.create(tmp_path / tables, "x")
         evergram.publish(lineage, evergram.train(recipe, progress=False))
         blocks.append({side: lineage.embeddings(side) for side in SIDES})
-        assert lineage.encoder(0).kind == "factorization"
+        assert PretrainedEncoder.of_version(lineage, 0).kind == "factorization"
     for side in SIDES:
         (ids, vectors), (other_ids, others) = (each[side] for each in blocks)
         assert ids.equals(other_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from evergram import Corpus, EncoderModules, Lineage, Recipe, train, upgrade
+from evergram import Corpus, EncoderModules, Lineage, Recipe, load_encoder, train, upgrade
 from evergram.evaluation import as_dim
 from evergram.training import Progress
 from reproduction.bc.images.measures import Reading
@@ -111,7 +111,7 @@ def head_readings(
         )
         lineage.publish(artefact)
         old, new = (
-            torch.as_tensor(lineage.encoder(version, module=modules).encode(images))
+            torch.as_tensor(load_encoder(lineage, version, modules).encode(images))
             for version, modules in enumerate((first, second))
         )
         if method == TRAINED[0]:

@@ -297,8 +297,8 @@ class _ProbeOptions:
             )
         from pydantic import ValidationError
 
+        from evergram.lineage.catalog import side_of
         from evergram.lineage.consumers.record import Probe
-        from evergram.lineage.stored_embeddings import side_of
         from evergram.releasing.probes import measured_probe
         from evergram.validation import sentence_of
 

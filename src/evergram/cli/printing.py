@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def dump(value: dict[str, Any]) -> None:
     """Print a value as JSON; NaN and infinity as null."""
-    from evergram.lineage.disk.plain_json import plain_numbers
+    from evergram.lineage.version_files import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
@@ -191,7 +191,7 @@ def metrics_table(
         sampled: of metrics of a sample of queries, their standard errors and the sample's size.
         titles: of the rows, by model; the model's name where there is none.
     """
-    from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
+    from evergram.lineage.version_warnings import sample_sentence, standard_errors, with_error
 
     names = list(next(iter(metrics.values())))
     lines = []

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from evergram.compatibility.certificate import Guarantee, StepError, certify
     from evergram.compatibility.chain import Chain
     from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
-    from evergram.compatibility.consumers.consumer_metric import consumer_metric
-    from evergram.compatibility.consumers.input_fisher import input_fisher
+    from evergram.compatibility.consumers import consumer_metric, input_fisher
     from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
     from evergram.compatibility.kinds import build_transform
     from evergram.compatibility.second_moments import SecondMoments
@@ -76,8 +75,7 @@ export_lazily(
         "certificate": "Guarantee StepError certify",
         "chain": "Chain",
         "closed_form_fit": "ClosedForm fit_closed_form",
-        "consumers.consumer_metric": "consumer_metric",
-        "consumers.input_fisher": "input_fisher",
+        "consumers": "consumer_metric input_fisher",
         "gradient_fit": "GradientFit fit_by_gradient",
         "kinds": "build_transform",
         "second_moments": "SecondMoments",

@@ -159,7 +159,7 @@ class ModuleEncoder(Encoder):
         raise LineageError(
             "An encoder of your own modules has no save_pretrained, as the folder could not hold "
             "their code; save their state_dict() beside it, or read them again by "
-            "lineage.encoder(version, module=EncoderModules(…))."
+            "evergram.load_encoder(lineage, version, EncoderModules(…))."
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ import torch
 
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.lineage.remote.addresses import local_folder
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.remote_storage import local_folder
 from evergram.lineage.view import View
 from evergram.retrieval.id_lookup import IdLookup
 from evergram.vector_files.base import first_not_finite, not_finite, out_of_range
@@ -212,7 +212,7 @@ def arrow_function(
     place = view.address if folder is None else str(folder.resolve())
     fingerprints = view.fingerprint, view.computed_from
     if side is not None:
-        ReadOnlyLineage.open(place).stored(side, view.source)
+        Lineage.open(place).stored(side, view.source)
     columns = id_column, vector_column
     return ArrowFunction(place, view.version, view.source, fingerprints, side, *columns, lists)
 
@@ -231,7 +231,7 @@ class _Applied:
 @lru_cache(maxsize=8)
 def _applied(function: ArrowFunction) -> _Applied:
     """Open the lineage of a function, once in each process."""
-    lineage = ReadOnlyLineage.open(function.address)
+    lineage = Lineage.open(function.address)
     view = lineage.view(function.version, source=function.source)
     if (view.fingerprint, view.computed_from) != function.fingerprints:
         raise LineageError(

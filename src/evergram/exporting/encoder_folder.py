@@ -19,10 +19,9 @@ from evergram.data.corpus import Vocabulary
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import DataError, FormatError, IntegrityError
 from evergram.kinds import kinds_where
-from evergram.lineage.disk.manifest import EncoderRecord, check_files, sha256
-from evergram.lineage.disk.plain_json import plain_numbers
-from evergram.lineage.disk.tensor_files import load_tensors, save_tensors
-from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
+from evergram.lineage.manifest import EncoderRecord, check_files, sha256
+from evergram.lineage.version_files import load_tensors, plain_numbers, save_tensors
+from evergram.lineage.version_warnings import sample_sentence, standard_errors, with_error
 from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 

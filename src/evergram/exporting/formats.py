@@ -20,7 +20,7 @@ from evergram.exporting.affine_map import (
 )
 from evergram.exporting.encoder_folder import CardPlace
 from evergram.exporting.sentence_transformer_folder import folder_card
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
 
 
 def literal_rows(way: AffineMap) -> Iterator[tuple[int, str, str]]:
@@ -193,7 +193,7 @@ class Written:
 
 
 def export_transform(
-    lineage: ReadOnlyLineage,
+    lineage: Lineage,
     path: str | Path,
     form: str,
     version: int | str | None = None,

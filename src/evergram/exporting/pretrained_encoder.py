@@ -42,8 +42,8 @@ from evergram.exporting.encoder_folder import (
     read_encoder_folder,
     write_encoder_folder,
 )
-from evergram.lineage.disk.manifest import EncoderRecord
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import EncoderRecord
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -159,7 +159,7 @@ log: logging.Logger = logging.getLogger(__name__)
 class PretrainedEncoder:
     """An encoder of a published version, or of a folder that `save_pretrained` wrote.
 
-        encoder = Lineage.open("shop").encoder()
+        encoder = PretrainedEncoder.of_version(Lineage.open("shop"))
         vectors = encoder.encode([17, 42], side="query")                     # [2, D]
         vectors = encoder.encode([{"genre": ["drama"]}], side="candidate")   # an object without id
 
@@ -178,7 +178,7 @@ class PretrainedEncoder:
     _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
     @classmethod
-    def of_version(cls, lineage: ReadOnlyLineage, version: int | str | None = None) -> Self:
+    def of_version(cls, lineage: Lineage, version: int | str | None = None) -> Self:
         """Return the encoder of a version of a lineage, by default production's.
 
         Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.
@@ -398,8 +398,8 @@ def _restored(
     if record.kind in ENCODERS and not ENCODERS[record.kind].made_by_recipe:
         raise LineageError(
             f"The encoder of {what} is made of modules that the lineage does not hold; give them "
-            "as lineage.encoder(version, module=EncoderModules(…)). Its embeddings can be read "
-            "without them."
+            "as evergram.load_encoder(lineage, version, EncoderModules(…)). Its embeddings can be "
+            "read without them."
         )
     module = restore_encoder(record.kind, record.options, record.inputs, state, vocabularies, what)
     return module.requires_grad_(False)

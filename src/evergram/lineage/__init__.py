@@ -2,19 +2,16 @@
 
 Read in this order:
 
-1. `disk/`: `lineage.json` and the manifests, with their checksums and the one rule of names
-   (`docs/lineage.md`).
-2. `artefact`: the contents of a version before it is published. `version_reader`: the files of a
-   published one, each checked.
-3. `catalog/`: versions by number and by label. `record_changes`: each change of them, as a function
-   from one record to the next; `catalog_changes` writes it.
-4. `version_chain`: from one version to another. `stored_embeddings`: a version's own embeddings.
-   `view`: embeddings read as a past version. `pair_history`: the pairs that were trained on.
-5. `publishing/`: adds a version.
-6. `read_only_lineage` and `lineage`: `Lineage`, which puts these together.
-7. `canary_check` and `version_warnings`: how well each version is read, and what its readers should
+1. `record` and `manifest`: `lineage.json` with every change of it as a pure function, and the
+   manifest of a version (`docs/lineage.md`). `paths`: names, links and permissions.
+2. `artefact`: the contents of a version before it is published. `version_files`: its files, written
+   and read.
+3. `catalog`: what is published. `view`: embeddings read as a past version. `fold_in`: new queries.
+4. `publication_checks`, `publication`: the gate, and the writing of a version.
+5. `lineage`: `Lineage`, a catalog with views and every change.
+6. `canary_check` and `version_warnings`: how well each version is read, and what its readers should
    know. `consumers/`: who reads which version.
-8. `locks/` and `remote/`: one writer at a time; lineages at `s3://…` and the like.
+7. `locks`, `mirror` and `remote_storage`: one writer at a time; lineages at `s3://…` and the like.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
@@ -34,8 +31,8 @@ if TYPE_CHECKING:
         past_limits,
     )
     from evergram.lineage.consumers.registry import ConsumerRegistry
-    from evergram.lineage.disk.manifest import Manifest
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.manifest import Manifest
     from evergram.lineage.view import View
 
 __all__ = [
@@ -57,7 +54,7 @@ export_lazily(
         "artefact": "Artefact EncoderParts",
         "canary_check": "CompatibilityLimits Reading diagnose_lineage past_limits",
         "consumers.registry": "ConsumerRegistry",
-        "disk.manifest": "Manifest",
+        "manifest": "Manifest",
         "lineage": "Lineage",
         "view": "View",
     },

@@ -17,7 +17,7 @@ from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.artefact import Block
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.catalog import Catalog
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 
 # A certificate is belied by an error of so many times its bound, and by more than rounding.
@@ -96,7 +96,7 @@ class CompatibilityLimits:
     amplification: float | None = None
 
 
-def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
+def diagnose_lineage(lineage: Catalog) -> list[Reading]:
     """Return a reading of each past version that is read, oldest first, and check all files.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
@@ -106,7 +106,7 @@ def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
 
 
 def read_versions(
-    lineage: ReadOnlyLineage, versions: Iterable[int], source: int | None = None
+    lineage: Catalog, versions: Iterable[int], source: int | None = None
 ) -> list[Reading]:
     """Return a reading of each of some versions, from `source` or from the newest."""
     newest = lineage.newest if source is None else source

@@ -6,17 +6,17 @@ from itertools import pairwise
 
 from evergram.errors import EvergramError
 from evergram.lineage.canary_check import measure_canaries
-from evergram.lineage.catalog.record_changes import STABLE
-from evergram.lineage.disk.manifest import read_manifest
-from evergram.lineage.publishing.canary_check import CanaryCheck
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import read_manifest
+from evergram.lineage.publication_checks import CanaryCheck
+from evergram.lineage.record import STABLE
 from evergram.vector_files.open_embeddings import open_embeddings
 
 # Relative; the same files give the same error but for rounding.
 SAME = 1e-3
 
 
-def contradictions(lineage: ReadOnlyLineage) -> list[str]:
+def contradictions(lineage: Lineage) -> list[str]:
     """Return a sentence on each contradiction: of transforms and canaries, of stored vectors and
     canaries, of `stable` and stored vectors, and of `lineage.json` and the folders.
 
@@ -25,7 +25,7 @@ def contradictions(lineage: ReadOnlyLineage) -> list[str]:
     return [*_transforms(lineage), *_stored(lineage), *_labels(lineage), *_folders(lineage)]
 
 
-def _transforms(lineage: ReadOnlyLineage) -> list[str]:
+def _transforms(lineage: Lineage) -> list[str]:
     """A transform has the error on canaries that it was published with."""
     canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
     found = []
@@ -44,7 +44,7 @@ def _transforms(lineage: ReadOnlyLineage) -> list[str]:
     return found
 
 
-def _stored(lineage: ReadOnlyLineage) -> list[str]:
+def _stored(lineage: Lineage) -> list[str]:
     """The canaries are among the stored vectors."""
     found = []
     for n in lineage.versions_with_embeddings:
@@ -59,7 +59,7 @@ def _stored(lineage: ReadOnlyLineage) -> list[str]:
     return found
 
 
-def _labels(lineage: ReadOnlyLineage) -> list[str]:
+def _labels(lineage: Lineage) -> list[str]:
     stable = lineage.labels.get(STABLE)
     if stable is None or stable in lineage.versions_with_embeddings:
         return []
@@ -69,7 +69,7 @@ def _labels(lineage: ReadOnlyLineage) -> list[str]:
     ]
 
 
-def _folders(lineage: ReadOnlyLineage) -> list[str]:
+def _folders(lineage: Lineage) -> list[str]:
     """No whole version is there that the record does not know."""
     found: list[str] = []
     if lineage.address != str(lineage.path):

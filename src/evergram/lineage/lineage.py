@@ -1,32 +1,44 @@
-"""The chain of versions: publish a new one, read any through the newest."""
+"""A lineage: its versions, read as any of them, and every way to change it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 from torch import Tensor
 
+from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.catalog.catalog import Catalog
-from evergram.lineage.catalog.catalog_changes import CatalogChanges
-from evergram.lineage.catalog.record_changes import NEWEST, STABLE
-from evergram.lineage.locks.training_claim import refuse_unwritable, training_claim
-from evergram.lineage.new_queries.fold_in import Missing
-from evergram.lineage.new_queries.id_lists import Lists
-from evergram.lineage.publishing.artefact_check import check_artefact
-from evergram.lineage.publishing.beginning import beginning
-from evergram.lineage.publishing.lost_race import forget_lost, read_lost
-from evergram.lineage.publishing.publication import check_id_types, publish_version
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.lineage.remote.training_note import training_note
-from evergram.lineage.version_reader import VersionReader
+from evergram.lineage.catalog import Catalog
+from evergram.lineage.consumers.registry import pinned_to
+from evergram.lineage.fold_in import Lists, Missing
+from evergram.lineage.locks import (
+    refuse_unwritable,
+    training_claim,
+    unchanged,
+    write_record,
+    writing,
+)
+from evergram.lineage.publication import (
+    beginning,
+    check_id_types,
+    forget_lost,
+    publish_version,
+    read_lost,
+)
+from evergram.lineage.publication_checks import check_artefact
+from evergram.lineage.record import NEWEST, STABLE, LineageRecord, Withdrawal
+from evergram.lineage.remote_storage import training_note
+from evergram.lineage.version_files import VersionReader
+from evergram.lineage.view import View, view_of
 
 
-class Lineage(ReadOnlyLineage):
+class Lineage(Catalog):
     """A folder of versions, with the embeddings of the newest and of every version with a label.
 
     >>> from evergram import Lineage
@@ -39,31 +51,38 @@ class Lineage(ReadOnlyLineage):
 
     A version becomes visible by one rename of `lineage.json`, and so does every change of labels.
     Files that a killed process left before that are not part of the lineage, and the next
-    publication removes them.
-
-    Args:
-        catalog: its versions, opened; see `open` and `create`.
+    publication removes them. See `open` and `create`.
     """
-
-    def __init__(self, catalog: Catalog) -> None:
-        super().__init__(catalog)
-        self._changes = CatalogChanges(catalog)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.next_version:
-            return super().__reduce__()
+            return type(self).open, (self.place,)
         return type(self).create, (self.place, self.name)  # nothing is published yet
 
-    @classmethod
-    def create(cls, path: str | Path, name: str = "embeddings") -> Self:
-        """Return a new lineage without versions; nothing is written before one is published.
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        readable = self.readable
+        numbers = ", ".join(map(str, readable)) or "none"
+        if len(readable) > 5:
+            numbers = f"{readable[0]} to {readable[-1]} ({len(readable)} of them)"
+        live = f", production {self.production}" if readable else ""
+        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
+
+    # Reading a version as another.
+
+    def view(self, version: int | str | None = None, source: int | str | None = None) -> View:
+        """Return the stored embeddings of one version, read as another.
 
         Args:
-            name: letters, digits, '.', '_' and '-', beginning with a letter or a digit.
-        Raises: LineageError: a lineage or other files are there already, or the name cannot be
-            used.
+            version: the version that they are read as; by default `source`, or else production.
+            source: the version whose embeddings are stored; by default production, as in a
+                service, or the newest to read a version after production.
+        Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
+            IntegrityError: a file is not what was published.
         """
-        return cls(Catalog.create(path, name))
+        return view_of(self, version, source)
 
     def fold_in(
         self,
@@ -95,11 +114,24 @@ class Lineage(ReadOnlyLineage):
             label is `stable` and the version's embeddings are not stored; or, as for all changes,
             another process has changed the lineage since it was opened, or is changing it.
         """
-        self._changes.label(name, version)
+        stored = self.versions_with_embeddings
+        self._write(lambda record: record.with_label(name, version, stored))
 
     def unlabel(self, name: str) -> None:
         """Remove a label. Raises: LineageError: there is none, or a consumer is pinned to it."""
-        self._changes.unlabel(name)
+
+        def without(record: LineageRecord) -> LineageRecord:
+            after = record.without_label(name)
+            left = sorted(self._pins(record).keys() - self._pins(after).keys())
+            if left:
+                raise LineageError(
+                    f"The label {name!r} of {self.name} cannot be removed: pinned to it "
+                    f"{'is' if len(left) == 1 else 'are'} {', '.join(left)}; they must go to "
+                    "another version first."
+                )
+            return after
+
+        self._write(without)
 
     def promote(self, version: int | str = NEWEST) -> int:
         """Put a version into production: the label `stable` moves to it. An earlier version can be
@@ -118,14 +150,57 @@ class Lineage(ReadOnlyLineage):
         Raises: LineageError: it is not the newest, a label or a consumer is on it, or the
             embeddings of the version before are not stored any more.
         """
-        self._changes.withdraw(version, reason)
+        number = self.resolve(version)
+        if number != self.newest:
+            raise LineageError(
+                f"Only the newest version, {self.newest}, can be withdrawn, not {number}: later "
+                "ones lead through it. 'evergram lineage retire' ends the reading of it."
+            )
+        if not reason.strip():
+            raise LineageError("A withdrawal needs a reason; say why.")
+        withdrawal = Withdrawal(
+            fingerprint=self.manifest(number).fingerprint,
+            reason=reason.strip(),
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+        def remove() -> None:
+            for folder in (self.embeddings_folder(number), self.folder(number)):
+                shutil.rmtree(folder, ignore_errors=True)
+                if self.remote is not None:
+                    self.remote.storage.remove(folder.relative_to(self.path).as_posix())
+
+        stored = self.versions_with_embeddings
+        self._write(
+            lambda record: record.without_newest(withdrawal, self._pins(record), stored), remove
+        )
+        del self.manifests[number]
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version; the chain still leads through it.
 
         Raises: LineageError: it is the newest, or a label or a consumer is on it.
         """
-        self._changes.retire(version)
+        self._write(lambda record: record.with_retired(version, self._pins(record)))
+
+    def _write(
+        self,
+        change: Callable[[LineageRecord], LineageRecord],
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a changed record, and tidy up under the same lock, as another may publish after
+        it."""
+        with writing(self.path, self.remote):
+            after = change(unchanged(self.path, self.record, self.address, labels=True))
+            write_record(self.path, after, self.remote)
+            tidy()
+        self.record = after
+
+    def _pins(self, record: LineageRecord) -> dict[str, int]:
+        """Return the version that each consumer would read by default if this were the record."""
+        return pinned_to(self.address, record.resolve)
+
+    # Publication.
 
     def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
         """Add a version. Returns: its number.
@@ -138,11 +213,10 @@ class Lineage(ReadOnlyLineage):
         Raises: ShapeError: the transform does not lead from it to the newest, or vectors are of
             another dim. DataError: a vector is not finite; an id is missing or there twice; or
             something else cannot be written. LineageError: it was made after another version; a
-            consumer's probe was not run on it; another process is
-            publishing or has published meanwhile; or the folder cannot be written; the lineage is
-            then as it was.
+            consumer's probe was not run on it; another process is publishing or has published
+            meanwhile; or the folder cannot be written; the lineage is then as it was.
         """
-        return publish_version(self._catalog, artefact, promote=promote)
+        return publish_version(self, artefact, promote=promote)
 
     @contextmanager
     def beginning(self, first: Artefact) -> Iterator[None]:
@@ -153,7 +227,7 @@ class Lineage(ReadOnlyLineage):
 
         Raises: as `publish`.
         """
-        with beginning(self._catalog, first):
+        with beginning(self, first):
             yield
 
     def check_artefact(self, artefact: Artefact) -> None:
@@ -163,21 +237,16 @@ class Lineage(ReadOnlyLineage):
             DataError: its metrics are of another form, or it has no embeddings. ShapeError: its
             transform, error or canaries do not fit.
         """
-        check_artefact(self._catalog, artefact)
+        check_artefact(self, artefact)
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
         """Refuse ids, by side, that are text where those of the newest version are integers.
 
         Raises: DataError: an id of a side is no integer.
         """
-        check_id_types(self._catalog, ids)
+        check_id_types(self, ids)
 
     # A training run.
-
-    @property
-    def work_dir(self) -> Path:
-        """The folder in which a run keeps its checkpoints; it is removed by publication."""
-        return self._catalog.work_dir
 
     @contextmanager
     def training(self) -> Iterator[Path]:
@@ -188,8 +257,7 @@ class Lineage(ReadOnlyLineage):
             lineage that lives elsewhere only processes of this machine are seen for certain; others
             are named in a warning.
         """
-        remote = self._catalog.remote
-        elsewhere = nullcontext() if remote is None else training_note(remote.storage)
+        elsewhere = nullcontext() if self.remote is None else training_note(self.remote.storage)
         with training_claim(self.work_dir, str(self)), elsewhere:
             try:
                 yield self.work_dir

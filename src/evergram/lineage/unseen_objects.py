@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.catalog import Catalog
 
 # Canaries of each side: enough for a mean, and few enough to keep for ever.
 CANARIES = 1000
@@ -39,7 +39,7 @@ def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> 
     return order[:CANARIES]
 
 
-def unseen_share(lineage: ReadOnlyLineage, version: int) -> float | None:
+def unseen_share(lineage: Catalog, version: int) -> float | None:
     """Return the share of the objects that the alignment of a version never saw: those whose
     `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if neither the
     version's metrics nor its recipe record it."""

@@ -1,4 +1,4 @@
-"""Warnings of a version, which its readers should see."""
+"""What the readers of a version should know: warnings, and how metrics of a sample are shown."""
 
 from __future__ import annotations
 
@@ -10,17 +10,52 @@ from weakref import WeakKeyDictionary
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.kinds import kinds_where
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
 
 # A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
 # lost is three percent of what can be reached.
 LEAST_QUERIES = 30
-
 # A published version never changes, so its warnings are read once for each opened lineage.
-_cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
 
 
-def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
+def standard_errors(sampled: Any, model: str) -> dict[str, float]:
+    """Return the standard error of each metric of a model that has one; none where all queries were
+    ranked.
+
+    Args:
+        sampled: `sampled` of a version's metrics, or of a reading's; None where it has none.
+    """
+    errors = sampled.get("errors") if isinstance(sampled, Mapping) else None
+    of_model = errors.get(model) if isinstance(errors, Mapping) else None
+    if not isinstance(of_model, Mapping):
+        return {}
+    return {name: float(error) for name, error in of_model.items() if _is_error(error)}
+
+
+def sample_sentence(sampled: Any) -> str | None:
+    """Return a sentence on the sample's size and on ±; None where all queries were ranked."""
+    if not isinstance(sampled, Mapping):
+        return None
+    sizes = [sampled.get(name) for name in ("queries", "of")]
+    if not all(isinstance(size, int) for size in sizes):
+        return "Measured on a sample of the test queries; ± is a standard error."
+    return (
+        f"Measured on {sizes[0]:,} of {sizes[1]:,} test queries, drawn at random; ± is a standard "
+        "error."
+    )
+
+
+def with_error(value: str, error: float | None) -> str:
+    """Return a metric's text, with ± its standard error if it has one."""
+    return value if error is None else f"{value} ±{error:.4f}"
+
+
+def _is_error(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
     no vectors of a part of its data, or few objects in common with the version before, that its way
     back has no certificate or errs by more than the vectors are long, that it ranks worse than
@@ -113,7 +148,7 @@ def _by_closed_form(recipe: Mapping[str, Any]) -> str:
     return "; upgrade.solver = 'closed' gives the least error that a transform of its kind can have"
 
 
-def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:
+def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
     without = objects_without_vectors(metrics.get("data", {}))
     sentences = [*([without] if without else []), *_of_the_test(metrics)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,16 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
-from evergram.lineage.catalog.catalog import Catalog
-from evergram.lineage.new_queries.fold_in import Missing, fold_in, stored_lookup
-from evergram.lineage.new_queries.id_lists import Lists
-from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
-from evergram.lineage.version_chain import VersionChain
+from evergram.lineage.catalog import Catalog
+from evergram.lineage.fold_in import Lists, Missing, fold_in, stored_lookup
 from evergram.texts.record import checked_dims, cut
-from evergram.vector_files.base import EmbeddingFile, first_not_finite, provenance_of
+from evergram.vector_files.base import first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
+
+if TYPE_CHECKING:
+    pass
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
@@ -58,25 +57,19 @@ class View:
     dim: int
     fingerprint: str
     computed_from: str
+    _catalog: Catalog
     _chain: Chain
-    _read: Callable[[str], Block]
-    _file: Callable[[str], EmbeddingFile]
-    _address: str
-    _form: Callable[[], QueryForm | None]
-    _cuts: tuple[int, ...] = ()
-    # Side to SHA-256 of the stored file.
-    _hashes: Mapping[str, str] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._address, self.version, self.source, self.fingerprint)
-
-    @property
-    def address(self) -> str:
-        """The folder or the address of its lineage."""
-        return self._address
+        return _reopened, (self.address, self.version, self.source, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
+
+    @property
+    def address(self) -> str:
+        """The address of its lineage, independent of the current folder."""
+        return self._catalog.place
 
     @overload
     def transform(self, embeddings: Tensor) -> Tensor: ...
@@ -129,7 +122,7 @@ class View:
             side: "query" or "candidate"; "object" in a lineage of files.
         Raises: LineageError: there is no such side, or the vectors are not stored.
         """
-        ids, vectors = self._read(side)
+        ids, vectors = self._catalog.embeddings(side, self.source)
         return ids, self.transform(vectors)
 
     def fold_in(
@@ -155,10 +148,10 @@ class View:
             not stored. DataError, ShapeError: an id, weight or value cannot be used.
         Source: docs/method.md, "A new query".
         """
-        owner = f"Version {self.source} of {self._address}"
-        lookup = stored_lookup(lambda: self._read("candidate"))
-        lists = candidates, weights, values
-        return self.transform(fold_in(self._form(), lookup, *lists, missing=missing, owner=owner))
+        owner = f"Version {self.source} of {self.address}"
+        lookup = stored_lookup(lambda: self._catalog.embeddings("candidate", self.source))
+        form, lists = self._catalog.query_form(self.source), (candidates, weights, values)
+        return self.transform(fold_in(form, lookup, *lists, missing=missing, owner=owner))
 
     def export(
         self,
@@ -186,9 +179,10 @@ class View:
         """
         path = Path(path)
         check_writable(path, overwrite=overwrite)
-        dims = checked_dims(dimensions, self.dim, self._cuts, self.version)
+        cuts = self._catalog.manifest(self.version).cuts
+        dims = checked_dims(dimensions, self.dim, cuts, self.version)
         fingerprints = provenance_of(self.fingerprint, self.computed_from) if dims is None else {}
-        stored = self._file(side)
+        stored = self._catalog.stored_blocks(side, self.source)
         blocks = stored.read_as(self._apply, self.version, stored.blocks(batch), 0)
         if dims is not None:
             blocks = ((ids, torch.from_numpy(cut(rows.numpy(), dims))) for ids, rows in blocks)
@@ -207,7 +201,7 @@ class View:
             overwrite: whether to write all shards anew, and remove those of other settings.
         Raises: DataError: as `vector_files.shards.write_shards`.
         """
-        stored = self._file(side)
+        stored = self._catalog.stored_blocks(side, self.source)
 
         def read(start: int, stop: int) -> Iterator[Block]:
             blocks = between(stored.blocks(batch), start, stop)
@@ -215,7 +209,8 @@ class View:
 
         fingerprints = provenance_of(self.fingerprint, self.computed_from)
         # Versions of one space have one fingerprint, and other vectors in it.
-        settings = {"side": side, "stored": self._hashes[side], **fingerprints}
+        hashes = self._catalog.manifest(self.source).embeddings
+        settings = {"side": side, "stored": hashes[side], **fingerprints}
         return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -233,35 +228,24 @@ class View:
         return self._chain.apply(embeddings, self.source, self.version)
 
 
-def view_of(
-    catalog: Catalog, chain: Chain, version: int | str | None, source: int | str | None
-) -> View:
+def view_of(catalog: Catalog, version: int | str | None, source: int | str | None) -> View:
     """Return the stored embeddings of one version, read as another; see `Lineage.view`."""
     target = catalog.resolve(source if version is None else version)
-    stored = catalog.source_of(target) if source is None else catalog.resolve(source)
+    if source is None:
+        stored = catalog.production if target <= catalog.production else catalog.newest
+    else:
+        stored = catalog.resolve(source)
+    chain, read_as = catalog.chain, catalog.manifest(target)
     chain.is_affine(stored, target)  # Refuses a target that is later than the source.
-    return View(
-        target,
-        stored,
-        catalog.manifest(target).dim,
-        catalog.manifest(target).fingerprint,
-        catalog.manifest(stored).fingerprint,
-        chain,
-        lambda side: stored_vectors(catalog, side, stored),
-        lambda side: stored_embedding_file(catalog, side, stored),
-        catalog.place,
-        catalog.reader(stored).query_form,
-        catalog.manifest(target).cuts,
-        catalog.manifest(stored).embeddings,
-    )
+    computed_from = catalog.manifest(stored).fingerprint
+    return View(target, stored, read_as.dim, read_as.fingerprint, computed_from, catalog, chain)
 
 
-def _reopened(address: str, version: int, source: int, fingerprint: str) -> View:
+def _reopened(place: str, version: int, source: int, fingerprint: str) -> View:
     """Return a view in another process. Raises: LineageError: the lineage is another one now."""
-    catalog = Catalog.open(address)
-    view = view_of(catalog, VersionChain(catalog).whole, version, source)
+    view = view_of(Catalog.open(place), version, source)
     if view.fingerprint != fingerprint:
-        raise LineageError(f"{address} is another lineage than the view was made of; make it anew.")
+        raise LineageError(f"{place} is another lineage than the view was made of; make it anew.")
     return view
 
 

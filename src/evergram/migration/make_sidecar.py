@@ -15,8 +15,8 @@ from torch import Tensor
 
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, LineageError
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
-from evergram.lineage.stored_embeddings import side_of
+from evergram.lineage.catalog import side_of
+from evergram.lineage.lineage import Lineage
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar, marks_of
 from evergram.stores.store import Floats
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
@@ -41,7 +41,7 @@ MANY = 0.05
 
 
 def make_sidecar(
-    lineage: ReadOnlyLineage,
+    lineage: Lineage,
     old: EmbeddingFile | None = None,
     *,
     version: int | None = None,
@@ -109,9 +109,7 @@ def make_sidecar(
     )
 
 
-def _old_file(
-    lineage: ReadOnlyLineage, old: EmbeddingFile | None, target: int, side: str
-) -> EmbeddingFile:
+def _old_file(lineage: Lineage, old: EmbeddingFile | None, target: int, side: str) -> EmbeddingFile:
     """Return the vectors of the version before. Raises: LineageError: as `make_sidecar`."""
     if old is not None:
         lineage.check_fingerprint(old.fingerprint, target, str(old.path))
@@ -213,7 +211,7 @@ def _refuse_mixed_up(
         )
 
 
-def _checked_versions(lineage: ReadOnlyLineage, version: int | None) -> tuple[int, int]:
+def _checked_versions(lineage: Lineage, version: int | None) -> tuple[int, int]:
     """Return the version, and the one before it that was not withdrawn."""
     if not lineage.versions:
         raise LineageError(f"{lineage} has no versions.")
@@ -224,7 +222,7 @@ def _checked_versions(lineage: ReadOnlyLineage, version: int | None) -> tuple[in
     return number, max(before)
 
 
-def _refuse_another(old: EmbeddingFile, lineage: ReadOnlyLineage, version: int, side: str) -> None:
+def _refuse_another(old: EmbeddingFile, lineage: Lineage, version: int, side: str) -> None:
     """Raises: LineageError: the file lacks the vectors that the lineage keeps of that version, or
     has others. DataError: as `EmbeddingFile.blocks`."""
     ids, kept = lineage.canaries(version).get(side, (pa.array([], pa.string()), torch.empty(0, 0)))

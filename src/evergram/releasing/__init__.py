@@ -4,9 +4,8 @@ Read in this order:
 
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
    papers, which know nothing of each other, meet here. `upgrade_plan` and `upgrade_steps` are its
-   parts; `backward_transform` fits the transform (`posthoc_fit`: over pairs);
-   `past_version_report` measures the new version read as each past one. `known_consumers/`:
-   consumers at hand weigh the alignment error.
+   parts; `backward_transform` fits the transform; `past_versions` measures the new version read as
+   each past one. `known_consumers`: consumers weigh the alignment error. `frozen`: the model stays.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from evergram.releasing.files.encode_file import Texts, encode_file
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
-    from evergram.releasing.known_consumers.known_consumer import KnownConsumer
+    from evergram.releasing.known_consumers import KnownConsumer
     from evergram.releasing.probes import ProbeReading, run_probes
     from evergram.releasing.publish import Published, publish
     from evergram.releasing.upgrade import train, upgrade, upgrade_lost
@@ -65,7 +64,7 @@ export_lazily(
         "files.encode_file": "Texts encode_file",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
-        "known_consumers.known_consumer": "KnownConsumer",
+        "known_consumers": "KnownConsumer",
         "probes": "ProbeReading run_probes",
         "publish": "Published publish",
         "upgrade": "train upgrade upgrade_lost",

@@ -1,8 +1,8 @@
-"""Fit a version's backward transform: with its model, after it, or not at all."""
+"""The backward transform of an upgrade: which objects it is fitted to and measured on, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
@@ -15,18 +15,21 @@ from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weigh
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
-from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides, held_error
+from evergram.compatibility.consumers import SideMoments, fit_sides, held_error
 from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
+from evergram.data.sampling import ExampleSampler
+from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.past_models import PastModel, known_vectors
-from evergram.releasing.past_version_report import held_out_rows
-from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
+from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
+from evergram.training.build import build_sampler
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.upgrade import UpgradeRecipe
 
 # The share of the least error on these that is given for a smaller transform. Without it, what new
@@ -36,6 +39,82 @@ TOLERANCE = 0.01
 # With fewer objects in common the overlap is small: half of them are fitted to, and the other half
 # must be enough to measure the error on.
 LEAST_COMMON = 2 * LEAST_OBJECTS
+
+
+class FixedEmbeddings(Embeddings):
+    """The embeddings of a model that is not trained any more, [N, D] of each side."""
+
+    def __init__(self, vectors: Mapping[str, Tensor]) -> None:
+        self.vectors = vectors
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        return self.vectors[side][ids]
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        yield from torch.split(self.vectors[side], batch_size)
+
+    def whole(self, side: str) -> Tensor | None:
+        return self.vectors[side]
+
+
+@dataclass(frozen=True)
+class PairFit:
+    """How a transform is fitted over pairs.
+
+    Args:
+        sampler: of the pairs, with negatives if the task has them.
+        epochs: of the sampler.
+        every: epochs between two measurements of the error.
+        after: the transform with the smallest error after this epoch is kept.
+    """
+
+    sampler: ExampleSampler
+    epochs: int
+    every: int = 10
+    after: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, corpus: Corpus, version: int) -> PairFit:
+        """Return how a recipe fits the transform of a version on its training corpus."""
+        settings = FitSettings.of(recipe, corpus, version)
+        sampler = build_sampler(settings, corpus)
+        upgrade = recipe.upgrade
+        every = settings.training.evaluate_every
+        return cls(sampler, upgrade.fit_epochs, every, upgrade.select_after)
+
+
+def fit_over_pairs(
+    alignment: JointAlignment, new: Mapping[str, Tensor], fit: PairFit
+) -> list[float]:
+    """Train the alignment's transform in place by Adam, with the model fixed.
+
+    Keeps the transform that had the smallest error after `fit.after`, or the last one if none was
+    measured then.
+
+    Args:
+        new: of each side, z_k [N, D_k].
+    Returns: the errors that were measured, see `JointAlignment.error`.
+    Source: [BC] §3.2.3, as its authors' code has it.
+    """
+    transform = alignment.transform
+    optimizer = torch.optim.Adam(transform.parameters(), lr=alignment.rate or 1e-3)
+    embeddings, errors = FixedEmbeddings(new), []
+    best, kept = float("inf"), None
+    for epoch in range(1, fit.epochs + 1):
+        for batch in fit.sampler.epoch(epoch - 1):
+            query, candidate = new["query"][batch.query], new["candidate"][batch.candidate]
+            optimizer.zero_grad()
+            alignment(query, candidate, batch, embeddings).backward()
+            optimizer.step()
+        if epoch % fit.every:
+            continue
+        errors.append(alignment.error(new))
+        if epoch > fit.after and errors[-1] < best:
+            best = errors[-1]
+            kept = {name: value.clone() for name, value in transform.state_dict().items()}
+    if kept is not None:
+        transform.load_state_dict(kept)
+    return errors
 
 
 @dataclass(frozen=True)

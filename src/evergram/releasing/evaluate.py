@@ -26,7 +26,7 @@ from evergram.evaluation.ranking import (
 )
 from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.frozen.known_objects import (
+from evergram.releasing.frozen import (
     split_of_known,
     stored_in,
     unknown_counts,

@@ -8,7 +8,7 @@ from pathlib import Path
 from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.html_report.report_file import (
+from evergram.releasing.html_report import (
     ReportedVersion,
     refuse_unwritable,
     write_published,
@@ -136,17 +136,11 @@ def upgrade_and_publish(
         written. Others as `upgrade` and `publish`.
     """
     refuse_unwritable(report)
-    if board is not None and recipe.upgrade.start == "frozen":
-        raise DataError(
-            "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
-            "leave it out."
-        )
-    if board is not None and options.kept:
-        raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
-    if checkpoints != AUTOMATIC and (options.kept or recipe.upgrade.start == "frozen"):
+    frozen = recipe.upgrade.start == "frozen"
+    if (options.kept or frozen) and (board is not None or checkpoints != AUTOMATIC):
         why = "--kept" if options.kept else "upgrade.start = 'frozen'"
         raise DataError(
-            f"{why} trains no model, so there are no checkpoints; leave out --checkpoint-every, "
+            f"{why} trains no model; leave out --tensorboard, --checkpoint-every, "
             "--keep-checkpoints and --resume."
         )
     refuse_unmeasurable(

@@ -19,8 +19,7 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.known_consumers.known_consumer import KnownConsumer
-from evergram.releasing.training_report import board_callbacks, say_features, version_report
+from evergram.releasing.known_consumers import KnownConsumer
 from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
     own_encoder,
@@ -29,7 +28,14 @@ from evergram.releasing.upgrade_plan import (
     trained_encoder,
     with_modules,
 )
-from evergram.releasing.upgrade_steps import fit_upgrade, measure_upgrade, package_upgrade
+from evergram.releasing.upgrade_steps import (
+    board_callbacks,
+    fit_upgrade,
+    measure_upgrade,
+    package_upgrade,
+    say_features,
+    version_report,
+)
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (

@@ -19,20 +19,20 @@ from evergram.errors import RecipeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
-from evergram.releasing.frozen.kept_model import refuse_other_model
-from evergram.releasing.frozen.known_objects import (
+from evergram.releasing.frozen import (
     known_to,
+    refuse_other_model,
     split_of_known,
     unknown_counts,
     with_known_queries,
 )
-from evergram.releasing.known_consumers.consumer_weighing import (
+from evergram.releasing.known_consumers import (
     ConsumerWeighing,
+    KnownConsumer,
     PastObjects,
     weigh_consumers,
 )
-from evergram.releasing.known_consumers.known_consumer import KnownConsumer
-from evergram.releasing.past_models import PastModel, past_model
+from evergram.releasing.past_versions import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
 from evergram.training.recipe import ModelRecipe, Recipe
 from evergram.training.selecting_metric import with_selecting_metric

@@ -15,9 +15,8 @@ import pyarrow as pa
 from evergram.atomic_files import make_folder, remove_folder, remove_tree, sync, write_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
-from evergram.lineage.disk.path_check import check_tree
-from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.paths import check_tree, file_mode
 from evergram.retrieval.store_check import check_store, take_side
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Rows, Space, Store

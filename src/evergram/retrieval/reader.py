@@ -18,10 +18,9 @@ from torch import Tensor
 from evergram.data.pair_hash import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.lineage.catalog import PairHistory
+from evergram.lineage.fold_in import Lists, Missing, as_lists, fold_in
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.new_queries.fold_in import Missing, fold_in
-from evergram.lineage.new_queries.id_lists import Lists, as_lists
-from evergram.lineage.pair_history import PairHistory
 from evergram.lineage.score_maps import QueryVectors
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded

@@ -17,7 +17,7 @@ class ChangeWatch:
     """
 
     def __init__(self, place: str | Path) -> None:
-        from evergram.lineage.remote.addresses import filesystem, local_folder
+        from evergram.lineage.remote_storage import filesystem, local_folder
 
         folder = local_folder(place)
         # None where the lineage is on another machine.

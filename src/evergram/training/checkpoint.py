@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 from torch import Tensor
@@ -28,8 +28,8 @@ from evergram.encoders.module_encoder import (
 from evergram.errors import LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
-from evergram.lineage.disk.manifest import EncoderRecord
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import EncoderRecord
 from evergram.lineage.unseen_objects import canary_rows, id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
@@ -41,9 +41,15 @@ BLOCK = 65_536
 TRIED = 64
 
 
-def load_encoder(
-    lineage: ReadOnlyLineage, version: int, module: EncoderModules | None = None
-) -> Encoder:
+@overload
+def load_encoder(lineage: Lineage, version: int, module: None = None) -> Encoder: ...
+
+
+@overload
+def load_encoder(lineage: Lineage, version: int, module: EncoderModules) -> ModuleEncoder: ...
+
+
+def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None = None) -> Encoder:
     """Return a published version's encoder, in evaluation mode on the CPU.
 
     Args:
@@ -85,12 +91,12 @@ def restore_any(
     if module is None:
         raise LineageError(
             f"The encoder of {version} is made of modules that the lineage does not hold; give "
-            f"them: lineage.encoder(…, module=EncoderModules(…))."
+            "them: load_encoder(lineage, version, EncoderModules(…))."
         )
     if not isinstance(module, EncoderModules):
         raise LineageError(
-            f"module is of type {type(module).__name__}; give lineage.encoder(…, "
-            "module=EncoderModules(…)) with both modules and the functions that make their inputs."
+            f"module is of type {type(module).__name__}; give EncoderModules(…) with both modules "
+            "and the functions that make their inputs."
         )
     schema = Schema(vocabularies, record.inputs)
     return restore_module_encoder(module, record.options, schema, state, version)

@@ -21,8 +21,8 @@ from evergram.data.split import (
 )
 from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
-from evergram.lineage.pair_history import PairHistory
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.catalog import PairHistory
+from evergram.lineage.lineage import Lineage
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.data import PYTHON, DataRecipe, SplitRecipe
 
@@ -53,9 +53,7 @@ def load_corpus(recipe: Recipe) -> Corpus:
     return replace(corpus, origin=_origin(recipe))
 
 
-def corpus_for(
-    recipe: Recipe, corpus: Corpus | None, lineage: ReadOnlyLineage | None = None
-) -> Corpus:
+def corpus_for(recipe: Recipe, corpus: Corpus | None, lineage: Lineage | None = None) -> Corpus:
     """Return the corpus that was passed; without one, the one that the recipe names.
 
     Args:

@@ -26,10 +26,16 @@ from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote.addresses import cache_folder, local_folder, mirror_of
-from evergram.lineage.remote.lock import describe_process, remote_lock, this_process
-from evergram.lineage.remote.storage import RemoteStorage
-from evergram.lineage.remote.training_note import training_note
+from evergram.lineage.remote_storage import (
+    RemoteStorage,
+    cache_folder,
+    describe_process,
+    local_folder,
+    mirror_of,
+    remote_lock,
+    this_process,
+    training_note,
+)
 
 
 def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> None:

@@ -13,8 +13,7 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_models import known_vectors
-from evergram.releasing.past_version_report import held_out_rows
+from evergram.releasing.past_versions import held_out_rows, known_vectors
 from evergram.releasing.publish import degradation, refuse_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder

@@ -72,8 +72,7 @@ def _words(kind: Any) -> Iterator[str]:
 
 def versions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the labels and the versions of the lineage that the command line names."""
-    from evergram.lineage.catalog.record_changes import readable
-    from evergram.lineage.disk.lineage_record import read_record
+    from evergram.lineage.record import read_record
 
     folder = _lineage_of(ctx)
     if folder is None:
@@ -82,7 +81,7 @@ def versions(ctx: typer.Context, incomplete: str) -> list[str]:
         record = read_record(folder / "lineage.json")
     except (EvergramError, OSError):
         return []
-    words = [*sorted(record.labels), "newest", *(str(n) for n in reversed(readable(record)))]
+    words = [*sorted(record.labels), "newest", *(str(n) for n in reversed(record.readable))]
     return [word for word in words if word.startswith(incomplete)]
 
 

@@ -101,7 +101,7 @@ def _sample_of(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def _with_error(row: dict[str, Any], metric: str) -> str:
     """Return the model's metric, with ± its standard error if it is of a sample of queries."""
-    from evergram.lineage.sampled_metrics import standard_errors, with_error
+    from evergram.lineage.version_warnings import standard_errors, with_error
 
     error = standard_errors(row.get("sampled"), "model").get(metric)
     return with_error(number(_measured(row).get(metric)), error)
@@ -146,7 +146,7 @@ def check(
     from evergram.lineage.canary_check import as_json as reading_json
     from evergram.lineage.contradictions import contradictions
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.thresholds import threshold_counts
+    from evergram.lineage.score_maps import threshold_counts
     from evergram.lineage.version_warnings import version_warnings
 
     opened = Lineage.open(lineage)

@@ -120,7 +120,7 @@ def align(
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.thresholds import threshold_counts
+    from evergram.lineage.score_maps import threshold_counts
     from evergram.releasing.files.align import AlignSettings, take_part_in_alignment
     from evergram.releasing.files.align import align as align_files
     from evergram.releasing.files.past_file import open_or_create

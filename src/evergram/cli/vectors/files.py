@@ -97,8 +97,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
+    from evergram.lineage.catalog import side_of
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.stored_embeddings import side_of
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, shard, other_processes())

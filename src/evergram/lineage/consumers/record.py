@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError
-from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecord, first_problem
-from evergram.lineage.disk.names import NAME
+from evergram.lineage.paths import NAME
+from evergram.lineage.record import ChecksumError, ChecksummedRecord, first_problem
 
 FORMAT_VERSION = 1
 # Returns the number of a version, by its number in text or a label.

@@ -17,8 +17,8 @@ from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
 from evergram.evaluation.reports.comparison import summarise
 from evergram.evaluation.reports.comparison_report import write_comparison
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.version_files import plain_numbers
 from evergram.releasing.comparison.consumer_scores import ConsumerScores
 from evergram.releasing.comparison.results_folder import claim_folder
 from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of, sweep_of

@@ -24,7 +24,7 @@ from evergram.evaluation.consumer_classifiers import (
 )
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_models import known_vectors
+from evergram.releasing.past_versions import known_vectors
 from evergram.training.checkpoint import load_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import CompareRecipe

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publishing.id_types import with_id_type
+from evergram.lineage.publication_checks import with_id_type
 from evergram.texts.record import TextEncoderRecord, parse_record
 from evergram.vector_files.base import TEXT_ENCODER, provenance_file
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings

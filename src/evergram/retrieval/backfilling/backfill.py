@@ -15,9 +15,8 @@ from filelock import Timeout
 from evergram.atomic_files import make_folder, remove_folder
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.file_lock import file_lock
-from evergram.lineage.disk.path_check import check_tree
-from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.paths import check_tree, file_mode
 from evergram.retrieval.backfilling.backfill_journal import (
     journal_rows,
     not_in_journals,

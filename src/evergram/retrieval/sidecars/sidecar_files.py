@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
@@ -49,7 +49,7 @@ class Sidecars:
         if len(self._of) < len(sidecars):
             raise DataError("Two sidecars are of one side and version; give one of them.")
 
-    def gaps(self, lineage: ReadOnlyLineage) -> list[str]:
+    def gaps(self, lineage: Lineage) -> list[str]:
         """Return a sentence for each version that has no sidecar while others of its side do."""
         sentences = []
         for side in dict.fromkeys(side for side, _ in self._of):
@@ -186,7 +186,7 @@ class SidecarFiles:
         folders = [(str(folder), _stamp(folder)) for folder in sorted(self._folders)]
         return (*folders, *((str(path), _stamp(path)) for path in files))
 
-    def read(self, lineage: ReadOnlyLineage) -> Sidecars:
+    def read(self, lineage: Lineage) -> Sidecars:
         """Return the sidecars that are of the lineage as it is now.
 
         What is `required` must be such when it is read first; its version may be withdrawn later. A
@@ -220,7 +220,7 @@ class SidecarFiles:
         self._logged.update(sentences)
 
     def _chosen(
-        self, lineage: ReadOnlyLineage, files: dict[Path, bool], problems: list[str]
+        self, lineage: Lineage, files: dict[Path, bool], problems: list[str]
     ) -> dict[Path, VersionSidecar]:
         """Return the sidecars that are used, one of each side and version, and add problems."""
         chosen: dict[tuple[str, int], tuple[Path, VersionSidecar]] = {}

@@ -20,7 +20,7 @@ from torch import Tensor
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, IntegrityError
-from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.lineage import Lineage
 from evergram.retrieval.id_lookup import IdLookup
 from evergram.stores.rows import Rows
 from evergram.stores.store import Floats
@@ -149,7 +149,7 @@ class VersionSidecar:
         had them."""
         return self.sidecar.read(vectors, self.codes[places])
 
-    def check(self, lineage: ReadOnlyLineage, what: str) -> None:
+    def check(self, lineage: Lineage, what: str) -> None:
         """Check that it is of this lineage. Raises: IntegrityError: it is of another."""
         own = {m.version: m.fingerprint for m in lineage.versions}
         pair = dict(zip((self.version, self.target), self.fingerprints, strict=True))

@@ -21,7 +21,7 @@ from evergram.lineage.canary_check import (
 from evergram.lineage.consumers.record import Consumer, Probe
 from evergram.lineage.contradictions import contradictions
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.sampled_metrics import sample_sentence, standard_errors
+from evergram.lineage.version_warnings import sample_sentence, standard_errors
 from evergram.serving.dashboard.health import health
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,

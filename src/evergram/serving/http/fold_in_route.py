@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import ShapeError
-from evergram.lineage.new_queries.fold_in import unknown_candidates
+from evergram.lineage.fold_in import unknown_candidates
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from evergram.errors import LineageError
-from evergram.lineage.disk.manifest import Manifest
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import Manifest
 from evergram.lineage.version_warnings import version_warnings
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.answers.schemas import (

@@ -14,7 +14,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.prepared.record import PreparedRecord
 from evergram.data.split import Split
 from evergram.errors import DataError
-from evergram.lineage.disk.names import is_name
+from evergram.lineage.paths import is_name
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.first_recipe.sources import Source, source_at
 from evergram.training.first_recipe.survey import Survey

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, create_model, model_validator
 
 from evergram.errors import RecipeError
-from evergram.lineage.disk.names import RULE, is_name
+from evergram.lineage.paths import RULE, is_name
 from evergram.training.recipe.data import DataRecipe, SplitRecipe
 from evergram.training.recipe.objective import GramianRecipe, ModelRecipe, PriorRecipe, TaskRecipe
 from evergram.training.recipe.presets import PresetName, with_preset

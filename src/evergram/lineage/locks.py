@@ -1,0 +1,199 @@
+"""One writer and one training at a time, and the replacement of `lineage.json` in one step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from filelock import Timeout
+from safetensors import SafetensorError
+
+from evergram.atomic_files import make_folder, remove_tree, write_text
+from evergram.errors import LineageError
+from evergram.file_lock import FileLock, file_lock
+from evergram.lineage.mirror import RECORD, Remote
+from evergram.lineage.paths import check_parts, file_mode
+from evergram.lineage.record import LineageRecord, read_record
+from evergram.lineage.remote_storage import describe_process, this_process
+from evergram.system_errors import reason_and_remedy
+
+LOCK, OWNER = "training.lock", "training.json"
+
+
+@contextmanager
+def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
+    """Hold the lock of a lineage.
+
+    Args:
+        path: its folder, or its mirror.
+        remote: if `path` is a mirror, where the lineage lives; its lock is held, too.
+
+    Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
+        a symbolic link leads out of the folder.
+    """
+    where = path if remote is None else remote.address
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        check_parts(path)
+        with (
+            file_lock(path / ".lock", timeout=0, mode=file_mode(path)),
+            nullcontext() if remote is None else remote.transaction(),
+        ):
+            yield
+    except Timeout:
+        raise LineageError(
+            f"Another process is publishing to {where} or changing it; wait for it and try again."
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise LineageError(f"{where} cannot be written: {_reason(error)}.") from error
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    # An error of safetensors has the system's words in its text.
+    system = error if isinstance(error, OSError) else OSError(str(error))
+    return reason_and_remedy(system, "the lineage is as it was")
+
+
+def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
+    """Replace `lineage.json` by one rename, and one upload: readers see the old one or the new."""
+    write_text(path / RECORD, record.to_json(), file_mode(path))
+    if remote is not None:
+        remote.commit()
+
+
+def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
+    """Return the record as it is on disk, if it is still what it was.
+
+    Args:
+        opened: the record when the lineage was opened.
+        where: what to call the lineage in an error.
+        labels: whether labels and retired versions must be the same, too.
+    Raises: LineageError: another process has changed it meanwhile.
+    """
+    file = path / RECORD
+    current = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
+    same = current.versions == opened.versions and current.withdrawn == opened.withdrawn
+    if labels:
+        same = same and (current.labels, current.retired) == (opened.labels, opened.retired)
+    if not same:
+        newest = current.versions[-1] if current.versions else "none"
+        raise LineageError(
+            f"{where} has changed since it was opened (its newest version is {newest}); open it "
+            "again, or run the command again."
+        )
+    return current
+
+
+def clear_left(path: Path, record: LineageRecord) -> None:
+    """Remove folders that are not of a published version: a killed publication left them."""
+    for parent in (path / "versions", path / "embeddings"):
+        make_folder(parent, file_mode(path))
+        for left in parent.iterdir():
+            if not (left.name.isdecimal() and int(left.name) in record.versions):
+                remove_tree(left)
+
+
+@contextmanager
+def training_claim(work: Path, lineage: str) -> Iterator[None]:
+    """Claim the training of a lineage's next version; claims within one process may be nested.
+
+    Args:
+        work: `.work` of the lineage.
+        lineage: what to call it in an error.
+    Raises: LineageError: another process is training; the error says who, and since when.
+    """
+    lock, made = _lock(work), not work.parent.exists()
+    try:
+        make_folder(work.parent)
+        make_folder(work, file_mode(work.parent))
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise LineageError(
+            f"Another process is training the next version of {lineage}: {_owner(work)}. Only one "
+            "can be published after the present version; wait until it is, or stop one of them."
+        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK):
+            raise LineageError(
+                f"{lineage} cannot be trained: {reason_and_remedy(error)}."
+            ) from error
+        # A lineage that cannot be written cannot be published to either, so no claim is needed.
+    owner = work / OWNER
+    try:
+        if lock.is_locked and lock.lock_counter == 1:
+            with suppress(OSError):
+                write_text(owner, json.dumps(this_process()), file_mode(work.parent))
+        yield
+    finally:
+        if lock.is_locked and lock.lock_counter == 1:
+            owner.unlink(missing_ok=True)
+            if _is_empty(work):
+                shutil.rmtree(work, ignore_errors=True)
+                if made:
+                    with suppress(OSError):
+                        work.parent.rmdir()
+        if lock.is_locked:
+            lock.release()
+
+
+def refuse_unwritable(work: Path, lineage: str) -> None:
+    """Find out whether a version could be published; what is made for that is removed again.
+
+    Args:
+        work, lineage: as of `training_claim`.
+    Raises: LineageError: nothing can be written there.
+    """
+    made = [folder for folder in (work, work.parent) if not folder.exists()]
+    probe = work / f"writable-{os.getpid()}"
+    try:
+        make_folder(work.parent)
+        make_folder(work, file_mode(work.parent))
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LineageError(
+            f"Nothing can be written to {lineage}: {error.strerror or error}; make room there, or "
+            "choose another folder. Nothing was trained."
+        ) from error
+    finally:
+        for folder in made:
+            with suppress(OSError):  # another process uses it by now
+                folder.rmdir()
+
+
+def clear_work(work: Path, keep: str) -> None:
+    """Remove the checkpoints of a training that is published, unless another process trains.
+
+    Args:
+        keep: the name of a folder in `work` that stays.
+    """
+    if not work.is_dir():
+        return
+    with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
+        if not (work / keep).exists():
+            shutil.rmtree(work, ignore_errors=True)
+            return
+        for path in work.iterdir():
+            if path.name not in (keep, LOCK):
+                remove_tree(path)
+
+
+def _lock(work: Path) -> FileLock:
+    # One object for each path in a process, so that a nested claim does not wait for itself.
+    return file_lock(work / LOCK, is_singleton=True, thread_local=False)
+
+
+def _is_empty(work: Path) -> bool:
+    return not {path.name for path in work.iterdir()} - {LOCK}
+
+
+def _owner(work: Path) -> str:
+    try:
+        return describe_process((work / OWNER).read_bytes())
+    except OSError:
+        return describe_process(None)

@@ -1,1 +1,0 @@
-"""Vectors of queries that come after training: the lists that are asked, and the fold in."""

@@ -1,0 +1,379 @@
+"""`lineage.json`: versions, labels and withdrawals, and every change of them as a function."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from numbers import Integral
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
+from evergram.lineage.paths import RULE, is_name
+from evergram.validation import sentence_of
+
+FORMAT_VERSION = 1
+# The label of the version in production.
+STABLE = "stable"
+NEWEST = "newest"
+NUMBER = re.compile(r"v?([0-9]+)")
+
+
+class FrozenRecord(BaseModel):
+    """A JSON record that never changes once it is made, and that has no field but its own."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class ChecksumError(ValueError):
+    """A record's checksum is not that of its fields; the caller knows which file it is."""
+
+
+class ChecksummedRecord(FrozenRecord):
+    """A JSON record with a checksum over its other fields, so that a flipped bit cannot move a
+    label.
+
+    Args:
+        check: SHA-256 of the other fields, as it was read; `to_json` computes it anew.
+    """
+
+    check: str = ""
+
+    @classmethod
+    def of_json(cls, text: str | bytes) -> Self:
+        """Return the record in a file, after comparing its checksum.
+
+        Raises: ValidationError: it is no such record. ChecksumError: it was changed, or has no
+            checksum.
+        """
+        record = cls.model_validate_json(text)
+        written = json.loads(text)
+        if "check" not in written:
+            raise ChecksumError("it has no checksum")
+        if written.pop("check") != _digest(written):
+            raise ChecksumError("its checksum is not that of its contents")
+        return record
+
+    def to_json(self) -> str:
+        """Return the text to write to a file: the record with its checksum."""
+        fields = json.loads(self.model_dump_json(exclude={"check"}))
+        sealed = self.model_copy(update={"check": _digest(fields)})
+        return sealed.model_dump_json(indent=2)
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Withdrawal(FrozenRecord):
+    """A version that was withdrawn: its fingerprint, the reason, and the time."""
+
+    fingerprint: str
+    reason: str
+    when: str
+
+
+class LineageRecord(ChecksummedRecord):
+    """The contents of `lineage.json`.
+
+    Args:
+        versions: published and not withdrawn, ascending; with the retired ones.
+        labels: name to version.
+        withdrawn: by number, which is never used again.
+        retired: versions that are no longer read, though the chain still leads through them.
+        salt: of the hash that chooses the held-out pairs, from the recipe of version 0; None in a
+            lineage of files.
+    """
+
+    format_version: int
+    name: str
+    versions: list[int]
+    labels: dict[str, int] = {}
+    withdrawn: dict[int, Withdrawal] = {}
+    retired: list[int] = []
+    salt: str | None = None
+
+    @property
+    def next_version(self) -> int:
+        """The number of the next version."""
+        return len(self.versions) + len(self.withdrawn)
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(f"{value!r} cannot be the name of a lineage")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_are_names(cls, value: dict[str, int]) -> dict[str, int]:
+        for label in value:
+            if not is_name(label):
+                raise ValueError(f"{label!r} cannot be a label")
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        numbers = [*self.versions, *self.withdrawn]
+        if self.versions != sorted(self.versions) or sorted(numbers) != list(range(len(numbers))):
+            raise ValueError("its versions are not numbered one after the other")
+        if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
+            raise ValueError("it names a version that is not among its versions")
+        return self
+
+    @property
+    def newest(self) -> int:
+        """The latest version that is not withdrawn. Raises: UnknownVersionError: none is there."""
+        if not self.versions:
+            raise UnknownVersionError(
+                f"The lineage {self.name!r} has no version yet; publish one first."
+            )
+        return self.versions[-1]
+
+    @property
+    def production(self) -> int:
+        """The version that is read by default: the one labelled `stable`, else the newest."""
+        if STABLE in self.labels:
+            return self.labels[STABLE]
+        return self.newest
+
+    @property
+    def readable(self) -> list[int]:
+        """The versions that are neither withdrawn nor retired, ascending."""
+        return [n for n in self.versions if n not in self.retired]
+
+    def resolve(self, what: int | str | None) -> int:
+        """Return the number of a version that can be read.
+
+        Args:
+            what: a number or its text ("0", "v0"), a label, "newest", or None for production.
+        Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: retired.
+        """
+        if what is None:
+            return self.production
+        if what == NEWEST:
+            return self.newest
+        digits = NUMBER.fullmatch(what) if isinstance(what, str) else None
+        if isinstance(what, str) and digits is None:
+            if what not in self.labels:
+                raise UnknownVersionError(
+                    f"The lineage {self.name!r} has no label {what!r}; {self._known()}"
+                    f"{did_you_mean(what, [*self.labels, NEWEST])}."
+                )
+            return self.labels[what]
+        if digits is None and (isinstance(what, bool) or not isinstance(what, Integral)):
+            raise UnknownVersionError(f"{str(what)[:40]} is no version; {self._known()}.")
+        # More digits than any number of versions has are no version's, and int() refuses too many.
+        number = int(what if digits is None else digits[1].lstrip("0")[:20] or "0")
+        if number not in self.versions:
+            raise self.unknown(number)
+        if number in self.retired:
+            raise LineageError(
+                f"Version {number} of {self.name} is retired and no longer read; {self._known()}."
+            )
+        return number
+
+    def unknown(self, number: int) -> UnknownVersionError:
+        """Return the error for a number that no version has, or no longer has."""
+        if number in self.withdrawn:
+            reason = self.withdrawn[number].reason
+            return UnknownVersionError(
+                f"Version {number} of {self.name} was withdrawn ({reason}); {self._known()}."
+            )
+        return UnknownVersionError(
+            f"The lineage {self.name!r} has no version {number}; {self._known()}."
+        )
+
+    def _known(self) -> str:
+        versions = ", ".join(map(str, self.readable)) or "none"
+        labels = ", ".join(f"{name} ({n})" for name, n in sorted(self.labels.items()))
+        return f"its versions are: {versions}" + (f"; its labels: {labels}" if labels else "")
+
+    def with_version(self, *, promote: bool, salt: str | None = None) -> Self:
+        """Return the record with one more version.
+
+        Args:
+            promote: whether production moves to it; if not, production stays where it is.
+            salt: of the hash that chose the version's held-out pairs; that of version 0 is kept.
+        """
+        number, labels = self.next_version, dict(self.labels)
+        if promote and STABLE in labels:
+            labels[STABLE] = number
+        elif not promote and self.versions:
+            labels.setdefault(STABLE, self.production)
+        kept = self.salt if number else salt
+        return self._changed(versions=[*self.versions, number], labels=labels, salt=kept)
+
+    def with_label(self, name: str, what: int | str, with_embeddings: Collection[int]) -> Self:
+        """Return the record with a label on a version, wherever the label was before.
+
+        Args:
+            what: the version, as for `resolve`.
+            with_embeddings: versions whose own embeddings are stored; only one of them can go into
+                production.
+        Raises: UnknownVersionError. LineageError: the name cannot be a label; or the embeddings of
+            a version that is to be `stable` are not stored.
+        """
+        self._refuse_label(name)
+        number = self.resolve(what)
+        if name == STABLE and number not in with_embeddings:
+            stored = ", ".join(map(str, with_embeddings))
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be {STABLE}: its own embeddings are no "
+                f"longer stored (those of {stored} are); label a version before the next is "
+                "published to keep them."
+            )
+        return self._changed(labels={**self.labels, name: number})
+
+    def _refuse_label(self, name: str) -> None:
+        """Refuse a name that cannot be a label. Raises: LineageError."""
+        lower = name.lower()
+        if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
+            raise LineageError(
+                f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'."
+            )
+        for other in (STABLE, *self.labels):
+            if lower == other.lower() and name != other:
+                raise LineageError(
+                    f"{name!r} cannot be a label: it differs from the label {other!r} in capital "
+                    "letters alone; choose another."
+                )
+
+    def without_label(self, name: str) -> Self:
+        """Return the record without a label. Raises: UnknownVersionError: there is none."""
+        if name not in self.labels:
+            raise UnknownVersionError(
+                f"The lineage {self.name!r} has no label {name!r}; {self._known()}"
+                f"{did_you_mean(name, self.labels)}."
+            )
+        return self._changed(labels={k: v for k, v in self.labels.items() if k != name})
+
+    def without_newest(
+        self,
+        withdrawal: Withdrawal,
+        pins: Mapping[str, int],
+        with_embeddings: Collection[int],
+    ) -> Self:
+        """Return the record with the newest version withdrawn; its number is not used again.
+
+        Args:
+            pins: consumer to the version that it reads.
+            with_embeddings: as for `with_label`; the version before, which becomes the newest, must
+                be among them.
+        Raises: LineageError: a label or a consumer is on the version; or the version before cannot
+            be the newest.
+        """
+        number = self.newest
+        self._refuse_used(number, pins, "withdrawn")
+        if len(self.versions) == 1:
+            raise LineageError(
+                f"Version {number} is the only one of {self.name}; remove the folder instead."
+            )
+        before = self.versions[-2]
+        if before in self.retired:
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be withdrawn: version {before}, "
+                "which would be the newest, is retired; publish a better version instead."
+            )
+        if before not in with_embeddings:
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be withdrawn: the embeddings of version "
+                f"{before} are no longer stored. Label a version before the next is published, or "
+                "do not promote it at once, and they are kept; now publish a better one instead."
+            )
+        withdrawn = {**self.withdrawn, number: withdrawal}
+        return self._changed(versions=self.versions[:-1], withdrawn=withdrawn)
+
+    def with_retired(self, what: int | str, pins: Mapping[str, int]) -> Self:
+        """Return the record with a version that is no longer read; the chain leads through it.
+
+        Args:
+            pins: consumer to the version that it reads.
+        Raises: UnknownVersionError. LineageError: it is the newest, retired already, or a label or
+            a consumer is on it.
+        """
+        number = self.resolve(what)
+        if number == self.newest:
+            raise LineageError(
+                f"Version {number} is the newest of {self.name} and cannot be retired; "
+                "'evergram lineage withdraw' takes it back."
+            )
+        self._refuse_used(number, pins, "retired")
+        return self._changed(retired=sorted([*self.retired, number]))
+
+    def _refuse_used(self, number: int, pins: Mapping[str, int], what: str) -> None:
+        labels = sorted(name for name, n in self.labels.items() if n == number)
+        if labels:
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be {what}: it is labelled "
+                f"{', '.join(labels)}; move the label to another version first."
+            )
+        consumers = sorted(name for name, n in pins.items() if n == number)
+        if consumers:
+            raise LineageError(
+                f"Version {number} of {self.name} cannot be {what}: pinned to it "
+                f"{'is' if len(consumers) == 1 else 'are'} {', '.join(consumers)}; they must go to "
+                "another version first."
+            )
+
+    def _changed(self, **fields: object) -> Self:
+        """Return the record with these fields, validated as a whole and in the present format."""
+        values = {name: getattr(self, name) for name in type(self).model_fields if name != "check"}
+        return type(self).model_validate({**values, **fields, "format_version": FORMAT_VERSION})
+
+
+def read_record(path: Path) -> LineageRecord:
+    """Return the record in a file. Raises: as `parse_record`."""
+    try:
+        text = path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise LineageError(
+            f"{path} cannot be read: {error.strerror}; let this user read it."
+        ) from error
+    return parse_record(text, str(path.parent))
+
+
+def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
+    """Return the record of a lineage from the text of its `lineage.json`.
+
+    Args:
+        text: None if there is no such file.
+        where: the lineage's folder or address.
+    Raises: LineageError: there is no file. FormatError: it is of a later format. IntegrityError: it
+        is damaged.
+    """
+    path = f"{where}/lineage.json"
+    if text is None:
+        raise LineageError(
+            f"{where} is not a lineage (it has no lineage.json); "
+            "'evergram train RECIPE.toml --lineage DIR' makes one."
+        )
+    try:
+        # The rest of a later format's fields may mean anything.
+        header = _Format.model_validate_json(text)
+        if header.format_version != FORMAT_VERSION:
+            raise FormatError(
+                f"{path} has format_version {header.format_version}; this Evergram reads "
+                f"{FORMAT_VERSION}, so upgrade Evergram to read it."
+            )
+        return LineageRecord.of_json(text)
+    except (ValidationError, ChecksumError) as error:
+        problem = first_problem(error, LineageRecord)
+        raise IntegrityError(f"{path} is damaged: {problem}; restore it from a backup.") from error
+
+
+class _Format(BaseModel):
+    format_version: int
+
+
+def first_problem(error: ValidationError | ChecksumError, model: type[BaseModel]) -> str:
+    """Return which field of a record is wrong, and why, without a full stop."""
+    if isinstance(error, ChecksumError):
+        return str(error)
+    return sentence_of(error, model).rstrip(".")

@@ -1,0 +1,423 @@
+"""Files, locks and notes at an fsspec address such as `s3://bucket/shop`."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import platformdirs
+
+from evergram.atomic_files import write_bytes
+from evergram.errors import EvergramError, LineageError
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+# What fsspec calls this machine's own disk.
+_HERE = ("file", "local")
+LOCK = "publishing.lock"
+TRAINING = "training.json"
+
+
+def local_folder(place: str | Path) -> Path | None:
+    """Return the folder that a path or an address names; None for one of another machine.
+
+    Args:
+        place: a path, `file:///…`, or an fsspec address such as `s3://bucket/shop`.
+    Raises: LineageError: a `file:` address names a host, or the address cannot be read.
+    """
+    text = str(place)
+    if isinstance(place, Path) or not _ADDRESS.match(text):
+        return Path(place)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise LineageError(f"{text} is no address: {str(error).rstrip('.')}.") from None
+    if parts.scheme.lower() not in _HERE:
+        return None
+    if parts.netloc not in ("", "localhost"):
+        raise LineageError(
+            f"{text} names the host {parts.netloc!r}; write {parts.scheme}:///FOLDER, with three "
+            "slashes, for a folder of this machine."
+        )
+    return Path(unquote(parts.path))
+
+
+def filesystem(address: str) -> tuple[Any, str]:
+    """Return fsspec's filesystem of an address, and the path in that filesystem.
+
+    Raises: LineageError: the address has a wildcard; or fsspec, or the driver of this kind of
+        address, is not installed.
+    """
+    # After the host, which may be an IPv6 address in brackets; an address of http may have a query.
+    path = address.partition("://")[2].partition("/")[2]
+    if wild := sorted(set(path) & set("*[]" if address.startswith("http") else "*?[]")):
+        raise LineageError(
+            f"{address} has {' and '.join(wild)}, which stand for other characters in such "
+            "addresses; give the lineage another name."
+        )
+    try:
+        import fsspec
+    except ImportError:
+        raise LineageError(
+            f"The lineage {address} is read through fsspec: pip install 'evergram[remote]'."
+        ) from None
+    try:
+        files, path = fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise LineageError(
+            f"{address} cannot be opened: {str(error).rstrip('.')}; correct the address."
+        ) from error
+    return files, str(path)
+
+
+def mirror_of(address: str) -> Path:
+    """Return the folder in which a lineage of another machine is mirrored."""
+    return cache_folder() / "lineages" / hashlib.sha256(address.encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return the folder of caches: $EVERGRAM_CACHE, else the platform's place for them."""
+    chosen = os.environ.get("EVERGRAM_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return platformdirs.user_cache_path("evergram", appauthor=False)
+
+
+class RemoteStorage:
+    """Reads and writes files by their paths in the lineage, such as "versions/3/manifest.json".
+
+    Args:
+        address: fsspec's, such as `s3://bucket/shop`.
+    Raises: LineageError: the driver of such an address is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._files, self._path = filesystem(address)
+        # Refuses to go on where the lock that `locked` holds is another's by now.
+        self._check_lock: Callable[[], None] = lambda: None
+
+    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of files by name, without those that are not there."""
+        places = {self._place(name): name for name in names}
+        if not places:
+            return {}
+        contents = self._files.cat(list(places), on_error="return")
+        for content in contents.values():
+            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                raise content
+        return {places[k]: v for k, v in contents.items() if isinstance(v, bytes)}
+
+    def content(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        return self.contents([name]).get(name)
+
+    def folders(self, folder: str) -> set[str]:
+        """Return the names in a folder."""
+        # The driver's own list does not have what another machine has added since.
+        self._files.invalidate_cache()
+        try:
+            places = self._files.ls(self._place(folder), detail=False)
+        except FileNotFoundError:
+            return set()
+        return {place.rstrip("/").rsplit("/", 1)[-1] for place in places} - {""}
+
+    def download(self, name: str, to: Path) -> bool:
+        """Download a file; return False if there is none."""
+        try:
+            self._files.get_file(self._place(name), str(to))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file in one step."""
+        self._make_folder_of(name)
+        self._files.pipe_file(self._place(name), content)
+
+    def replace(self, name: str, content: bytes, before: bytes | None) -> None:
+        """Write the file by which others see a change, if it is still what it was.
+
+        Storage of S3 compares it in the same step (If-Match, If-None-Match); on another one it is
+        read just before. An upload may report an error after all of it has arrived, so the file is
+        read back.
+
+        Args:
+            before: its content when the lock was taken; None if there was no file.
+        Raises: LineageError: it was not written, or whether it was is not known; or another process
+            has written it.
+        """
+        with self.driver_errors("written"):
+            self._check_lock()
+            condition = self._condition(name)
+            if self.content(name) != before:
+                raise self._changed(name)
+            try:
+                self._make_folder_of(name)
+                self._files.pipe_file(self._place(name), content, **condition)
+            except Exception as error:
+                try:
+                    arrived = self.content(name) == content
+                except Exception:
+                    raise LineageError(
+                        f"{self.address}/{name} was being uploaded when the connection was lost "
+                        f"({_sentence(error)}), and whether it arrived is not known; open the "
+                        "lineage again to see."
+                    ) from error
+                # Two publishers of one number write the same record.
+                self._check_lock()
+                if not arrived:
+                    if self.content(name) != before:
+                        raise self._changed(name) from error
+                    raise
+
+    def upload(self, source: Path, folder: str) -> None:
+        """Upload all files of a folder here, in place of what a killed upload left there, and of
+        nothing that another process has put there since.
+
+        What is there is removed last, as a probe that is uploaded again may be in use.
+        """
+        with self.driver_errors("written"):
+            files = {path.name: path for path in sorted(source.iterdir())}
+            left = self.folders(folder)
+            conditions = {name: self._condition(f"{folder}/{name}") for name in files}
+            for name, path in files.items():
+                self._check_lock()
+                where = f"{folder}/{name}"
+                self._make_folder_of(where)
+                options = conditions[name]
+                if "IfMatch" in options:
+                    # In one request, as the driver drops the condition of several.
+                    options["chunksize"] = path.stat().st_size + 1
+                try:
+                    self._files.put_file(str(path), self._place(where), **options)
+                except Exception as error:
+                    # A driver tries again, and then finds what it has written.
+                    if self.content(where) != path.read_bytes():
+                        self._check_lock()
+                        raise error
+            for name in left - files.keys():
+                self._check_lock()
+                self._files.rm(self._place(f"{folder}/{name}"), recursive=True)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder; if that fails, or the lock is another's by now, it stays, and nothing
+        lists it."""
+        with suppress(Exception):
+            # Just before it, as no driver removes on a condition.
+            self._check_lock()
+            self._files.rm(self._place(folder), recursive=True)
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file."""
+        self._check_lock()
+        self._files.rm_file(self._place(name))
+
+    def keep_only(self, folder: str, names: Iterable[str]) -> None:
+        """Remove all folders in `folder` but these; one that cannot be removed stays, and so do all
+        if the lock is another's by now, which may have put them there."""
+        kept = set(names)
+        with suppress(Exception):
+            others = self.folders(folder) - kept
+            for name in others:
+                self.remove(f"{folder}/{name}")
+
+    @contextmanager
+    def locked(self, kept: Path) -> Iterator[None]:
+        """Hold the lineage's lock; see `remote_lock`."""
+        with ExitStack() as stack:
+            with self.driver_errors("written"):
+                self._make_folder_of(LOCK)
+                lock = remote_lock(self._files, self._path, self.address, kept)
+                self._check_lock = stack.enter_context(lock)
+            try:
+                yield
+            finally:
+                self._check_lock = lambda: None
+
+    @contextmanager
+    def driver_errors(self, what: str) -> Iterator[None]:
+        """Raise any error of a driver as a LineageError that the lineage cannot be `what`."""
+        try:
+            yield
+        except EvergramError:
+            raise
+        except Exception as error:
+            raise LineageError(
+                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
+                "See that its address, the key and the network are right, and try again."
+            ) from error
+
+    def _condition(self, name: str) -> dict[str, Any]:
+        """Return what has a driver write a file only if it is as it is now."""
+        self._files.invalidate_cache()
+        try:
+            tag = self._files.info(self._place(name)).get("ETag")
+        except FileNotFoundError:
+            return {"mode": "create"}
+        # Drivers of other storage than S3 have no such condition.
+        return {} if tag is None else {"IfMatch": tag}
+
+    def _changed(self, name: str) -> LineageError:
+        return LineageError(
+            f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
+            "Open the lineage again, and run the command again."
+        )
+
+    def _place(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _make_folder_of(self, name: str) -> None:
+        """Make the folder of a file, if the storage has folders; object stores have none."""
+        if not getattr(self._files, "async_impl", False):
+            self._files.makedirs(self._place(name).rsplit("/", 1)[0], exist_ok=True)
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def remote_lock(
+    files: Any, path: str, address: str, kept: Path | None = None
+) -> Iterator[Callable[[], None]]:
+    """Hold `publishing.lock` of a lineage. Yields what refuses to go on once it is another's, as it
+    is where a publisher slept until somebody deleted its lock.
+
+    Two publishers cannot both hold it if the storage can create an object only where there is none,
+    and its driver asks for that. Elsewhere the object is looked for, written and read back, which
+    leaves a moment in which two may both hold it.
+
+    Args:
+        files, path: from `addresses.filesystem`.
+        address: what to call the lineage in an error.
+        kept: a file of this machine that only one process uses at a time. It has the lock's content
+            as long as the lock may be there, so that this machine takes back a lock that a killed
+            process or a lost connection left.
+    Raises: LineageError: another process holds it; the error says who, and what to do if that
+        process is dead.
+    """
+    place = f"{path}/{LOCK}"
+    mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
+    tried = False
+    try:
+        # A driver without the mode "create" would overwrite the lock of another process.
+        holder = _content(files, place)
+        if kept is not None and kept.is_file() and kept.read_bytes() == holder:
+            mine, tried = holder, True
+        if holder is None:
+            tried = True
+            if kept is not None:
+                write_bytes(kept, mine)
+            try:
+                files.pipe_file(place, mine, mode="create")
+                holder = _content(files, place)
+            except Exception:
+                # Each driver has its own error for an object that is there by now.
+                holder = _content(files, place)
+                if holder is None:
+                    raise
+        if holder != mine:
+            raise LineageError(
+                f"Another process is publishing to {address}: "
+                f"{describe_process(_content(files, place))}. Wait for it "
+                f"and try again; if it is dead, delete {address}/{LOCK} with your storage's own "
+                "tool."
+            )
+        yield lambda: _refuse_lost(files, place, mine, address)
+    finally:
+        # It may have been written, though the answer, or what was read back, did not arrive.
+        if tried and _release(files, place, mine, address) and kept is not None:
+            kept.unlink(missing_ok=True)
+
+
+def _content(files: Any, place: str) -> bytes | None:
+    try:
+        return bytes(files.cat_file(place))
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_lost(files: Any, place: str, mine: bytes, address: str) -> None:
+    holder = _content(files, place)
+    if holder != mine:
+        by = "deleted" if holder is None else f"taken by {describe_process(holder)}"
+        raise LineageError(
+            f"The lock of this process on {address} was {by} while it was publishing; it wrote no "
+            "lineage.json and no consumers.json. Open the lineage again, and run the command again."
+        )
+
+
+def _release(files: Any, place: str, mine: bytes, address: str) -> bool:
+    """Remove the lock if it is this process's. Returns: whether it is gone."""
+    try:
+        if _content(files, place) == mine:
+            files.rm_file(place)
+        return True
+    except Exception as error:
+        # The work under the lock is done, or has failed with an error of its own.
+        warnings.warn(
+            f"{address}/{LOCK} could not be removed ({error}); the next publication from this "
+            "machine does so, and before one from another it must be deleted.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+
+
+def this_process() -> dict[str, str | int]:
+    """Return this process as JSON: its user, machine and number, and the time."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "unknown"
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"owner": user, "host": socket.gethostname(), "process": os.getpid(), "since": since}
+
+
+def describe_process(content: bytes | None) -> str:
+    """Return in words the process that `this_process` described."""
+    try:
+        read = json.loads(content or b"")
+        return (
+            f"{read['owner']} on {read['host']} (process {read['process']}) since {read['since']}"
+        )
+    except (ValueError, KeyError, TypeError):
+        return "by whom cannot be read"
+
+
+@contextmanager
+def training_note(storage: RemoteStorage) -> Iterator[None]:
+    """Leave a note in the storage that a version is being trained, and warn of another's note.
+
+    It is not a lock, as a process that is killed leaves it behind; a storage that cannot be reached
+    is no error.
+    """
+    mine = json.dumps(this_process()).encode()
+    with suppress(Exception):
+        others = storage.content(TRAINING)
+        if others is not None:
+            logging.getLogger(__name__).warning(
+                f"Another process began to train the next version of {storage.address}: "
+                f"{describe_process(others)}. If it still runs, only the first to publish will "
+                "succeed."
+            )
+        storage.write(TRAINING, mine)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            if storage.content(TRAINING) == mine:
+                storage.remove_file(TRAINING)

@@ -1,0 +1,448 @@
+"""The files of one version: written to a folder, and checked by their hashes when they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evergram.atomic_files import write_text
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.kinds import TRANSFORMS, build_transform
+from evergram.compatibility.transforms import Transform
+from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
+from evergram.lineage.artefact import Artefact, Block, EncoderParts, are_metrics, checked_block
+from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, check_files, sha256
+from evergram.lineage.publish_statistics import ForwardMap, Moments
+from evergram.vector_files.writers import to_block, vectors_to_arrow
+
+PAIRS = "trained_pairs.parquet"
+FORM, FORM_TENSORS = "fold_in.json", "fold_in.safetensors"
+_NAMES = ("strengths", "powers", "matrices", "centres")
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name. Raises: IntegrityError: it cannot be read."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    return tensors
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors, from whichever device, to a file."""
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return the same value with None for every NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {k: plain_numbers(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_trained_pairs(pairs: TrainedPairs, path: Path) -> None:
+    """Write the hashes of pairs, at about 14 bits a pair for a million pairs and 7 for a hundred
+    million: ascending numbers are stored by their differences."""
+    table = pa.table({"pair": pa.array(pairs.marks)})
+    pq.write_table(
+        table,
+        path,
+        use_dictionary=False,
+        column_encoding={"pair": "DELTA_BINARY_PACKED"},
+        compression="zstd",
+    )
+
+
+def read_trained_pairs(path: Path) -> TrainedPairs:
+    """Return the hashes that `write_trained_pairs` wrote. Raises: IntegrityError: damaged."""
+    try:
+        marks = pq.read_table(path)["pair"].to_numpy()
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    if marks.dtype != np.uint32 or (len(marks) > 1 and not (marks[1:] > marks[:-1]).all()):
+        raise IntegrityError(f"{path} does not hold ascending 32-bit numbers; restore it.")
+    return TrainedPairs(marks)
+
+
+class _Record(BaseModel):
+    """The contents of `fold_in.json`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
+
+    rule: Rule
+    squares: float
+    pull: float
+    length: Length
+    values: bool
+
+
+def write_query_form(form: QueryForm, folder: Path) -> None:
+    """Write both files of a form into a version's folder."""
+    record = {name: getattr(form, name) for name in _Record.model_fields}
+    write_text(folder / FORM, json.dumps(_Record(**record).model_dump(), indent=2))
+    save_tensors({name: getattr(form, name) for name in _NAMES}, folder / FORM_TENSORS)
+
+
+def read_query_form(folder: Path, dim: int) -> QueryForm:
+    """Return the form in a version's folder, of vectors of `dim` dims.
+
+    Raises: ValueError, IntegrityError: its files do not fit together.
+    """
+    record = _Record.model_validate_json((folder / FORM).read_bytes())
+    tensors = load_tensors(folder / FORM_TENSORS)
+    numbers = record.model_dump(exclude={"rule"})
+    try:
+        form = QueryForm(
+            record.rule,
+            tensors["strengths"],
+            tensors["powers"],
+            tensors["matrices"],
+            tensors["centres"],
+            **numbers,
+        )
+    except (DataError, KeyError, ShapeError) as error:
+        raise IntegrityError(f"{folder / FORM_TENSORS}: {error}") from error
+    if form.dim != dim:
+        raise IntegrityError(f"{folder / FORM_TENSORS} has dim {form.dim}, its version {dim}.")
+    return form
+
+
+@dataclass(frozen=True)
+class PublicationFacts:
+    """The facts of a version that are computed when it is published.
+
+    Args:
+        embeddings: SHA-256 of the file of each side.
+        moments: of the vectors of each side.
+        forward: the map from the version before; None if there is none.
+        canary_error: of its transform, see `Manifest`.
+        new_pairs: its training pairs that no earlier version was trained on; None if not known.
+    """
+
+    embeddings: Mapping[str, str] = field(default_factory=dict)
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    forward: ForwardMap | None = None
+    new_pairs: TrainedPairs | None = None
+    canary_error: float | None = None
+
+
+def write_version(
+    folder: Path, lineage: str, number: int, artefact: Artefact, facts: PublicationFacts
+) -> Manifest:
+    """Write all files of a version but its embeddings, the manifest last.
+
+    Args:
+        folder: empty.
+        lineage: the lineage's name; version 3 of "shop" is named "shop@v3".
+    """
+    if artefact.encoder is not None:
+        save_tensors(artefact.encoder.state, folder / "encoder.safetensors")
+        pq.write_table(_vocabulary_table(artefact.encoder), folder / "vocabularies.parquet")
+    if artefact.transform is not None:
+        save_tensors(artefact.transform.state_dict(), folder / "transform.safetensors")
+    if artefact.error is not None:
+        _write_error(artefact.error, folder / "error.safetensors")
+    if facts.forward is not None:
+        tensors = {"weight": facts.forward.weight, "offset": facts.forward.offset}
+        save_tensors(tensors, folder / "forward.safetensors")
+    if facts.new_pairs is not None:
+        write_trained_pairs(facts.new_pairs, folder / PAIRS)
+    if artefact.query_form is not None:
+        write_query_form(artefact.query_form, folder)
+    _write_moments(facts.moments, folder / "moments.safetensors")
+    pq.write_table(_canary_table(artefact), folder / "canary.parquet")
+    write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
+    manifest = Manifest(
+        version=number,
+        name=f"{lineage}@v{number}",
+        dim=artefact.dim,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        evergram=package_version("evergram"),
+        encoder=_encoder_record(artefact.encoder),
+        transform=_transform_record(artefact),
+        recipe=dict(artefact.recipe),
+        files={path.name: sha256(path) for path in sorted(folder.iterdir())},
+        embeddings=dict(facts.embeddings),
+        text_encoder=artefact.text_encoder,
+        canary_error=facts.canary_error,
+    )
+    write_text(folder / "manifest.json", manifest.to_json())
+    return manifest
+
+
+def _write_error(error: StepError, path: Path) -> None:
+    numbers = {"objects": error.objects, "power": error.power}
+    tensors = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+    save_tensors({"sigma": error.sigma, **tensors}, path)
+
+
+def _write_moments(moments: Mapping[str, Moments], path: Path) -> None:
+    tensors = {}
+    for side, (count, mean, second) in moments.items():
+        tensors[f"{side}.count"] = torch.tensor(count)
+        tensors |= {f"{side}.mean": mean, f"{side}.second": second}
+    save_tensors(tensors, path)
+
+
+def _encoder_record(encoder: EncoderParts | None) -> EncoderRecord | None:
+    if encoder is None:
+        return None
+    key_types = {name: str(v.keys.type) for name, v in encoder.vocabularies.items()}
+    fields: dict[str, Any] = {
+        "kind": encoder.kind,
+        "options": encoder.options,
+        "inputs": encoder.inputs,
+        "vocabularies": key_types,
+    }
+    return EncoderRecord.model_validate(fields)
+
+
+def _transform_record(artefact: Artefact) -> TransformRecord | None:
+    transform = artefact.transform
+    if transform is None:
+        return None
+    return TransformRecord.model_validate({"kind": transform.kind, "options": transform.options})
+
+
+def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
+    names: list[pa.Array] = []
+    keys: list[pa.Array] = []
+    for name, vocabulary in encoder.vocabularies.items():
+        names.append(pa.repeat(name, len(vocabulary)))
+        keys.append(vocabulary.keys.cast(pa.string()))
+    return pa.table(
+        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
+    )
+
+
+def _canary_table(artefact: Artefact) -> pa.Table:
+    tables = [
+        pa.table(
+            {
+                "side": pa.repeat(side, len(ids)),
+                "id": ids.cast(pa.string()),
+                "vector": vectors_to_arrow(vectors),
+            }
+        )
+        for side, block in artefact.canaries.items()
+        for ids, vectors in [checked_block(*block, side, artefact.dim)]
+        if len(ids)
+    ]
+    if not tables:
+        return pa.table({"side": [], "id": [], "vector": []})
+    return pa.concat_tables(tables)
+
+
+class VersionReader:
+    """Reads the files of one published version.
+
+    Args:
+        folder: `versions/<n>`.
+        manifest: of the version.
+        check_files: compares files with their hashes; that of a remote lineage downloads them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        check_files: Callable[[Path, Mapping[str, str]], None] = check_files,
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._check_files = check_files
+
+    def check(self) -> None:
+        """Compare all files with their hashes. Raises: IntegrityError: one differs, or is gone."""
+        self._check_files(self.folder, self.manifest.files)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what was measured at publication."""
+        path = self._checked("metrics.json")
+        with _understood(path):
+            metrics = json.loads(path.read_text())
+            if not are_metrics(metrics):
+                raise TypeError("its metrics or its probes are of another form")
+        return dict(metrics)
+
+    def transform(self, old_dim: int) -> Transform:
+        """Return B_k, frozen, which leads into a space of `old_dim` dims.
+
+        Raises: LineageError: this process does not know its kind. IntegrityError: its file is
+            damaged, or leads elsewhere.
+        """
+        record, dim = self.manifest.transform, self.manifest.dim
+        assert record is not None
+        if record.kind not in TRANSFORMS:
+            raise LineageError(
+                f"The transform of version {self.manifest.version} is of kind {record.kind!r}, and "
+                f"there are {', '.join(TRANSFORMS)}. If it is a kind of your own, put its settings "
+                "into evergram.compatibility.kinds.TRANSFORMS and read the lineage from Python; "
+                "otherwise install an Evergram that has it."
+            )
+        path = self._checked("transform.safetensors")
+        try:
+            transform = build_transform(record.kind, old_dim, dim, record.options)
+            transform.load_state_dict(load_tensors(path))
+        except (ShapeError, RuntimeError) as error:
+            raise IntegrityError(
+                f"{path} does not lead from version {self.manifest.version} (dim {dim}) to the "
+                f"version before (dim {old_dim}): {error}"
+            ) from error
+        for name, value in transform.state_dict().items():
+            if not bool(value.isfinite().all()):
+                raise IntegrityError(f"{path}: tensor {name!r} has a NaN or an infinity.")
+        return transform.requires_grad_(False).eval()
+
+    def error(self, old_dim: int) -> StepError | None:
+        """Return the error of B_k in a space of `old_dim` dims; None if none was published."""
+        if "error.safetensors" not in self.manifest.files:
+            return None
+        shapes = {"sigma": (old_dim, old_dim), "objects": (), "power": ()}
+        tensors = self._tensors("error.safetensors", shapes)
+        with _understood(self.folder / "error.safetensors"):
+            return StepError(tensors["sigma"], int(tensors["objects"]), float(tensors["power"]))
+
+    def forward(self, old_dim: int) -> tuple[Tensor, Tensor] | None:
+        """Return F_k: a matrix [D_k, D_{k-1}] and an offset [D_k], float64; None if unpublished."""
+        if "forward.safetensors" not in self.manifest.files:
+            return None
+        dim = self.manifest.dim
+        shapes = {"weight": (dim, old_dim), "offset": (dim,)}
+        tensors = self._tensors("forward.safetensors", shapes)
+        return tensors["weight"], tensors["offset"]
+
+    def trained_pairs(self) -> TrainedPairs | None:
+        """Return the training pairs that no earlier version had; None if they are not recorded."""
+        if PAIRS not in self.manifest.files:
+            return None
+        path = self._checked(PAIRS)
+        with _understood(path):
+            return read_trained_pairs(path)
+
+    def moments(self) -> dict[str, Moments]:
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
+        dim = self.manifest.dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for side in self.manifest.embeddings:
+            shapes |= {f"{side}.count": (), f"{side}.mean": (dim,), f"{side}.second": (dim, dim)}
+        tensors = self._tensors("moments.safetensors", shapes)
+        moments = {}
+        with _understood(self.folder / "moments.safetensors"):
+            for side in sorted(self.manifest.embeddings):
+                count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
+                moments[side] = int(count), mean, second
+        return moments
+
+    def query_form(self) -> QueryForm | None:
+        """Return how the version folds in new queries; None if that was not published."""
+        if FORM not in self.manifest.files:
+            return None
+        path = self._checked(FORM)
+        self._checked(FORM_TENSORS)
+        with _understood(path):
+            return read_query_form(self.folder, self.manifest.dim)
+
+    def canaries(self) -> dict[str, Block]:
+        """Return, by side, the ids (as strings) and vectors [n, D] that were kept for ever."""
+        path = self._checked("canary.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            sides = table["side"].combine_chunks()
+            canaries = {}
+            for side in pc.unique(sides).to_pylist():
+                ids, vectors = to_block(table.filter(pc.equal(sides, side)), path)
+                canaries[str(side)] = ids.cast(pa.string()), vectors
+                if vectors.shape != (len(ids), self.manifest.dim):
+                    raise ValueError(f"its vectors are {list(vectors.shape)}")
+        return canaries
+
+    def encoder(self) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
+        """Return how to build the encoder, its tensors, and its vocabularies."""
+        record = self.manifest.encoder
+        assert record is not None
+        state = load_tensors(self._checked("encoder.safetensors"))
+        path = self._checked("vocabularies.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
+            vocabularies = {}
+            for name, kind in record.vocabularies.items():
+                mine = keys.filter(pc.equal(names, name))
+                vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
+        return record, state, vocabularies
+
+    def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the tensors of a file as float64.
+
+        Args:
+            shapes: of the tensors that it must have.
+        Raises: IntegrityError: one is missing, or is of another shape.
+        """
+        path = self._checked(name)
+        tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
+        for key, shape in shapes.items():
+            if key not in tensors or tuple(tensors[key].shape) != shape:
+                has = list(tensors[key].shape) if key in tensors else "none"
+                raise IntegrityError(
+                    f"{path} needs a tensor {key!r} of shape {list(shape)} and has {has}; restore "
+                    "it from a copy of the lineage."
+                )
+        return tensors
+
+    def _checked(self, name: str) -> Path:
+        files = self.manifest.files
+        if name not in files:
+            raise IntegrityError(
+                f"The manifest of version {self.manifest.version} does not list {name}."
+            )
+        self._check_files(self.folder, {name: files[name]})
+        return self.folder / name
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Turn a failure to read a file into an IntegrityError: the file has the right hash and other
+    contents than it should."""
+    try:
+        yield
+    except EvergramError:
+        raise
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        pa.ArrowException,
+    ) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise IntegrityError(
+            f"{path} has the right hash and cannot be read as a file of a version ({why}); restore "
+            "it from a copy of the lineage."
+        ) from error

@@ -1,0 +1,303 @@
+"""Consumers whose models weigh the alignment error of an upgrade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergram.compatibility.consumers import (
+    ConsumerModel,
+    ConsumerOutput,
+    consumer_metric,
+    input_fisher,
+)
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.encoders.features import SIDES
+from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
+from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
+from evergram.lineage.consumers.record import Consumer, Probe
+from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.lineage import Lineage
+from evergram.training.recipe.upgrade import UpgradeRecipe
+
+# Objects, or pairs, that a consumer's sensitivity is a mean over; those of a probe are fewer, as it
+# is run on 2 D more rows for each.
+ROWS = 2048
+PROBE_ROWS = 512
+# A(j) of each side, [D_j, D_j], by the step j of the chain.
+Metrics = dict[str, dict[int, Tensor]]
+# A consumer's version and its matrix at each side that it reads.
+_Sensitivity = tuple[int, Mapping[str, Tensor]]
+# What consumers of a version read now, [N, D_j] of each side.
+_ReadAt = Callable[[int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class KnownConsumer:
+    """A consumer of past embeddings, given from Python.
+
+    Args:
+        name: for errors and reports.
+        model: a module, or any function of torch, from embeddings [B, D] of one version to one
+            number or C logits a row; it reads each row by itself.
+        version: the version that it was fitted to.
+        side: "query" or "candidate"; or "pair": it reads both ends of an interaction, [B, 2 D],
+            the query's embedding first.
+        output: "logits" of classes (one: of the second of two), or the "value" of a regression.
+    Raises: RecipeError: the side or the output is none of these.
+    """
+
+    name: str
+    model: ConsumerModel
+    version: int = 0
+    side: Literal["query", "candidate", "pair"] = "candidate"
+    output: ConsumerOutput = "logits"
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("side", (*SIDES, "pair")), ("output", ("logits", "value"))):
+            if getattr(self, key) not in allowed:
+                raise RecipeError(
+                    f"The consumer {self.name!r} has {key} {getattr(self, key)!r}; it is one of "
+                    f"{', '.join(allowed)}."
+                )
+
+    def fishers(
+        self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor], pairs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return its mean input Fisher matrix at each side that it reads, float64 [D, D].
+
+        Of a pair these are the two diagonal blocks: errors of the two ends are taken to be
+        independent.
+
+        Args:
+            vectors: of each side, [N, D] of the version that it reads.
+            rows: of each side, int64 [n], the objects that it is asked about.
+            pairs: of each side, int64 [m], the ends of the interactions.
+        Raises: DataError: there are none, or the model cannot read them.
+        """
+        ends = SIDES if self.side == "pair" else (self.side,)
+        chosen = pairs if self.side == "pair" else rows
+        picked = {side: _spread(chosen[side], ROWS) for side in ends}
+        inputs = torch.cat([vectors[side][picked[side]] for side in ends], dim=1)
+        try:
+            whole = input_fisher(self.model, inputs.float(), self.output)
+        except (ShapeError, RuntimeError) as error:
+            raise DataError(
+                f"The consumer {self.name!r} cannot weigh errors at version {self.version}, whose "
+                f"embeddings it was given as {list(inputs.shape)}: {error}"
+            ) from error
+        dim = inputs.shape[1] // len(ends)
+        blocks = [slice(i * dim, (i + 1) * dim) for i in range(len(ends))]
+        return {side: whole[block, block] for side, block in zip(ends, blocks, strict=True)}
+
+
+def _spread(rows: Tensor, most: int) -> Tensor:
+    """Return the rows, or `most` of them, evenly spread; the same for every side of a pair."""
+    if len(rows) <= most:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, most).long()]
+
+
+def probe_sensitivity(
+    registry: ConsumerRegistry, probe: Probe, entities: Vocabulary, vectors: Tensor, used: Tensor
+) -> Tensor:
+    """Return the mean input Fisher matrix of a probe, float64 [D, D].
+
+    It is over the objects of its evaluation file, `PROBE_ROWS` at most; labels are not used. The
+    model is run in a process of its own.
+
+    Args:
+        entities: ids of the probe's side.
+        vectors: [N, D] of the version that it reads.
+        used: bool [N], the objects that alignment may see.
+    Raises: DataError: none of its objects is among these, or the model cannot be run.
+        IntegrityError: one of its files is damaged.
+    """
+    model, data = registry.probe_files(probe)
+    files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
+    with ProbeProcess(files, probe.metric, ProbeLimits.of_environment()) as process:
+        rows = entities.rows(process.ids())
+        known = torch.nonzero((rows >= 0) & used[rows.clamp(min=0)]).flatten()
+        if not len(known):
+            raise DataError(
+                f"None of the objects of its evaluation file {data} is among those that this "
+                "version can be aligned on."
+            )
+        known = _spread(known, PROBE_ROWS)
+        here = np.zeros(len(rows), dtype=bool)
+        here[known.numpy()] = True
+        read = vectors[rows[known]].float().numpy()
+        return torch.from_numpy(process.fisher(here, read))
+
+
+@dataclass(frozen=True)
+class PastObjects:
+    """What version k-1 knows of the training corpus of version k.
+
+    Args:
+        corpus: of version k.
+        vectors: z_{k-1} of each side, [N, D_{k-1}].
+        used: bool [N] of each side, the objects that alignment may see.
+    """
+
+    corpus: Corpus
+    vectors: Mapping[str, Tensor]
+    used: Mapping[str, Tensor]
+
+    @property
+    def pairs(self) -> dict[str, Tensor]:
+        """The interactions whose ends alignment may both see, int64 [m] of each side."""
+        ends = {side: self.corpus.column(side) for side in SIDES}
+        both = self.used["query"][ends["query"]] & self.used["candidate"][ends["candidate"]]
+        return {side: rows[both] for side, rows in ends.items()}
+
+
+@dataclass(frozen=True)
+class ConsumerWeighing:
+    """The matrices, and which consumers they are of.
+
+    Args:
+        metrics: by side, A(j) by the step j of the lineage's active chain.
+        consumers: `name`, `version` and `sides` of each consumer that counts.
+    """
+
+    weight: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    consumers: tuple[dict[str, Any], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"weight": self.weight, "consumers": list(self.consumers)}
+
+
+def weigh_consumers(
+    settings: UpgradeRecipe, lineage: Lineage, past: PastObjects, extra: Sequence[KnownConsumer]
+) -> ConsumerWeighing:
+    """Return what the registered consumers with a probe and those of `extra` make of errors.
+
+    A consumer that is pinned to "newest" reads another version after each upgrade, and does not
+    count. With upgrade.steps = "single" only consumers of version k-1 do.
+
+    Raises: RecipeError: consumers are named or given and do not count, or none is known. DataError:
+        a model or its files cannot be used. LineageError: a name is no consumer.
+    """
+    if not (settings.consumer_weight and settings.weighs_consumers):
+        _refuse_idle(settings, extra)
+        return ConsumerWeighing()
+    steps = {v.version: step for step, v in enumerate(lineage.versions)}
+    chain = lineage.active_chain
+
+    @cache
+    def read_at(version: int) -> dict[str, Tensor]:
+        source, target = chain.newest, steps[version]
+        return {side: chain.apply(z, source, target) for side, z in past.vectors.items()}
+
+    by_place: dict[tuple[str, int], list[Tensor]] = {}
+    counted = []
+    every = [*_registered(settings, lineage, past, read_at), *_extra(extra, lineage, past, read_at)]
+    for name, (version, fishers) in every:
+        if settings.steps == "single" and version != lineage.newest:
+            continue
+        for side, fisher in fishers.items():
+            _check(name, fisher)
+            by_place.setdefault((side, steps[version]), []).append(fisher)
+        counted.append({"name": name, "version": version, "sides": list(fishers)})
+    if not counted:
+        _refuse_none(settings, every, lineage.newest)
+    metrics: Metrics = {side: {} for side in SIDES}
+    for (side, step), matrices in by_place.items():
+        metrics[side][step] = consumer_metric(matrices, settings.consumer_weight)
+    return ConsumerWeighing(settings.consumer_weight, metrics, tuple(counted))
+
+
+def _refuse_idle(settings: UpgradeRecipe, extra: Sequence[KnownConsumer]) -> None:
+    """Raises: RecipeError: consumers were given, and nothing is weighed by them."""
+    if extra and not settings.consumer_weight:
+        raise RecipeError(
+            "consumers= were given, and upgrade.consumer_weight is 0, so that they would not "
+            "count; set it above 0 (0.5, say), or leave them out."
+        )
+    if extra:
+        raise RecipeError(
+            f"consumers= were given, and upgrade.fit = {settings.fit!r} with upgrade.solver = "
+            f"{settings.solver!r} weighs no errors by them; leave them out, or set upgrade.fit = "
+            "'joint'."
+        )
+
+
+def _refuse_none(settings: UpgradeRecipe, every: Sequence[object], newest: int) -> NoReturn:
+    """Raises: RecipeError: no consumer counts."""
+    of_newest = settings.steps == "single" and every
+    where = f"reads version {newest} (upgrade.steps = 'single')" if of_newest else "counts"
+    raise RecipeError(
+        f"upgrade.consumer_weight is {settings.consumer_weight:g}, and no consumer with a probe "
+        f"{where}; add one by 'evergram consumer add' with --probe, pinned to a version by its "
+        "number, or set upgrade.consumer_weight = 0."
+    )
+
+
+def _registered(
+    settings: UpgradeRecipe, lineage: Lineage, past: PastObjects, read_at: _ReadAt
+) -> Iterator[tuple[str, _Sensitivity]]:
+    """Yield the consumers of the lineage that have a probe, or those that the recipe names."""
+    registry = ConsumerRegistry.open(lineage.address)
+    corpus = past.corpus
+    ids = {"query": corpus.queries.vocabulary, "candidate": corpus.candidates.vocabulary}
+    named = [registry.get(name) for name in settings.consumers]
+    for consumer in named or registry.list():
+        reason = _uncounted(consumer, ids)
+        if reason is not None:
+            if named:
+                raise RecipeError(
+                    f"upgrade.consumers names {consumer.name!r}, {reason}; leave it out."
+                )
+            continue
+        probe = consumer.probe
+        assert probe is not None
+        try:
+            version = lineage.resolve(consumer.pinned)
+            side = probe.side
+            vectors, used = read_at(version)[side], past.used[side]
+            fisher = probe_sensitivity(registry, probe, ids[side], vectors, used)
+        except EvergramError as error:
+            raise DataError(
+                f"The probe of {consumer.name} ({consumer.pinned}) cannot weigh errors: {error} "
+                "Name the consumers that can in upgrade.consumers, or set upgrade.consumer_weight "
+                "= 0."
+            ) from error
+        yield consumer.name, (version, {probe.side: fisher})
+
+
+def _uncounted(consumer: Consumer, ids: Mapping[str, Vocabulary]) -> str | None:
+    """Return the reason why a consumer cannot count; None if it can."""
+    if consumer.probe is None:
+        return "which has no probe"
+    if consumer.pinned == "newest":
+        return "which reads the newest version, whatever it is, so that no error reaches it"
+    if consumer.probe.side not in ids:
+        return f"whose probe reads the side {consumer.probe.side!r}, not a query or a candidate"
+    return None
+
+
+def _extra(
+    consumers: Sequence[KnownConsumer], lineage: Lineage, past: PastObjects, read_at: _ReadAt
+) -> Iterator[tuple[str, _Sensitivity]]:
+    """Yield the consumers that were given from Python."""
+    rows = {side: torch.nonzero(past.used[side]).flatten() for side in SIDES}
+    pairs = past.pairs if consumers else {}
+    for consumer in consumers:
+        version = lineage.resolve(consumer.version)
+        yield consumer.name, (version, consumer.fishers(read_at(version), rows, pairs))
+
+
+def _check(name: str, fisher: Tensor) -> None:
+    """Raises: DataError: the matrix cannot weigh anything."""
+    try:
+        consumer_metric([fisher], 0.0)
+    except ShapeError as error:
+        raise DataError(f"The consumer {name!r} cannot weigh errors: {error}") from error
