@@ -91,8 +91,8 @@ export_lazily(
     {
         "compatibility.aligner.aligner": "Aligner",
         "data.corpus": "Corpus",
-        "data.prepared.writing.prepare": "prepare",
-        "data.prepared.writing.settings": "PrepareSettings",
+        "data.prepared.prepare": "prepare",
+        "data.prepared.settings": "PrepareSettings",
         "encoders.encoder_modules": "EncoderModules",
         "errors": "EvergramError",
         "gramian.gramian_penalty.gramian_penalty": "GramianPenalty",
