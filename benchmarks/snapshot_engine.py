@@ -114,7 +114,7 @@ def _all_measures(kind: str, folder: Path, rows: int, dim: int) -> dict[str, flo
             opened.fetch(pa.array([number]))
 
     figures["open and fetch one row"] = 1e3 * _seconds(open_and_fetch, 5)
-    store = open_store(address)
+    store = open_store(address, create="int64")
     figures["fetch 100 rows by their ids"] = 1e3 * _seconds(lambda _: store.fetch(some_ids()), 200)
     figures["search, exact, ten best of one query"] = 1e3 * _seconds(search, 20)
     figures["build the index"] = _seconds(lambda _: store.build_index(), 1)

@@ -117,7 +117,7 @@ def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdat
     assert "had no row" not in whole.out
     assert evergram("store", "backfill", "rollback", *store).code == 0
     assert versions_in("rows") == {0: ROWS}
-    with open_store("rows") as rows:
+    with open_store("rows", create="int64") as rows:
         rows.delete(list(range(3)))
     assert evergram.json("store", "backfill", "plan", *store)["absent"] == 3
     planned = evergram("store", "backfill", "status", *store).out

@@ -93,7 +93,7 @@ def test_a_search_has_hits_while_rows_move_to_another_version(
     moved: list[int] = []
     with (
         serving_in_thread(monkeypatch, tmp_path / "line", "--store", f"object={address}") as url,
-        open_store(address) as other,
+        open_store(address, create="int64") as other,
     ):
         filled = type(other).filled
 

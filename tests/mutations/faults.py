@@ -264,19 +264,19 @@ FAULTS = (
         "stores/test_conformance.py",
     ),
     Fault(
-        "stores/store_view.py",
+        "stores/store.py",
         "differ = row_checks(rows) != checks",
         "differ = row_checks(rows) == row_checks(rows) - 1",
         "stores/test_rows.py",
     ),
     Fault(
-        "stores/store_view.py",
+        "stores/store.py",
         "scores if added is None else scores + added[i]",
         "scores if added is None else scores - added[i]",
         "stores/test_conformance.py",
     ),
     Fault(
-        "stores/store_view.py",
+        "stores/store.py",
         "key=lambda r: -r.version",
         "key=lambda r: r.version",
         "stores/test_rows.py",
@@ -300,9 +300,9 @@ FAULTS = (
         "stores",
     ),
     Fault(
-        "stores/snapshot/snapshot_store.py",
-        "                self._folder.remove(written)\n                raise",
-        "                raise",
+        "stores/snapshot/segment.py",
+        "        if error is not None:\n            self.abandon()",
+        "        if error is None:\n            self.abandon()",
         "stores/test_snapshot.py",
     ),
     Fault(

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.lineages import DIMS, lineage_of, vectors_of
-from tests.support.own_stores import OWN, own_store
-from tests.support.own_tables import address_of, category, own_table, text_of
+from tests.support.own_tables import OWN, address_of, category, own_store, own_table, text_of
 from tests.support.postgres_server import postgres
 
 from evergram.errors import DataError, IntegrityError, LineageError

@@ -26,7 +26,7 @@ from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
-from evergram.stores.store import Store
+from evergram.stores.store import ReadableStore, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
 
@@ -36,8 +36,9 @@ def filled(lineage: Lineage, version: int = 2) -> Reader:
     return Reader(lineage, {"object": store})
 
 
-def put(lineage: Lineage, store: Store, version: int, ids: range) -> None:
+def put(lineage: Lineage, store: ReadableStore, version: int, ids: range) -> None:
     """Write the vectors that a version published of ids to a store, as a backfill does."""
+    assert isinstance(store, Store)
     store.add_space(space := space_of(lineage, version))
     vectors = vectors_of(version).numpy()[list(ids)]
     store.upsert(stored_rows(lineage, VersionMaps(lineage), space, pa.array(ids), vectors))
@@ -105,6 +106,7 @@ def test_a_store_that_has_the_newest_version_answers_before_it_is_promoted(tmp_p
     lineage = lineage_of(tmp_path / "line", versions=2)
     publish(lineage, 2, promote=False)
     store = filled(lineage).store()
+    assert isinstance(store, Store)
     store.delete(pa.array([3]))
     # Half migrated: a row that is still of version 1 is read forward.
     put(lineage, store, 1, range(4, 5))

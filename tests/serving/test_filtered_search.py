@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from tests.support.lineages import DIMS, lineage_of, vectors_of
-from tests.support.own_stores import OWN, own_store
-from tests.support.own_tables import address_of, own_table
+from tests.support.own_tables import OWN, address_of, own_store, own_table
 from tests.support.postgres_server import postgres
 from tests.support.running_service import ADDRESS, Running, server
 

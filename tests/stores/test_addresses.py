@@ -8,19 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.postgres_rows import NAMES
 from tests.support.postgres_server import postgres
 from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.adopted_address import read_names
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres.connection import read_address, show_address
-from evergram.stores.postgres.table_address import read_table_address
-from evergram.stores.qdrant.collection_facts import read_collection_address
 from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.stores.rows import Space
-from evergram.stores.store_name import checked_name
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
     "snapshot": lambda folder: f"snapshot:{folder}/a:b",
@@ -28,7 +23,7 @@ ADDRESSES: dict[str, Callable[[Path], str]] = {
     "lance": lambda folder: f"lance:{folder}#emb",
     "qdrant": lambda folder: f"qdrant:{folder}#emb",
     "sqlite": lambda folder: f"sqlite:{folder}/s.db#emb",
-    "pgvector": lambda folder: postgres().address(next(NAMES)),
+    "pgvector": lambda folder: postgres().address(),
 }
 
 
@@ -55,6 +50,7 @@ WRONG = [
     *("redis://host/0", "postgres://ann:secret@host/db#t", "snapshots:here"),
     *("lance:emb", "lance:here#../x", "lance:s3://bucket/here?key=secret#mine"),
     *("qdrant:emb", "qdrant:http://me:secret@h:6333#emb", "qdrant:http://h?k=secret#e"),
+    *(f"lance:here#{name}" for name in ("", "-a", "a b", 'a"b', "é", "a\n", "x" * 41)),
     *("qdrant:here#a/b", "sqlite:s.db", "sqlite:s.db#SQLite_x", "sqlite:here/s.db#../x"),
     *("postgresql://ann:secret@db/v", "postgresql://ann:sec%ret@db/v#emb", "postgresql:#emb"),
     *("postgresql://ann:secret/x@db/v#emb", "postgresql://ann:12#secret@db/v#"),
@@ -99,49 +95,21 @@ def test_a_folder_with_segments_of_its_own_is_not_made_a_store(tmp_path: Path) -
     open_store(str(tmp_path), create="int64").close()
 
 
-def test_a_name_is_of_ascii_letters() -> None:
-    for name in ("a", "_emb", "9", "Select-From_2", "x" * 40):
-        assert checked_name(name) == name
-    for name in ("", "-a", "a b", 'a"b', "a/b", "é", "a\n", "x" * 41):
-        with pytest.raises(DataError):
-            checked_name(name)
+PARTS = [
+    *(("", "part 1"), ("secret", "part 1"), ("table=t", "v0="), ("v0=e", "table=")),
+    *(("table=&v0=e", "table="), ("table=secret&v0=e&v0=f", "v0="), ("table=t&v00=e", "part 2")),
+    *(("table=t&v0=", "v0="), ("table=t&v0", "part 2"), ("table=t&v0=e&tabel=s", "'table'")),
+    *(("table=secret%00&v0=e", "table="), ("table=secret%zz&v0=e", "table=")),
+    *(("table=t&v0=e&filter=a,%2", "filter="), ("table=t&v0=%ff", "v0=")),
+]
 
 
-def test_names_are_read_and_written_again() -> None:
-    text = "table=My %26 docs&schema=s&id=key&v1=new&v0=o%23ld&filter=a,b%2Cc"
-    names = read_names(text, "table", "F", ["schema"])
-    assert names.others == {"table": "My & docs", "schema": "s"}
-    assert names.id == "key"
-    assert list(names.vectors.items()) == [(0, "o#ld"), (1, "new")]
-    assert names.filters == ("a", "b,c")
-    assert read_names(names.fragment, "table", "F", ["schema"]) == names
-    assert read_names("table=t&v0=", "table", "F", unnamed=True).vectors == {0: ""}
-
-
-@pytest.mark.parametrize(
-    ("rest", "named"),
-    [
-        ("", "part 1"),
-        ("secret", "part 1"),
-        ("table=t", "v0="),
-        ("v0=e", "table="),
-        ("table=&v0=e", "table="),
-        ("table=secret&v0=e&v0=f", "v0="),
-        ("table=t&v00=e", "part 2"),
-        ("table=t&v0=", "v0="),
-        ("table=t&v0", "part 2"),
-        ("table=t&v0=e&tabel=s", "'table'"),
-        ("table=secret%00&v0=e", "table="),
-        ("table=secret%zz&v0=e", "table="),
-        ("table=t&v0=e&filter=a,%2", "filter="),
-        ("table=t&v0=%ff", "v0="),
-    ],
-)
-def test_the_part_that_is_wrong_is_named_and_not_repeated(rest: str, named: str) -> None:
-    with pytest.raises(DataError, match=named) as refused:
-        read_names(rest, "table", "THE FORM", ["schema"])
-    assert "secret" not in str(refused.value)
-    assert "THE FORM" in str(refused.value)
+def test_the_part_of_a_table_s_address_that_is_wrong_is_named_and_not_repeated() -> None:
+    for rest, named in PARTS:
+        with pytest.raises(DataError, match=named) as refused:
+            open_store(f"lance-table:here#{rest}")
+        assert "secret" not in str(refused.value)
+        assert "lance-table:DIR#table=TABLE" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -163,29 +131,7 @@ def test_an_address_of_postgresql_is_shown_without_its_password(address: str, sh
     assert read_address(f"postgresql{shown}") == (without, name)
 
 
-def test_an_address_of_a_table_says_its_columns() -> None:
-    address = read_table_address(
-        "pgvector-table:postgresql://me:se%40cret@db/shop?sslmode=require"
-        "#table=My %26 docs&schema=s&id=key&v0=old&v12=n%2Cew&filter=a,b%2Cc"
-    )
-    assert (address.schema, address.table, address.id) == ("s", "My & docs", "key")
-    assert (address.vectors, address.filters) == ({0: "old", 12: "n,ew"}, ("a", "b,c"))
-    assert address.params["password"] == "se@cret"
-    assert "cret" not in address.shown
-    assert read_table_address(address.shown).shown == address.shown
-
-
-def test_an_address_of_a_collection_says_its_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "qdrant-collection:https://h:6333#collection=My%20docs&id=key&v0=old&v12=n%2Cew&filter=a"
-    address = read_collection_address(text)
-    assert (address.place, address.collection) == ("https://h:6333", "My docs")
-    assert (address.field, address.filters) == ("key", ("a",))
-    assert address.vectors == {0: "old", 12: "n,ew"}
-    assert address.shown == address.resolved == text
-    monkeypatch.chdir("/")
-    folder = read_collection_address("qdrant-collection:here#collection=c&id=point&v0=")
-    assert (folder.field, folder.vectors) == (None, {0: ""})
-    assert folder.resolved == f"qdrant-collection:{Path('/here')}#collection=c&id=point&v0="
+def test_local_modes_of_qdrant_are_told_from_servers() -> None:
     for local in ("qdrant:dir#a", "qdrant-collection:/dir#collection=a&v0=e"):
         assert is_local_mode(local)
     for other in ("qdrant:http://h:6333#a", "qdrant-collection:https://h#collection=a", "dir"):
@@ -206,7 +152,7 @@ def test_without_its_client_the_error_says_what_to_install(
     module: str, extra: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if module == "psycopg":
-        for name in ("pgvector_store", "tables", "connection"):
+        for name in ("pgvector_store", "connection"):
             monkeypatch.delitem(sys.modules, f"evergram.stores.postgres.{name}")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=rf"pip install 'evergram\[{extra}\]'"):

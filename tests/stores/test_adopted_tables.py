@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
 from qdrant_client import models
-from tests.support.chosen_tables import KINDS, listed, quoted, table_of
+from tests.support.command import Command, evergram
 from tests.support.lineages import DIMS, lineage_of, vectors_of
-from tests.support.own_stores import OWN, own_store
+from tests.support.own_tables import KINDS, OWN, listed, own_store, quoted, table_of
 from tests.support.postgres_server import postgres
 
 from evergram.errors import DataError, IntegrityError, StoreError
@@ -25,12 +24,13 @@ from evergram.retrieval.fill import fill
 from evergram.retrieval.stores_by_address import fill_stores
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.open_store import open_store
-from evergram.stores.store import Rows, Space, Store
+from evergram.stores.store import ReadableStore, Store
+
+__all__ = ["evergram"]
 
 QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
 VECTORS = vectors_of(0, 40).numpy()
 TABLES = [kind for kind in KINDS if kind != "qdrant-collection"]
-WRITE = Rows(0, pa.array([1]), np.ones((1, 6), np.float32))
 
 
 def table(address: str) -> str:
@@ -39,36 +39,22 @@ def table(address: str) -> str:
 
 
 @pytest.mark.parametrize("kind", sorted(OWN))
-def test_every_write_is_refused(kind: str, tmp_path: Path) -> None:
-    writes: list[Callable[[Any], Any]] = [
-        lambda store: store.upsert(WRITE),
-        lambda store: store.load(Space(0, 6, ""), [WRITE]),
-        lambda store: store.delete([1]),
-        lambda store: store.add_space(Space(1, 6, "")),
-        lambda store: store.take_side("object"),
-        lambda store: store.build_index(),
-        lambda store: store._write(WRITE, np.zeros(1, np.uint32)),
-        lambda store: store._delete(pa.array([1])),
-        lambda store: store._add_space(Space(1, 6, "")),
-        lambda store: store._set_side("object"),
-    ]
+def test_every_write_is_refused(kind: str, tmp_path: Path, evergram: Command) -> None:
     address = own_store(kind, tmp_path / "own", 10)
-    with open_store(address) as store:
-        assert isinstance(store, AdoptedStore)
-        for write in writes:
-            with pytest.raises(StoreError, match="only reads"):
-                write(store)
-        assert (store.side, store.count()) == (None, {0: 10})
     lineage = lineage_of(tmp_path / "line", canaries=2)
     with open_store(address) as store:
-        for refused in (
+        assert not isinstance(store, Store)
+        assert store.side is None
+        writes: list[Callable[[], Any]] = [
             lambda: fill_stores(lineage, {"object": address}),
-            lambda: fill(lineage, store, "object"),
+            lambda: fill(lineage, cast(Store, store), "object"),
             lambda: Backfill(lineage, store, "object"),
             lambda: open_store(address, create="int64"),
-        ):
+        ]
+        for write in writes:
             with pytest.raises(StoreError, match="only reads"):
-                refused()
+                write()
+    assert "only reads" in evergram.refused("store", "index", address)
     assert not (tmp_path / "line" / "backfills").exists()
 
 
@@ -123,9 +109,7 @@ def test_ids_are_numbers_texts_and_uuids(
 
 
 @pytest.mark.parametrize("kind", TABLES)
-@pytest.mark.parametrize(
-    "name", ["My docs", 'a"b', "o'clock", "50% off", "naïve", "x'; drop table y; --", "{a}"]
-)
+@pytest.mark.parametrize("name", ["My docs", """50% naïve 'a"b' {c}'; drop table y; --"""])
 def test_names_that_need_quotes(kind: str, name: str, tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {f"{name} id": NUMBERS, f"{name} c": ["news", "x"] * 10}
     address = table_of(kind, tmp_path, columns, VECTORS[:20], vector=f"{name} e")
@@ -143,65 +127,7 @@ def test_names_that_need_quotes(kind: str, name: str, tmp_path: Path) -> None:
             assert again.count() == {0: 20}
 
 
-RAW: dict[str, list[tuple[Any, list[int]]]] = {
-    "pgvector-table": [
-        ("kind = 'news' and year >= 2018 -- so", [18, 39]),
-        (("kind = %s and year > %s", ["news", 2017]), [18, 39]),
-    ],
-    "lance-table": [("kind = 'news' and year >= 2018 -- so", [18, 39])],
-    "qdrant-collection": [
-        (
-            models.Filter(should=[models.FieldCondition(key="price", range=models.Range(gt=3.85))]),
-            [39],
-        ),
-        # Its payload has no types: a value of another type is in no point.
-        ({"year": "2001"}, []),
-        ({"kind": 3}, []),
-    ],
-}
-REFUSED: dict[str, list[Any]] = {
-    "pgvector-table": [
-        {"day": "yesterday or so"},
-        *("kind = ", "true; drop table x", "none = 1", "true) or (true"),
-    ],
-    "lance-table": ["kind = ", "true; drop", "none = 1", "true) or (true", ("kind = %s", ["a"])],
-    "qdrant-collection": ["kind = 'news'", {"kind": {"gt": "a"}}],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_filters_of_every_form(kind: str, tmp_path: Path) -> None:
-    columns: dict[str, list[Any]] = {
-        "id": list(range(40)),
-        "kind": [["news", "sport", "o'clock; --"][i % 3] for i in range(40)],
-        "year": [2000 + i % 20 for i in range(40)],
-        "price": [i / 10 for i in range(40)],
-        "sold": [i % 2 == 0 for i in range(40)],
-        "day": [date(2026, 1, 1) + timedelta(i) for i in range(40)],
-    }
-    address = table_of(kind, tmp_path, columns, VECTORS)
-    with open_store(f"{address}&id=id&filter=kind,year,price,sold,day") as store:
-
-        def ids(asked: Any) -> list[int]:
-            return sorted(store.where(asked).search(QUERY, 99)[0].ids.to_pylist())
-
-        assert ids({"kind": "o'clock; --"}) == list(range(2, 40, 3))
-        assert ids({"kind": ["news", "o'clock; --"], "year": [2000, 2003]}) == [0, 3, 20, 23]
-        assert ids({"day": {"gte": "2026-01-31", "lt": "2026-02-02"}}) == [30, 31]
-        assert ids({"price": [0.3, 1]}) == [3, 10]
-        assert ids({"year": 2000.5}) == []
-        assert ids({"year": {"gt": 2018.5, "lt": 10**9}}) == [19, 39]
-        assert ids({"sold": False, "price": {"lt": 0.35}}) == [1, 3]
-        assert ids({"sold": [True, False]}) == list(range(40))
-        for asked, expected in RAW[kind]:
-            assert ids(asked) == expected
-        for asked in ({"title": "x"}, *REFUSED[kind]):
-            with pytest.raises((DataError, StoreError)):
-                ids(asked)
-        assert store.count() == {0: 40}
-
-
-def repeated(kind: str, address: str, store: Store) -> None:
+def repeated(kind: str, address: str, store: ReadableStore) -> None:
     """Write the id 3 a second time."""
     if kind == "pgvector-table":
         postgres().sql(f"insert into {table(address)} select * from {table(address)} where id = 3")
@@ -210,7 +136,7 @@ def repeated(kind: str, address: str, store: Store) -> None:
         lancedb.connect(address[12:].partition("#")[0]).open_table("mine").add(row)
     else:
         point = models.PointStruct(id=9, vector={"e0": [1.0] * 6}, payload={"id": 3})
-        store._ask("upsert", "mine", [point])  # type: ignore[attr-defined]
+        store._driver._ask("upsert", "mine", [point])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,7 +170,7 @@ def test_a_column_that_goes_while_a_store_is_open(kind: str, column: str, tmp_pa
         elif kind == "lance-table":
             lancedb.connect(tmp_path).open_table("mine").drop_columns([column])
         else:
-            store._ask("delete_collection", "mine")  # type: ignore[attr-defined]
+            store._driver._ask("delete_collection", "mine")  # type: ignore[attr-defined]
         for read in (store.spaces, lambda: store.read_consistently(lambda v: v.search(QUERY, 3))):
             with pytest.raises((DataError, StoreError), match=r"does not have|no collection"):
                 read()
@@ -299,19 +225,16 @@ SHAPES: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         [
             ("#table=TABLE&v0=none", "none"),
             ("#table=TABLE&v0=title", "title"),
-            ("#table=TABLE&v0=e0&id=e0", "e0"),
             ("#table=TABLE&v0=e0&id=price", "price"),
             ("#table=TABLE&v0=e0&filter=x", "'x'"),
             ("#table=TABLE&v0=e0&filter=title,e0", "e0"),
             ("#table=nowhere&v0=e0", "nowhere"),
-            ("#table=TABLE&schema=nowhere&v0=e0", "nowhere"),
         ],
     ),
     "lance-table": (
         {
             "title": ["x"] * 3,
             "price": [1.0] * 3,
-            "loose": pa.array([[1.0]] * 3, pa.list_(pa.float32())),
             "whole": pa.array([[1, 2]] * 3, pa.list_(pa.int32(), 2)),
             "large": pa.array(range(3), pa.uint64()),
             "money": pa.array([1, 2, 3]).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2)),
@@ -319,29 +242,23 @@ SHAPES: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         [
             ("#table=mine&v0=none", "none"),
             ("#table=mine&v0=title", "title"),
-            ("#table=mine&v0=loose", "loose"),
             ("#table=mine&v0=whole", "whole"),
-            ("#table=mine&v0=e0&id=e0", "e0"),
             ("#table=mine&v0=e0&id=large", "large"),
-            ("#table=mine&v0=e0&id=price", "price"),
             ("#table=mine&v0=e0&filter=x", "'x'"),
             ("#table=mine&v0=e0&filter=title,e0", "e0"),
             ("#table=mine&v0=e0&filter=money", "money"),
-            ("#table=mine&v0=e0&filter=loose", "loose"),
             ("#table=none&v0=e0", "none"),
-            ("#table=../mine&v0=e0", "mine"),
             ("#table=mine&v0=a`b", "`"),
         ],
     ),
     "qdrant-collection": (
-        {"title": ["x"] * 3, "m": [[1, 2]] * 3, "half": [1.5] * 3, "sold": [True] * 3},
+        {"title": ["x"] * 3, "m": [[1, 2]] * 3, "sold": [True] * 3},
         [
             ("#collection=none&v0=e0", "none"),
             ("#collection=mine&v0=e9", "e9"),
             ("#collection=mine&v0=", "e0"),
             ("#collection=mine&v0=e0&id=title", "twice"),
             ("#collection=mine&v0=e0&id=m", "'m'"),
-            ("#collection=mine&v0=e0&id=half", "'half'"),
             ("#collection=mine&v0=e0&id=sold", "'sold'"),
             ("#collection=mine&v0=e0&id=z", "'z'"),
             ("#collection=mine&v0=e0&filter=z", "'z'"),

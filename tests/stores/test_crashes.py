@@ -3,8 +3,14 @@ acknowledged, or gives out a wrong one."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.agreement import as_dict, same_hits, same_rows
-from tests.support.killed_writers import kill_writers
 from tests.support.store_kinds import STORES
 from tests.support.store_pairs import NEW, OLD, Pair
-from tests.support.stores_together import work_together
 
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Rows, Space
+from evergram.stores.store import Store
 from evergram.stores.table_per_version import TablePerVersionStore
 
 FILES = {"lance": "{}#emb", "qdrant": "{}#emb", "sqlite": "{}/emb.db#emb"}
@@ -30,6 +35,52 @@ def address_of(kind: str, folder: Path) -> str:
     return f"{kind}:{FILES[kind].format(folder)}"
 
 
+THREADS = 8
+ROUNDS = 6
+EACH = 20
+
+
+def work_together(store: Store) -> None:
+    """Each thread owns some ids and moves them between two spaces; nobody ever sees a row that
+    was not written, and each thread sees its own rows as it left them."""
+    dims = {10: 6, 11: 9}
+    for version, dim in dims.items():
+        store.add_space(Space(version, dim, f"sha256:{version}"))
+
+    def vectors(ids: range, version: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        # What a row is follows from its id and version, so anybody can tell a wrong one.
+        steps = np.arange(dims[version], dtype=np.float32)
+        return np.asarray(ids, dtype=np.float32)[:, None] + version * steps
+
+    def expect(blocks: list[Rows], version: int | None = None) -> int:
+        for rows in blocks:
+            if rows.version not in dims:
+                continue
+            keys = rows.ids.to_pylist()
+            np.testing.assert_array_equal(rows.vectors, vectors(keys, rows.version))
+            assert version in (None, rows.version)
+        return sum(map(len, blocks))
+
+    def work(owner: int) -> None:
+        own = range(1000 + owner * EACH, 1000 + (owner + 1) * EACH)
+        everything = range(1000, 1000 + THREADS * EACH)
+        for i in range(ROUNDS):
+            version = 10 + (i + owner) % 2
+            store.upsert(Rows(version, pa.array(own, pa.int64()), vectors(own, version)))
+            assert expect(store.fetch(own), version) == EACH
+            expect(store.fetch(everything))
+            query = {v: np.ones((2, d), dtype=np.float32) for v, d in dims.items()}
+            for hits in store.search(query, 5):
+                assert len(hits) == 5
+                assert len(set(hits.ids.to_pylist())) == 5
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, owner) for owner in range(THREADS)]:
+            done.result()
+    counts = store.count()
+    assert counts.get(10, 0) + counts.get(11, 0) == THREADS * EACH
+
+
 @pytest.mark.parametrize(
     "kind",
     ["pgvector", *(pytest.param(k, marks=pytest.mark.long) for k in ("snapshot", *FILES))],
@@ -37,6 +88,44 @@ def address_of(kind: str, folder: Path) -> str:
 def test_threads_work_together(kind: str, tmp_path: Path) -> None:
     with STORES[kind](tmp_path, "int64") as store:
         work_together(store)
+
+
+WRITER = """
+import sys
+import numpy as np, pyarrow as pa
+from evergram.stores.open_store import open_store
+from evergram.stores.store import Rows
+with open_store(sys.argv[1]) as store:
+    for i in range(100_000):
+        ids = np.arange(20) + 20 * (i % 50)
+        store.upsert(Rows(i % 2, pa.array(ids), np.full((20, 4 - i % 2), i, dtype=np.float32)))
+        print(i, flush=True)
+"""
+
+
+def kill_writers(address: str) -> None:
+    """Assert that a new store loses no row whose write has returned."""
+    with open_store(address, create="int64") as store:
+        store.add_space(Space(0, 4, "sha256:zero"))
+        store.add_space(Space(1, 3, "sha256:one"))
+    for pause in (0.07, 0.2):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, address], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(pause)
+        os.kill(writer.pid, signal.SIGKILL)
+        last = int((first + writer.communicate()[0]).split("\n")[-2])
+        with open_store(address, create="int64") as store:
+            # Every batch up to the last that was told is there as written, or as the one under way.
+            for i in range(max(0, last - 49), last + 1):
+                parts = store.fetch(np.arange(20) + 20 * (i % 50))
+                assert sum(map(len, parts)) == 20
+                for part in parts:
+                    assert set(np.unique(part.vectors)) <= {i, i + 50 if i + 50 == last + 1 else i}
+            store.delete(range(1000))
+            assert store.count() == {}
 
 
 @pytest.mark.long

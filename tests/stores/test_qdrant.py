@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +16,12 @@ import pytest
 import torch
 from qdrant_client import QdrantClient, models
 from tests.support.lineages import DIMS, lineage_of, vectors_of
-from tests.support.own_stores import own_store
+from tests.support.own_tables import own_store
 from tests.support.planted import planted, recall
 from tests.support.publishing import publish_next
 from tests.support.qdrant_answers import QdrantAnswers, qdrant_answers
+from tests.support.store_kinds import without_waiting_for_the_disk
+from tests.support.store_pairs import constant
 
 from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.lineage.artefact import Artefact
@@ -29,12 +29,11 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
-from evergram.stores.qdrant import adopted_collection, qdrant_index
-from evergram.stores.qdrant.adopted_collection import AdoptedCollection
-from evergram.stores.qdrant.qdrant_connection import QdrantConnection
-from evergram.stores.qdrant.qdrant_points import points_of
-from evergram.stores.qdrant.qdrant_store import QdrantStore
+from evergram.stores.qdrant import adopted_collection, qdrant_store
+from evergram.stores.qdrant.qdrant_store import QdrantStore, points_of
 from evergram.stores.store import Rows, Space, StoreView
+
+without_waiting_for_the_disk()
 
 
 @pytest.fixture
@@ -42,11 +41,6 @@ def store(tmp_path: Path) -> Iterator[QdrantStore]:
     with QdrantStore.open(f"qdrant:{tmp_path}/qdrant#emb", "int64") as opened:
         opened.add_space(Space(0, 4, "sha256:zero"))
         yield opened
-
-
-def made_rows(ids: range, version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
-    vectors = np.full((len(ids), dim), value, dtype=np.float32)
-    return Rows(version, pa.array(ids, pa.int64()), vectors)
 
 
 def test_another_process_is_told_that_the_folder_is_taken(store: QdrantStore) -> None:
@@ -68,13 +62,13 @@ def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
 ) -> None:
     """On a server, where another process may write however long this one reads."""
     store.add_space(Space(1, 3, "sha256:one"))
-    store.upsert(made_rows(range(3)))
+    store.upsert(constant(range(3)))
     monkeypatch.setattr(store, "_remote", True)
     looks = []
 
     def look(view: StoreView) -> dict[int, int]:
         looks.append(view)
-        store.upsert(made_rows(range(3), len(looks) % 2, 4 - len(looks) % 2))
+        store.upsert(constant(range(3), len(looks) % 2, 4 - len(looks) % 2))
         return view.count()
 
     with pytest.raises(StoreError, match="moved to other versions by another process each of the"):
@@ -91,9 +85,9 @@ def test_collections_of_somebody_else_are_refused_and_stay(store: QdrantStore) -
         store._ask("create_collection", name, vectors_config=shape)
         point = models.PointStruct(id=5, vector=[1.0], payload={"price": 3})
         store._ask("upsert", name, [point], wait=True)
-    with pytest.raises(StoreError, match="a collection emb-v7 that is not of the store"):
+    with pytest.raises(StoreError, match="a collection emb-v7 that"):
         store.add_space(Space(7, 4, "sha256:seven"))
-    with pytest.raises(StoreError, match="a collection mine that is not of the store"):
+    with pytest.raises(StoreError, match="a collection mine that"):
         QdrantStore.open(f"qdrant:{store._place}#mine", "int64")
     for name in ("emb-v7", "mine"):
         assert store._ask("count", name, exact=True).count == 1
@@ -111,21 +105,17 @@ def test_two_stores_share_a_folder_and_the_last_one_closes_it(tmp_path: Path) ->
         assert list(again.spaces()) == [0]
 
 
-def test_a_server_that_is_not_there_is_an_error_within_seconds() -> None:
-    start = time.monotonic()
+def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
     with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9#emb cannot be reached"):
         open_store("qdrant:http://127.0.0.1:9#emb")
-    assert time.monotonic() - start < 5
 
 
 def test_every_point_keeps_its_id_for_ever() -> None:
     """They are stored, so a later Evergram must compute the same."""
-    assert points_of([7, "7", "a"]) == [
-        "f0b5b4b8-b5cb-5920-af1b-2cdcb054a491",
+    assert points_of([7, "a"]) == [
         "f0b5b4b8-b5cb-5920-af1b-2cdcb054a491",
         "e59b53f8-58a3-5574-b7b7-297c834c9cf7",
     ]
-    assert len({UUID(point) for point in points_of(range(-100, 100))}) == 200
 
 
 @pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
@@ -140,16 +130,6 @@ def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
             server.cut = True
             assert remote.spaces() == {0: Space(0, 4, "sha256:zero")}
         assert (server.cut, server.keys) == (False, {"hush"})
-
-
-def test_errors_of_the_client_are_one_sentence_and_our_own_pass(tmp_path: Path) -> None:
-    connection = QdrantConnection(str(tmp_path / "q"), "qdrant:x#emb", create=True)
-    with pytest.raises(StoreError, match="qdrant:x#emb cannot be reached"):
-        connection.ask("count", "none")
-    for error, kind in ((DataError("mine"), DataError), (TimeoutError(), StoreError)):
-        with pytest.raises(kind), connection.errors_as_store_errors():
-            raise error
-    connection.close()
 
 
 ROWS, DIM = 150, 8
@@ -225,9 +205,6 @@ def test_a_server_is_asked_to_quantize_and_to_score_by_whole_vectors(
         store.search({0: queries[:1]}, 3, ids=[1, 2, 3, 4])
         whole = {"hnsw_ef": 128, "exact": True, "quantization": {"ignore": True}}
         assert parameters_of(server) == [whole, whole]
-        # What was written comes back to the last bit.
-        (rows,) = store.fetch([3, 5])
-        np.testing.assert_array_equal(rows.vectors, vectors[rows.ids.to_numpy()])
 
 
 def test_whole_vectors_again_take_the_codes_back(tmp_path: Path) -> None:
@@ -277,8 +254,8 @@ def test_a_server_that_does_not_take_codes_is_no_index_of_them(tmp_path: Path) -
 def test_a_server_that_does_not_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, words: str
 ) -> None:
-    monkeypatch.setattr(qdrant_index, state, "green")
-    monkeypatch.setattr(qdrant_index, "INDEXING", 0.0)
+    monkeypatch.setattr(qdrant_store, state, "green")
+    monkeypatch.setattr(qdrant_store, "INDEXING", 0.0)
     with served(tmp_path) as (store, server):
         with pytest.raises(StoreError, match=words):
             store.build_index()
@@ -293,55 +270,40 @@ QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
 KIND = "qdrant-collection, Dot"
 
 
-def collection(
-    folder: Path,
-    points: Mapping[Any, Mapping[str, Any]],
-    distance: str = "Dot",
-    vectors: np.ndarray | None = None,
-    **shape: Any,
-) -> str:
-    """Make a collection `mine` with a vector without a name, and return its address, to v0=."""
-    vectors = vectors_of(0, len(points)).numpy() if vectors is None else vectors
-    params = models.VectorParams(size=vectors.shape[1], distance=models.Distance(distance), **shape)
+def made(folder: Path, points: Mapping[Any, Any], distance: str = "Dot", **shape: Any) -> str:
+    """Make a collection `mine` of points with a vector without a name, and return its address."""
+    dim = max((len(vector) for vector in points.values()), default=6)
+    params = models.VectorParams(size=dim, distance=models.Distance(distance), **shape)
     with closing(QdrantClient(path=str(folder))) as client:
         client.create_collection("mine", vectors_config=params)
-        written = [
-            models.PointStruct(id=key, vector=vectors[i].tolist(), payload=dict(payload))
-            for i, (key, payload) in enumerate(points.items())
-        ]
+        written = [models.PointStruct(id=k, vector=list(map(float, v))) for k, v in points.items()]
         if written:
             client.upsert("mine", written)
     return f"qdrant-collection:{folder}#collection=mine&v0="
 
 
 def test_points_with_ids_of_two_types_are_refused_when_they_are_read(tmp_path: Path) -> None:
-    points: dict[Any, Any] = {i: {} for i in range(5)} | {str(uuid.UUID(int=4)): {}}
-    with open_store(collection(tmp_path, points)) as store:
+    points: dict[Any, Any] = dict.fromkeys([*range(5), str(uuid.UUID(int=4))], np.ones(6))
+    with open_store(made(tmp_path, points)) as store:
         for read in (lambda: store.search(QUERY, 9), lambda: list(store.scan())):
             with pytest.raises(IntegrityError, match="numbers and ids that are texts"):
                 read()
 
 
-@pytest.mark.parametrize(
-    ("distance", "shape", "words"),
-    [
-        ("Manhattan", {}, "distance Manhattan; it must be Dot, Cosine or Euclid"),
-        (
-            "Dot",
-            {
-                "multivector_config": models.MultiVectorConfig(
-                    comparator=models.MultiVectorComparator.MAX_SIM
-                )
-            },
-            "several vectors a point",
-        ),
-    ],
-)
-def test_vectors_of_another_sort_are_refused(
-    tmp_path: Path, distance: str, shape: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(StoreError, match=words):
-        open_store(collection(tmp_path, {}, distance, np.ones((0, 6), np.float32), **shape))
+def test_collections_that_cannot_be_read_are_refused(store: QdrantStore, tmp_path: Path) -> None:
+    many = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    bad: list[tuple[str, str]] = [
+        (made(tmp_path / "a", {}), "no point yet"),
+        (made(tmp_path / "b", {2**63: np.ones(6)}), "63 bits"),
+        (made(tmp_path / "c", {}, "Manhattan"), "Dot, Cosine or Euclid"),
+        (made(tmp_path / "d", {}, multivector_config=many), "several vectors a point"),
+        (store.address.replace("#emb", "#emb-v0"), "something else"),
+    ]
+    for address, error in bad:
+        with pytest.raises((StoreError, IntegrityError), match=error):
+            open_store(address)
+    with pytest.raises(DataError, match="no store"):
+        open_store(store.address.replace("#emb", "#other"))
 
 
 def unit_lineage(folder: Path, scale: float = 1.0) -> tuple[Lineage, np.ndarray]:
@@ -358,7 +320,7 @@ def unit_lineage(folder: Path, scale: float = 1.0) -> tuple[Lineage, np.ndarray]
 
 def test_a_cosine_collection_is_searched_by_each_metric(tmp_path: Path) -> None:
     lineage, vectors = unit_lineage(tmp_path / "line")
-    address = collection(tmp_path / "own", {i: {} for i in range(60)}, "Cosine", vectors)
+    address = made(tmp_path / "own", dict(enumerate(vectors)), "Cosine")
     query = np.linspace(-2, 3, 6).astype(np.float32)
     asked, rows = query.astype(float), vectors.astype(float)
     truth: dict[Metric, Any] = {
@@ -378,10 +340,10 @@ def test_a_cosine_collection_of_other_lengths_is_refused_and_the_error_says_why(
     tmp_path: Path,
 ) -> None:
     lineage, vectors = unit_lineage(tmp_path / "line", 3.0)
-    address = collection(tmp_path / "own", {i: {} for i in range(60)}, "Cosine", vectors)
+    address = made(tmp_path / "own", dict(enumerate(vectors)), "Cosine")
     with pytest.raises(IntegrityError, match=r"60 of 60 vectors .* length 1 when they"):
         Reader.open(lineage, {"object": address})
-    dot = collection(tmp_path / "dot", {i: {} for i in range(60)}, "Dot", vectors)
+    dot = made(tmp_path / "dot", dict(enumerate(vectors)))
     Reader.open(lineage, {"object": dot}).close()
 
 
@@ -397,14 +359,14 @@ def test_a_server_is_asked_for_exact_searches(tmp_path: Path) -> None:
         address = f"qdrant-collection:{server.url}#{names}"
         with closing(Reader.open(lineage, {"object": address})) as reader:
             assert searched(reader) == expected
-        paths = {path.partition("?")[0].rpartition("documents")[2] for path, _ in server.asked}
+        paths = {path.partition("?")[0].rpartition("mine")[2] for path, _ in server.asked}
         assert paths == {"", "/points/scroll", "/points/count", "/points/query/batch"}
         bodies = [body for path, body in server.asked if "batch" in path]
         assert bodies
         for search in (one for body in bodies for one in body["searches"]):
             assert search["params"]["exact"] is True
             assert search["params"]["quantization"]["ignore"] is True
-        with pytest.raises(DataError, match=r"no collection 'none' at http.*; it has documents"):
+        with pytest.raises(DataError, match=r"no collection 'none' at http.*; it has mine"):
             open_store(f"qdrant-collection:{server.url}#collection=none&v0=e0")
 
 
@@ -422,13 +384,12 @@ def searched(reader: Reader) -> list[Any]:
 
 
 @pytest.fixture
-def two_versions(tmp_path: Path) -> Iterator[AdoptedCollection]:
+def two_versions(tmp_path: Path) -> Iterator[Any]:
     with open_store(own_store(KIND, tmp_path, 9, {0: range(9), 1: range(0)})) as store:
-        assert isinstance(store, AdoptedCollection)
         yield store
 
 
-def moving(store: AdoptedCollection, moves: int) -> Callable[[Any], list[Any]]:
+def moving(store: Any, moves: int) -> Callable[[Any], list[Any]]:
     """Return a reading during which, so many times, a version gets its first row or loses it."""
     left = [moves]
 
@@ -437,32 +398,17 @@ def moving(store: AdoptedCollection, moves: int) -> Callable[[Any], list[Any]]:
         if left[0]:
             left[0] -= 1
             vector = models.PointVectors(id=3, vector={"e1": [1.0] * DIMS[1]})
-            store._ask("update_vectors", "documents", [vector])
+            store._driver._ask("update_vectors", "mine", [vector])
         return versions
 
     return work
 
 
 def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
-    two_versions: AdoptedCollection, monkeypatch: pytest.MonkeyPatch
+    two_versions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert two_versions.read_consistently(moving(two_versions, 1)) == [0, 1]
-    two_versions._ask("delete_vectors", "documents", ["e1"], [3])
+    two_versions._driver._ask("delete_vectors", "mine", ["e1"], [3])
     monkeypatch.setattr(adopted_collection, "LOOKS", 1)
     with pytest.raises(StoreError, match="got their first rows"):
         two_versions.read_consistently(moving(two_versions, 1))
-
-
-def test_points_and_names_that_cannot_be_read(store: QdrantStore, tmp_path: Path) -> None:
-    bad: list[tuple[dict[int, Any], str]] = [
-        ({}, "no point yet"),
-        ({2**63: {}}, "63 bits"),
-    ]
-    for points, error in bad:
-        vectors = np.ones((max(len(points), 1), 6), np.float32)
-        with pytest.raises((StoreError, IntegrityError), match=error):
-            open_store(collection(tmp_path / error[:2], points, vectors=vectors))
-    with pytest.raises(StoreError, match="something else"):
-        open_store(store.address.replace("#emb", "#emb-v0"))
-    with pytest.raises(DataError, match="no store"):
-        open_store(store.address.replace("#emb", "#other"))

@@ -19,7 +19,7 @@ from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.backfilling.backfill_journal import read_table
+from evergram.retrieval.backfilling.backfill_files import read_table
 from evergram.retrieval.fill import space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
@@ -80,7 +80,7 @@ def main(folder: Path, kills: int) -> None:
             # Back to the start, killed on the way too.
             while killed("rollback", PUT_BACK):
                 happened += 1
-            with open_store(address) as store:
+            with open_store(address, create="int64") as store:
                 assert store.count() == {1: ROWS}, "not all rows were put back"
                 Backfill(lineage, store, "object").plan(BATCH)
     run("apply")

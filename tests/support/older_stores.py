@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
+from tests.support.agreement import Id, as_dict
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import publish, vectors_of
 
@@ -11,7 +14,6 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.store import Store
 
 
 def older_store(lineage: Lineage, rows: int = 300) -> DictionaryStore:
@@ -25,20 +27,11 @@ def older_store(lineage: Lineage, rows: int = 300) -> DictionaryStore:
     return store
 
 
-def vectors_by_id(store: Store) -> dict[int, np.ndarray]:
-    """The stored vector of each id."""
-    return {
-        key: vector
-        for rows in store.scan()
-        for key, vector in zip(rows.ids.to_pylist(), rows.vectors, strict=True)
-    }
-
-
-def store_of_a_withdrawn_version(lineage: Lineage) -> tuple[DictionaryStore, dict[int, np.ndarray]]:
+def store_of_a_withdrawn_version(lineage: Lineage) -> tuple[DictionaryStore, dict[Id, Any]]:
     """Version 3 was published, 100 rows were refreshed to it, and it was taken back."""
     store = DictionaryStore()
     fill(lineage, store, "object")
-    before = vectors_by_id(store)
+    before = as_dict(store.scan())
     publish(lineage, 3)
     Backfill(lineage, store, "object").plan(batch=50)
     Backfill(lineage, store, "object").apply(rows=100)

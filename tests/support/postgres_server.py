@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import tempfile
@@ -27,9 +28,11 @@ class PostgresServer:
         folder = Path(tempfile.mkdtemp(prefix="evergram-pg-"))
         self._server = get_server(folder / "data", cleanup_mode="delete")
         self.uri: str = self._server.get_uri()
+        self._names = (f"store{number}" for number in itertools.count())
 
-    def address(self, name: str) -> str:
-        return f"{self.uri}#{name}"
+    def address(self, name: str | None = None) -> str:
+        """Return the address of a store; of one that nothing has, without a name."""
+        return f"{self.uri}#{next(self._names) if name is None else name}"
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
         """Run a query as the superuser, and return its rows."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -35,6 +37,7 @@ def lance(folder: Path, id_type: str) -> Store:
 
 
 def qdrant(folder: Path, id_type: str) -> Store:
+    without_waiting_for_the_disk()
     return open_store(f"qdrant:{folder}/qdrant#emb", create=id_type)
 
 
@@ -42,6 +45,20 @@ def sqlite(folder: Path, id_type: str) -> Store:
     for module in ("apsw", "sqlite_vec"):
         pytest.importorskip(module, reason="the extra sqlite is not installed")
     return open_store(f"sqlite:{folder}/sqlite.db#emb", create=id_type)
+
+
+@cache
+def without_waiting_for_the_disk() -> None:
+    """Have Qdrant's local mode not wait after each point: no test cuts the power."""
+    from qdrant_client.local.persistence import CollectionPersistence
+
+    begin = CollectionPersistence.__init__
+
+    def quick(self: CollectionPersistence, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.storage.execute("pragma synchronous = off")
+
+    CollectionPersistence.__init__ = quick  # type: ignore[method-assign]
 
 
 _DICTIONARIES: dict[tuple[Path, str], DictionaryStore] = {}

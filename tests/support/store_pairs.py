@@ -20,6 +20,12 @@ DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}
 Reopen = Callable[[], Store]
 
 
+def constant(ids: Sequence[int], version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
+    """Rows whose vectors have one value everywhere."""
+    vectors = np.full((len(ids), dim), value, dtype=np.float32)
+    return Rows(version, pa.array(ids, pa.int64()), vectors)
+
+
 class Pair:
     """A store and the oracle; `upsert` writes to both."""
 

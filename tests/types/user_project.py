@@ -15,7 +15,7 @@ from evergram import Artefact, Client, Corpus, Lineage, Reader, Recipe, View
 from evergram.data import Vocabulary
 from evergram.releasing import Published
 from evergram.retrieval import Embedded
-from evergram.stores import Hits, Store, open_store
+from evergram.stores import Hits, ReadableStore, Store, open_store
 
 
 def first_version(recipe: Recipe, table: pa.Table, folder: Path) -> Lineage:
@@ -46,7 +46,9 @@ def read_as_version_0(lineage: Lineage) -> npt.NDArray[np.floating[Any]]:
 
 def read_from_stores(lineage: Lineage, address: str) -> list[Hits]:
     with open_store(address) as store:
-        assert_type(store, Store)
+        assert_type(store, ReadableStore)
+    with open_store(address, create="int64") as own:
+        assert_type(own, Store)
     reader = Reader.open(lineage, {"candidate": address})
     embedded = reader.embed([12, 7], version="stable")
     assert_type(embedded, Embedded)

@@ -19,7 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.paths import check_tree, file_mode
 from evergram.retrieval.store_check import check_store, take_side
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.stores.store import Rows, Space, Store
+from evergram.stores.store import ReadableStore, Rows, Space, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
 Progress = Callable[[int, int], None]
@@ -171,7 +171,7 @@ def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict
 def canary_stores(
     lineage: Lineage,
     progress: SideProgress | None = None,
-    beside: Mapping[str, Store] | None = None,
+    beside: Mapping[str, ReadableStore] | None = None,
 ) -> dict[str, Store]:
     """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
 
@@ -196,7 +196,7 @@ def canary_stores(
     return _snapshots(lineage, folder, lineage.newest, progress, wanted) if wanted else {}
 
 
-def _has_newest(lineage: Lineage, store: Store) -> bool:
+def _has_newest(lineage: Lineage, store: ReadableStore) -> bool:
     """Return whether a store has rows of the newest version, and all rows can be read as it."""
     filled = set(store.read_consistently(lambda view: list(view.filled())))
     newest = lineage.newest
@@ -275,7 +275,9 @@ def _moved_on(lineage: Lineage, store: Store, side: str, version: int) -> bool:
     return held.get(version, 0) < open_embeddings(lineage.stored(side, version)).rows
 
 
-def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str, Store]:
+def open_stores(
+    lineage: Lineage, stores: Mapping[str, str | ReadableStore]
+) -> dict[str, ReadableStore]:
     """Return stores, by side: each is opened at its address, or is one already.
 
     Raises: LineageError: no such side. DataError: one store is given for two sides.
@@ -292,7 +294,7 @@ def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str
     with ExitStack() as opened:
         by_side = {
             side: store
-            if isinstance(store, Store)
+            if isinstance(store, ReadableStore)
             else opened.enter_context(open_store(str(store)))
             for side, store in stores.items()
         }

@@ -34,7 +34,7 @@ from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.retrieval.version_search import Scores, SearchRequest, VersionSearch
 from evergram.stores.filters import Filter
 from evergram.stores.rows import check_k, places_among
-from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
+from evergram.stores.store import Floats, Hits, ReadableStore, Rows, StoreView
 from evergram.texts.record import checked_dims, cut
 from evergram.texts.text_encoder import Role
 from evergram.tracing import span
@@ -77,8 +77,8 @@ class Reader(Reopened):
     def __init__(
         self,
         lineage: Lineage,
-        stores: Mapping[str, Store],
-        canaries: Mapping[str, Store] | None = None,
+        stores: Mapping[str, ReadableStore],
+        canaries: Mapping[str, ReadableStore] | None = None,
         settled: int | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
@@ -97,7 +97,7 @@ class Reader(Reopened):
     def open(
         cls,
         lineage: Lineage | str | Path,
-        stores: Mapping[str, str | Store] | None = None,
+        stores: Mapping[str, str | ReadableStore] | None = None,
         progress: SideProgress | None = None,
         *,
         encoder: str | Sequence[str] | None = None,
@@ -158,7 +158,7 @@ class Reader(Reopened):
         """The side that is read if none is named: "candidate", if there is one."""
         return self._stores.default_side
 
-    def store(self, side: str | None = None, version: int | None = None) -> Store:
+    def store(self, side: str | None = None, version: int | None = None) -> ReadableStore:
         """Return the store of a side, or that from which a version is read, if one is named.
 
         Raises: LineageError: there is no such side.

@@ -23,7 +23,7 @@ from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.rows import check_k
-from evergram.stores.store import Floats, Hits, Store
+from evergram.stores.store import Floats, Hits, ReadableStore
 from evergram.vector_files.base import EmbeddingFile
 
 Doubles = npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ class SearchCheck:
         return asdict(self)
 
 
-def checked_versions(lineage: Lineage, store: Store) -> list[int]:
+def checked_versions(lineage: Lineage, store: ReadableStore) -> list[int]:
     """Return the versions that may be searched in a store: those to production or, where the store
     has later rows, to the latest of these."""
     last = max([lineage.production, *store.filled()])
@@ -128,7 +128,7 @@ def file_queries(
 
 def check_searches(
     lineage: Lineage,
-    store: Store,
+    store: ReadableStore,
     side: str,
     queries: Mapping[int, Floats],
     k: int = 10,

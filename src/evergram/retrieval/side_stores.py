@@ -16,9 +16,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.reopening import reopened
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store
-from evergram.stores.store import Floats, Store
+from evergram.stores.store import Floats, ReadableStore
 
-BySide: TypeAlias = dict[str, Store]
+BySide: TypeAlias = dict[str, ReadableStore]
 
 
 class SideStores:
@@ -33,8 +33,8 @@ class SideStores:
     def __init__(
         self,
         lineage: Lineage,
-        stores: Mapping[str, Store],
-        canaries: Mapping[str, Store] | None = None,
+        stores: Mapping[str, ReadableStore],
+        canaries: Mapping[str, ReadableStore] | None = None,
         settled: int | None = None,
     ) -> None:
         if not stores:
@@ -64,11 +64,11 @@ class SideStores:
         """The side that is read if none is named: "candidate", if there is one."""
         return side_of(self._stores, "the stores")
 
-    def of(self, side: str | None = None) -> Store:
+    def of(self, side: str | None = None) -> ReadableStore:
         """Return the store of a side. Raises: LineageError: there is no such side."""
         return self._stores[side_of(self._stores, "the stores", side)]
 
-    def at(self, side: str | None, version: int) -> Store:
+    def at(self, side: str | None, version: int) -> ReadableStore:
         """Return the store from which a version is read. Raises: as `of`."""
         store = self.of(side)
         if version <= self._settled:
@@ -101,13 +101,13 @@ class SideStores:
         If the `with` block fails, the stores are closed again. See `Reader.carried`.
         """
         with ExitStack() as failed:
+            canaries: BySide = {}
             if lineage.newest != lineage.production:
-                canaries = canary_stores(lineage)
+                canaries.update(canary_stores(lineage))
                 for store in canaries.values():
                     failed.callback(store.close)
             else:
                 known = {m.version for m in lineage.versions}
-                canaries = {}
                 for side, store in self._canaries.items():
                     # Another process may have removed them, once the stores were refreshed.
                     with suppress(DataError, StoreError):
@@ -127,7 +127,9 @@ class SideStores:
 
 @contextmanager
 def opened_stores(
-    lineage: Lineage, stores: Mapping[str, str | Store] | None, progress: SideProgress | None
+    lineage: Lineage,
+    stores: Mapping[str, str | ReadableStore] | None,
+    progress: SideProgress | None,
 ) -> Iterator[tuple[BySide, BySide]]:
     """Yield the stores and the canaries of a lineage for a `with` block.
 
@@ -137,12 +139,16 @@ def opened_stores(
         stores, progress: as for `Reader.open`.
     Raises: LineageError, DataError, StoreError.
     """
-    opened = local_stores(lineage, progress) if stores is None else open_stores(lineage, stores)
+    opened: BySide = {}
+    opened.update(
+        local_stores(lineage, progress) if stores is None else open_stores(lineage, stores)
+    )
     with ExitStack() as failed:
         for side, store in opened.items():
             if stores is None or store is not stores[side]:
                 failed.callback(store.close)
-        canaries = canary_stores(lineage, progress, None if stores is None else opened)
+        canaries: BySide = {}
+        canaries.update(canary_stores(lineage, progress, None if stores is None else opened))
         for store in canaries.values():
             failed.callback(store.close)
         yield opened, canaries

@@ -13,8 +13,8 @@ import torch
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
-from evergram.stores.adopted_store import AdoptedStore
-from evergram.stores.store import Store, other_side
+from evergram.stores.adopted_store import AdoptedStore, read_only
+from evergram.stores.store import ReadableStore, Store, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
 # A vector is the published one if it differs from it by less than this part of its length: the
@@ -131,7 +131,9 @@ def _compared(store: AdoptedStore, version: int, block: Block) -> tuple[int, int
     return len(rows), int(same.sum())
 
 
-def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = False) -> None:
+def check_store(
+    lineage: Lineage, store: ReadableStore, side: str, *, withdrawn: bool = False
+) -> None:
     """Refuse a store of another lineage or another side. Nothing is written to it.
 
     Args:
@@ -159,16 +161,20 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     )
 
 
-def take_side(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = False) -> None:
+def take_side(
+    lineage: Lineage, store: ReadableStore, side: str, *, withdrawn: bool = False
+) -> None:
     """Check a store, and record in it for good that it is of this side.
 
-    Raises: as `check_store`.
+    Raises: as `check_store`. StoreError: it is only read.
     """
+    if not isinstance(store, Store):
+        raise read_only(store.address)
     check_store(lineage, store, side, withdrawn=withdrawn)
     store.take_side(side)
 
 
-def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> None:
+def check_spaces(lineage: Lineage, store: ReadableStore, *, withdrawn: bool = False) -> None:
     """Refuse a store that holds vectors of another lineage.
 
     Args:

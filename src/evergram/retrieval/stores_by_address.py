@@ -12,7 +12,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.fill import SideProgress, fill, stores_to_fill
 from evergram.stores.open_store import open_store
-from evergram.stores.store import Store
+from evergram.stores.store import ReadableStore
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def fill_stores(
 
 
 @contextmanager
-def open_side(lineage: Lineage, side: str, address: str) -> Iterator[Store]:
+def open_side(lineage: Lineage, side: str, address: str) -> Iterator[ReadableStore]:
     """Open the store of a side for a `with` block.
 
     Raises: LineageError: the lineage has no such side. StoreError: the store cannot be opened.

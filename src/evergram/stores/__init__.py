@@ -2,12 +2,14 @@
 
 Read in this order:
 
-1. `rows`: what stores take and give. `store`: `Store`, the interface. `store_view`: a store as it
-   is at one moment. `index_codes`: what an index may hold of a vector.
+1. `rows`: what stores take and give. `store`: `ReadableStore` and `Store`, the interface.
+   `index_codes`: what an index may hold of a vector.
 2. `open_store`: from an address to a store.
-3. The stores: `snapshot/` (immutable Arrow files, mapped into memory), `postgres/` (pgvector),
-   `lance/` (LanceDB) and `qdrant/`, which keep one table a version (`table_per_version`), and
-   `sqlite/` (sqlite-vec).
+3. The stores: `snapshot/` (immutable files, mapped into memory), `postgres/` (pgvector), `lance/`
+   (LanceDB) and `qdrant/`, which keep one table a version (`table_per_version`), and `sqlite/`
+   (sqlite-vec).
+4. `adopted_store`: a reader of tables of one's own, with a driver in each of `postgres/`, `lance/`
+   and `qdrant/`.
 
 A store knows nothing of transforms. `evergram.retrieval.Reader` reads it at any version.
 """
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
     from evergram.stores.index_codes import IndexCodes
     from evergram.stores.open_store import open_store
     from evergram.stores.rows import Hits, Rows, Space
-    from evergram.stores.store import Store
-    from evergram.stores.store_view import StoreView
+    from evergram.stores.store import ReadableStore, Store, StoreView
 
 __all__ = [
     "Hits",
     "IndexCodes",
+    "ReadableStore",
     "Rows",
     "Space",
     "Store",
@@ -41,7 +43,6 @@ export_lazily(
         "index_codes": "IndexCodes",
         "open_store": "open_store",
         "rows": "Hits Rows Space",
-        "store": "Store",
-        "store_view": "StoreView",
+        "store": "ReadableStore Store StoreView",
     },
 )

@@ -67,7 +67,7 @@ def read_conditions(conditions: Mapping[str, Any]) -> list[Condition]:
 
 def _of_field(field: object, asked: object) -> list[Condition]:
     if not isinstance(field, str) or not _is_text(field):
-        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is no name; {FORM}.")
+        raise DataError(f"A field of a filter is {str(field)[:40]!r}, which is not a name; {FORM}.")
     if isinstance(asked, Mapping):
         if not asked or not asked.keys() <= set(RANGE):
             raise DataError(f"The bounds of field {field[:80]!r} are wrong; {FORM}.")
@@ -93,7 +93,9 @@ def _value(field: str, value: object) -> Value:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise DataError(f"A value of field {field[:80]!r} has more than 64 bits.")
     if not isinstance(value, (bool, int, float, str)):
-        raise DataError(f"A value of field {field[:80]!r} is no text, number or boolean; {FORM}.")
+        raise DataError(
+            f"A value of field {field[:80]!r} is not a text, a number or a boolean; {FORM}."
+        )
     return value
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from evergram.errors import DataError
+from evergram.stores.rows import Floats
 
 # Bytes a coordinate of each: 4, 2, 1, and 1/8.
 CODES = ("float32", "float16", "int8", "binary")
@@ -55,3 +58,37 @@ class IndexCodes:
 
 
 FLOAT32 = IndexCodes("float32", 1)
+
+
+# A query that `oversample` rows for each result do not answer gets so many times as many.
+WIDER = 4
+
+
+def looked_at(k: int, oversample: int) -> tuple[int, int]:
+    """Return how many rows codes choose for k results, and how many where these do not suffice."""
+    return oversample * k, WIDER * oversample * k
+
+
+def tell_apart(scores: Floats, estimates: Floats, k: int) -> bool:
+    """Return whether none of the rows that codes left out can be among the k best.
+
+    A row that was left out, with an estimate as large as the smallest and as much too small as any
+    that was looked at, must not be better than the k-th. It may be where a query weighs most what
+    codes hold least of, as a search by distance does with the squared lengths behind a vector.
+
+    Args:
+        scores: [n] of the rows that were looked at, n at least k.
+        estimates: [n], by which codes chose them.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        limit = estimates.min() + (scores - estimates).max(initial=0.0)
+    return bool(np.partition(scores, -k)[-k] >= limit)
+
+
+def too_few_found(codes: IndexCodes, share: float, needed: float, version: int | None) -> DataError:
+    """Return the error for codes that find too small a share of the ten best."""
+    return DataError(
+        f"An index of {codes.kind} with oversample {codes.oversample} finds {share:.0%} of the ten "
+        f"best of version {version}, and {needed:.0%} are needed; give a larger oversample, or "
+        "codes of more bytes."
+    )

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import overload
 
 from evergram.errors import DataError
-from evergram.stores.store import ID_TYPES, Store
+from evergram.stores.rows import ID_TYPES
+from evergram.stores.store import ReadableStore, Store
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class StoreKind:
     module: str
     name: str
 
-    def open(self, address: str, create: str | None) -> Store:
+    def open(self, address: str, create: str | None) -> ReadableStore:
         store_class = getattr(import_module(self.module), self.name)
-        store: Store = store_class.open(address, create)
+        store: ReadableStore = store_class.open(address, create)
         return store
 
 
@@ -74,11 +76,16 @@ def snapshot_folder(address: str) -> Path | None:
     return None if scheme in KINDS else Path(address)
 
 
-def open_store(address: str, *, create: str | None = None) -> Store:
+@overload
+def open_store(address: str, *, create: str) -> Store: ...
+@overload
+def open_store(address: str, *, create: str | None = None) -> ReadableStore: ...
+def open_store(address: str, *, create: str | None = None) -> ReadableStore:
     """Open the store at an address; an address without a scheme is the folder of a snapshot.
 
     Args:
         create: make it where it is not there, for ids of this type, "int64" or "string".
+    Returns: a `Store`; of a table of one's own, a `ReadableStore`.
     Raises: DataError: no such scheme; a store that is not there; another type of ids.
         StoreError: it cannot be reached.
     """

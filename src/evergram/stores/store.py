@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
@@ -11,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
+from evergram.ids import is_text
 from evergram.reopening import Reopened
+from evergram.stores.filters import Filter
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import (
     ID_TYPES,
@@ -21,16 +24,18 @@ from evergram.stores.rows import (
     Hits,
     Rows,
     Space,
+    check_k,
+    joined_ids,
     merge_hits,
     row_checks,
 )
-from evergram.stores.store_view import StoreView
 
 __all__ = [
     "ID_TYPES",
     "Checks",
     "Floats",
     "Hits",
+    "ReadableStore",
     "Rows",
     "Space",
     "Store",
@@ -40,25 +45,193 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Every database and file system takes such a name as it is.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
 
 
-class Store(Reopened, StoreView):
-    """Embeddings of one side, searched by inner product within the space of each version. Ids are
-    unique: a row written again replaces the one before, whatever its version.
+class StoreView(ABC):
+    """A store as it is read, or a view of it at one moment: see `Store.read_consistently`.
 
-    `upsert`, `add_space`, `take_side` and `delete` are durable when they return. A store that was
-    killed meanwhile opens again with every row as it was before or after, and may hold an id in
-    two spaces until the id is written again or `remove_superseded` is called: both rows are whole,
-    `count` counts both, and searches, `fetch` and `scan` return the later version's alone.
+    Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
+        was written.
+    """
 
-    Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
-        not what was written.
+    # A kind of store implements these.
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address, without a password; `open_store` opens it."""
+
+    @property
+    @abstractmethod
+    def id_type(self) -> pa.DataType:
+        """The type of its ids, int64 or string."""
+
+    @property
+    @abstractmethod
+    def side(self) -> str | None:
+        """The side of its rows, such as "candidate"; None until `take_side` sets it."""
+
+    @abstractmethod
+    def spaces(self) -> dict[int, Space]:
+        """Return its spaces by version, ascending, also those without rows."""
+
+    @abstractmethod
+    def count(self) -> dict[int, int]:
+        """Return the number of rows of each version that has any."""
+
+    @abstractmethod
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        """Return the rows of the ids that are there, grouped by version, in any order."""
+
+    @abstractmethod
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        """Yield all rows of a version, in blocks of at most `size`, in any order."""
+
+    @abstractmethod
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        """Return for each query of [Q, D] the ids [≤k] of a space with the largest inner products,
+        best first, and the products [≤k]; among `ids` alone unless they are None."""
+
+    # All kinds inherit these.
+
+    def filled(self) -> dict[int, Space]:
+        """Return the spaces that have a row, by version. Every search asks; a kind may answer
+        without counting."""
+        held = self.count()
+        return {version: space for version, space in self.spaces().items() if version in held}
+
+    def where(self, conditions: Filter) -> Self:
+        """Return a view of the rows whose metadata fulfil a filter; `docs/stores.md`, "Filters".
+
+        Raises: DataError: the filter is wrong, or, in all stores that Evergram writes, there is no
+            metadata.
+        """
+        raise DataError(
+            f"{self.address} was written by Evergram and holds ids and vectors alone, so that it "
+            "cannot be filtered by metadata: leave the filter out, search among 'ids', or read a "
+            'table that has the metadata (docs/stores.md, "Your own table").'
+        )
+
+    def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
+        """Return the rows of the ids that are there, grouped by version, in any order."""
+        asked = self.as_ids(ids)
+        if len(set(asked.to_pylist())) < len(asked):
+            asked = pc.unique(asked)
+        checked = self._read(asked)
+        for rows, checks in checked:
+            self._verify(rows, checks)
+        parts = [rows for rows, _ in checked]
+        if len(parts) == 1:
+            return parts
+        keys = joined_ids([rows.ids for rows in parts], self.id_type)
+        return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
+
+    def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
+        """Yield all rows (of a version), in blocks of at most `size`, in any order."""
+        for number in self.spaces() if version is None else [version]:
+            for rows, checks in self._scan(number, size):
+                self._verify(rows, checks)
+                yield rows
+
+    def search(
+        self,
+        queries: Mapping[int, Floats],
+        k: int,
+        *,
+        offsets: Mapping[int, Floats] | None = None,
+        ids: pa.Array | Sequence[int | str] | None = None,
+        exact: bool = False,
+    ) -> list[Hits]:
+        """Return for each query the k rows with the largest ⟨q_v, z⟩ + c_v, v a row's version.
+
+        Args:
+            queries: for each version to search in, float32 [Q, D_v]; every Q is the same.
+            k: at least 1; where there are fewer rows, fewer are returned.
+            offsets: for a version, c_v [Q]; 0 where it is left out.
+            ids: search among these alone.
+            exact: whether to leave out an index that these queries may mislead, as a graph of
+                inner products is by queries that rows are not like.
+        """
+        check_k(k)
+        nearest = self._nearest_without_graph if exact else self._nearest
+        spaces = self.spaces()
+        sizes = {len(q) for q in queries.values()}
+        for version, block in queries.items():
+            if block.ndim != 2 or version not in spaces or block.shape[1] != spaces[version].dim:
+                has = {v: s.dim for v, s in spaces.items()}
+                raise ShapeError(
+                    f"Queries for version {version} are {list(block.shape)}; they must be [Q, D] "
+                    f"with D of that version, one of {has} here."
+                )
+        if len(sizes) > 1:
+            raise ShapeError(
+                f"Versions have {sorted(sizes)} queries; give each version the same number."
+            )
+        among = None if ids is None else pc.unique(self.as_ids(ids))
+        hits: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
+        # Ascending: a row that moves on meanwhile is left out of a space only when it is in a later
+        # one, which is searched after.
+        for version, block in sorted(queries.items()):
+            added = None if offsets is None else offsets.get(version)
+            block = np.ascontiguousarray(block, dtype=np.float32)
+            for i, (keys, scores) in enumerate(nearest(version, block, k, among)):
+                shifted = scores if added is None else scores + added[i]
+                hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
+        return [merge_hits(parts, k) for parts in hits]
+
+    def _nearest_without_graph(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        """As `_nearest`; a kind whose index is a graph compares all rows instead."""
+        return self._nearest(version, queries, k, ids)
+
+    def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
+        """Return ids as this store's type. Raises: DataError: one is null, or of another type."""
+        wanted = self.id_type
+        if isinstance(ids, str | bytes):
+            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
+        try:
+            array = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            if array.type == wanted and not array.null_count:
+                return array
+            if pa.types.is_null(array.type) and not len(array):
+                array = array.cast(wanted)
+            text = is_text(array.type)
+            if text != pa.types.is_string(wanted):
+                raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
+            if not text and not pa.types.is_integer(array.type):
+                raise DataError(f"Ids are {array.type}; they are integers or texts.")
+            converted = array.cast(wanted)
+        except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
+            raise DataError(
+                f"Ids must all be {wanted}, as those of {self.address} are: {error}."
+            ) from None
+        if converted.null_count:
+            raise DataError("An id is null; every row needs one.")
+        return converted
+
+    def _verify(self, rows: Rows, checks: Checks) -> None:
+        differ = row_checks(rows) != checks
+        if differ.any():
+            wrong = np.flatnonzero(differ)
+            raise IntegrityError(
+                f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
+                "(its checksum differs); write it again, or restore the store."
+            )
+
+
+class ReadableStore(Reopened, StoreView):
+    """A store that is read; `Store` is one that Evergram also writes.
+
+    Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
+        was written.
     """
 
     kind: ClassVar[str]
-
-    # Of versions with rows for which the last `build_index` built no index: why, where it is known.
-    unindexed: Mapping[int, str] = MappingProxyType({})
 
     # A kind of store implements these, those of StoreView, and a classmethod `open`.
 
@@ -67,10 +240,6 @@ class Store(Reopened, StoreView):
         """The address independent of the current folder: equal for the same store, and only
         then."""
         return self.address
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kind: Any = type(self)
-        return kind.open, (self.place,)
 
     @abstractmethod
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
@@ -85,6 +254,39 @@ class Store(Reopened, StoreView):
         """
 
     @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind: Any = type(self)
+        return kind.open, (self.place,)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Store(ReadableStore):
+    """Embeddings of one side, searched by inner product within the space of each version. Ids are
+    unique: a row written again replaces the one before, whatever its version.
+
+    `upsert`, `add_space`, `take_side` and `delete` are durable when they return. A store that was
+    killed meanwhile opens again with every row as it was before or after, and may hold an id in
+    two spaces until the id is written again or `remove_superseded` is called: both rows are whole,
+    `count` counts both, and searches, `fetch` and `scan` return the later version's alone.
+
+    Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
+        not what was written.
+    """
+
+    # Of versions with rows for which the last `build_index` built no index: why, where it is known.
+    unindexed: Mapping[int, str] = MappingProxyType({})
+
+    # A kind of store implements these, and those of ReadableStore.
+
+    @abstractmethod
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Build the store's native index, if it has one, for its larger spaces. Search is then
         faster and may miss some of the best; rows may be written before and after.
@@ -94,10 +296,6 @@ class Store(Reopened, StoreView):
         Returns: the versions whose rows are in such an index now.
         Raises: DataError: this kind of store has no such index.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of files and connections."""
 
     @abstractmethod
     def _add_space(self, space: Space) -> None:
@@ -114,10 +312,6 @@ class Store(Reopened, StoreView):
     @abstractmethod
     def _delete(self, ids: pa.Array) -> None:
         """Remove the rows of ids; some may not be there."""
-
-    @abstractmethod
-    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        """Yield all rows of a version, in blocks of at most `size`, in any order."""
 
     # All kinds inherit these.
 
@@ -139,7 +333,9 @@ class Store(Reopened, StoreView):
         there = self.spaces().get(space.version)
         if there is None:
             self._add_space(space)
-        elif there != space:
+            # Another process may have been quicker, with another one.
+            there = self.spaces()[space.version]
+        if there != space:
             raise IntegrityError(
                 f"{self.address} holds version {space.version} with fingerprint "
                 f"{there.fingerprint} and dim {there.dim}, not {space.fingerprint} and "
@@ -199,18 +395,18 @@ class Store(Reopened, StoreView):
         their number: 0 where a write is one transaction, which leaves none."""
         return 0
 
-    def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
-        """Yield all rows (of a version), in blocks of at most `size`, in any order."""
-        for number in self.spaces() if version is None else [version]:
-            for rows, checks in self._scan(number, size):
-                self._verify(rows, checks)
-                yield rows
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
+    """Return each id once, at the latest version that has it."""
+    seen = pa.array([], kind)
+    kept = []
+    for rows in sorted(parts, key=lambda r: -r.version):
+        fresh = pc.invert(pc.is_in(rows.ids, value_set=seen))
+        mask = fresh.to_numpy(zero_copy_only=False)
+        seen = pa.concat_arrays([seen, rows.ids])
+        if mask.any():
+            kept.append(Rows(rows.version, rows.ids.filter(fresh), rows.vectors[mask]))
+    return kept
 
 
 def too_few(count: int, least: int) -> str:
@@ -223,4 +419,33 @@ def other_side(store: StoreView, side: str) -> IntegrityError:
     return IntegrityError(
         f"{store.address} is the store of side {store.side!r} and cannot hold side {side!r}, as a "
         "store holds one side; use another store."
+    )
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a store in a database. Raises: DataError: no store may have it."""
+    if not NAME.fullmatch(name):
+        raise DataError(
+            f"{name!r} cannot be the name of a store; give one of at most 40 ASCII letters, "
+            "digits, _ and -, and no - in front."
+        )
+    return name
+
+
+def no_store(shown: str) -> DataError:
+    return DataError(f"There is no store at {shown}; create it first.")
+
+
+def other_id_type(shown: str, held: object, wanted: str) -> DataError:
+    return DataError(f"{shown} has ids of type {held}, not {wanted}; use another store.")
+
+
+def was_closed(shown: str) -> StoreError:
+    return StoreError(f"{shown} was closed; open it again.")
+
+
+def not_ours(what: str, shown: str) -> StoreError:
+    """Return the error about what a store did not write, such as "table emb-v1"."""
+    return StoreError(
+        f"There is a {what} that {shown} did not write; give another name after #, or rename it."
     )

@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.stores.store import Checks, Floats, Rows, Store
+from evergram.errors import FormatError, StoreError
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import Store
 
+FORMAT = 1
 # A search that found rows of which later versions are held looks at so many times as many.
 WIDER = 4
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """What a store says of itself.
+
+    Args:
+        id_type: "int64" or "string".
+        spaces: by version, ascending.
+        side: of the rows; None until it is set.
+    """
+
+    id_type: str
+    spaces: dict[int, Space]
+    side: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        spaces = [vars(space) for _, space in sorted(self.spaces.items())]
+        return {**vars(self), "format_version": FORMAT, "spaces": spaces}
+
+
+def parse_record(read: Callable[[], Mapping[str, Any]], shown: str) -> StoreRecord:
+    """Return a store's record.
+
+    Args:
+        read: returns what `StoreRecord.as_json` returned, or raises what reading JSON raises.
+    Raises: FormatError: it is of a later format. StoreError: it is damaged, or no record.
+    """
+    try:
+        raw = read()
+        if raw["format_version"] != FORMAT:
+            raise FormatError(
+                f"{shown} has format {raw['format_version']}; this Evergram reads {FORMAT}: use a "
+                "later Evergram."
+            )
+        spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
+        if raw["id_type"] not in ID_TYPES:
+            raise ValueError(f"id_type is {raw['id_type']!r}")
+        return StoreRecord(raw["id_type"], dict(sorted(spaces.items())), raw.get("side"))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise StoreError(
+            f"{shown} cannot be read: it is something else, or its record is damaged "
+            f"({type(error).__name__}: {error}); give another name after #, or restore it from a "
+            "copy."
+        ) from error
 
 
 class TablePerVersionStore(Store):

@@ -17,7 +17,7 @@ from evergram.cli.stores.options import OneStore, one_store, print_progress
 
 if TYPE_CHECKING:
     from evergram.retrieval.backfilling.backfill import Backfill
-    from evergram.retrieval.backfilling.backfill_state import BackfillStatus
+    from evergram.retrieval.backfilling.backfill_files import BackfillStatus
 
 backfill: typer.Typer = group(
     "Refresh a store's older rows to production's version, the worst first."

@@ -88,12 +88,16 @@ def index_store(
     as_json: Json = False,
 ) -> None:
     """Build a store's native index, of whole vectors or of codes of fewer bytes."""
+    from evergram.stores.adopted_store import read_only
     from evergram.stores.index_codes import FLOAT32, IndexCodes
     from evergram.stores.open_store import open_store
+    from evergram.stores.store import Store
 
     default = FLOAT32.oversample if codes is CodeKind.float32 else OVERSAMPLE
     chosen = IndexCodes(codes.value, default if oversample is None else oversample)
     with open_store(address) as store:
+        if not isinstance(store, Store):
+            raise read_only(store.address)
         versions = store.build_index(chosen)
         unindexed = dict(sorted(store.unindexed.items()))
         shown = store.address

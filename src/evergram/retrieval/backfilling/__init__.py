@@ -1,5 +1,5 @@
 """Refresh a store's older rows, worst first, while it is read.
 
 Read in this order: `backfill`, which computes and writes rows in the order of `backfill_order`;
-`backfill_state` and `backfill_journal`, its files; `backfill_progress`, which shows them.
+`backfill_files`; `backfill_progress`, which shows them.
 """

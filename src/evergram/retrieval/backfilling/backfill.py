@@ -17,7 +17,10 @@ from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.file_lock import file_lock
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.paths import check_tree, file_mode
-from evergram.retrieval.backfilling.backfill_journal import (
+from evergram.retrieval.backfilling.backfill_files import (
+    BackfillPlan,
+    BackfillState,
+    BackfillStatus,
     journal_rows,
     not_in_journals,
     read_order,
@@ -25,17 +28,12 @@ from evergram.retrieval.backfilling.backfill_journal import (
     write_table,
 )
 from evergram.retrieval.backfilling.backfill_order import backfill_order
-from evergram.retrieval.backfilling.backfill_state import (
-    BackfillPlan,
-    BackfillState,
-    BackfillStatus,
-)
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
-from evergram.stores.adopted_store import AdoptedStore, read_only
+from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import joined_ids, places_among
-from evergram.stores.store import ID_TYPES, Rows, Store
+from evergram.stores.store import ID_TYPES, ReadableStore, Rows, Store
 from evergram.system_errors import reason_and_remedy
 
 BATCH = 10_000
@@ -51,8 +49,8 @@ class Backfill:
     Raises: IntegrityError: the store was filled from another lineage, or with another side.
     """
 
-    def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
-        if isinstance(store, AdoptedStore):
+    def __init__(self, lineage: Lineage, store: ReadableStore, side: str) -> None:
+        if not isinstance(store, Store):
             raise read_only(store.address)
         check_store(lineage, store, side, withdrawn=True)
         self.lineage: Lineage = lineage
@@ -222,7 +220,7 @@ class Backfill:
                 "undo it by 'rollback', before another is planned."
             )
 
-    def _refresh(self, source: Store, target: int, ids: pa.Array, journal: Path) -> None:
+    def _refresh(self, source: ReadableStore, target: int, ids: pa.Array, journal: Path) -> None:
         """Write the old rows of a batch to the journal, and then the new ones to the store."""
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
@@ -241,7 +239,7 @@ class Backfill:
                     Rows(target, rows.ids, np.ascontiguousarray(rows.vectors[:, :width]))
                 )
 
-    def _ours(self, source: Store, target: int, ids: pa.Array) -> pa.Array:
+    def _ours(self, source: ReadableStore, target: int, ids: pa.Array) -> pa.Array:
         """Return the ids whose row is the one that `apply` wrote."""
         ours = pa.array([], self.store.id_type)
         written = {rows.version: rows for rows in source.fetch(ids)}.get(target)
@@ -255,7 +253,7 @@ class Backfill:
             ours = pa.concat_arrays([ours, rows.ids.filter(pa.array(same))])
         return ours
 
-    def _source(self) -> Store:
+    def _source(self) -> ReadableStore:
         """Return the store of the rows to write, which the plan filled. Raises: IntegrityError."""
         try:
             return open_store(str(self.folder / "source"))

@@ -13,7 +13,7 @@ from evergram.compatibility.certificate import certify
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import Floats
-from evergram.stores.store import Store
+from evergram.stores.store import ReadableStore
 
 # The error of a row of a withdrawn version, which is refreshed before all others.
 UNREADABLE = 1e9
@@ -36,7 +36,9 @@ class BackfillOrder:
     absent: int
 
 
-def backfill_order(lineage: Lineage, store: Store, source: Store, target: int) -> BackfillOrder:
+def backfill_order(
+    lineage: Lineage, store: ReadableStore, source: ReadableStore, target: int
+) -> BackfillOrder:
     """Return the rows of a store that another version has an embedding for.
 
     Args:

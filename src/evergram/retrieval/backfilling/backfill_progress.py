@@ -87,11 +87,11 @@ def _read(path: Path, now: float) -> BackfillProgress:
 
 def _number(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no number of rows")
+        raise TypeError(f"{value!r} is not a number of rows")
     return value
 
 
 def _time(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no time")
+        raise TypeError(f"{value!r} is not a time")
     return float(value)

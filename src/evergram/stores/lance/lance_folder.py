@@ -1,24 +1,24 @@
-"""The files that a LanceDB store has beside its tables: its record and its write lock."""
+"""What LanceDB's stores and tables share: errors, a write lock, and rows and conditions on ids."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from filelock import Timeout
 
-from evergram.atomic_files import write_bytes
-from evergram.errors import DataError, EvergramError, FormatError, StoreError
+from evergram.errors import DataError, EvergramError, StoreError
 from evergram.file_lock import file_lock
-from evergram.stores.store import ID_TYPES, Space
+from evergram.stores.rows import Checks, Floats, Rows
+from evergram.stores.store import not_ours
 from evergram.system_errors import reason_and_remedy
 
-FORMAT = 1
+# As many ids stand in one condition.
+LOOKED_UP = 10_000
 WAIT = 60.0  # seconds, for another process that writes
 
 
@@ -73,70 +73,13 @@ def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
         raise StoreError(f"{shown} cannot be written: {reason_and_remedy(error)}.") from error
 
 
-def record_file(folder: Path, name: str) -> Path:
-    """Return the path of a store's record."""
-    return folder / f"{name}.json"
-
-
-@dataclass(frozen=True)
-class LanceRecord:
-    """The record of a store, NAME.json.
-
-    Args:
-        side: of the rows; None until it is set.
-    """
-
-    id_type: str
-    spaces: dict[int, Space] = field(default_factory=dict)
-    side: str | None = None
-
-
-def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
-    """Return a store's record.
-
-    Raises: FormatError: it is of a later format. StoreError: it is damaged.
-    """
-    file = record_file(folder, name)
-    try:
-        raw = json.loads(file.read_text())
-        if raw["format_version"] != FORMAT:
-            raise FormatError(
-                f"{shown} has format {raw['format_version']}; this Evergram reads {FORMAT}: use a "
-                "later Evergram."
-            )
-        spaces = {one["version"]: Space(**one) for one in raw["spaces"]}
-        kind, side = raw["id_type"], raw["side"]
-        if kind not in ID_TYPES:
-            raise ValueError(f"id_type is {kind!r}")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise StoreError(
-            f"{shown} cannot be read: {file} is no record of a store ({error}); restore it from a "
-            "copy, or give another name."
-        ) from error
-    return LanceRecord(kind, spaces, side)
-
-
-def write_record(folder: Path, name: str, record: LanceRecord) -> None:
-    """Replace a store's record, whole or not at all."""
-    listed = [vars(record.spaces[version]) for version in sorted(record.spaces)]
-    raw = {
-        "format_version": FORMAT,
-        "id_type": record.id_type,
-        "side": record.side,
-        "spaces": listed,
-    }
-    write_bytes(record_file(folder, name), json.dumps(raw, indent=2).encode())
-
-
 def refuse_others(folder: Path, name: str, shown: str) -> None:
     """Refuse a new store whose tables are there already: they are somebody's own.
 
     Raises: StoreError.
     """
     for path in sorted(folder.glob(f"{name}-v*.lance")):
-        raise _not_ours(path.stem, shown)
+        raise not_ours(f"table {path.stem}", shown)
 
 
 def drop_left(database: Any, table: str, schema: pa.Schema, shown: str) -> None:
@@ -148,12 +91,59 @@ def drop_left(database: Any, table: str, schema: pa.Schema, shown: str) -> None:
         return
     left = database.open_table(table)
     if left.schema.names != schema.names or left.count_rows():
-        raise _not_ours(table, shown)
+        raise not_ours(f"table {table}", shown)
     database.drop_table(table)
 
 
-def _not_ours(table: str, shown: str) -> StoreError:
-    return StoreError(
-        f"There is a table {table} that {shown} did not write; give another name after #, or "
-        "rename that table."
-    )
+def lancedb_module() -> Any:
+    """Return LanceDB's package. Raises: DataError: it is not installed."""
+    try:
+        import lancedb
+    except ImportError:
+        raise DataError(
+            "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
+        ) from None
+    return lancedb
+
+
+def conditions(ids: pa.Array, column: str = "id") -> Iterator[str]:
+    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have.
+
+    Args:
+        column: of the ids, as SQL writes it.
+    """
+    for start in range(0, len(ids), LOOKED_UP):
+        yield f"{column} in ({', '.join(map(literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
+
+
+def literal(key: int | str) -> str:
+    """Return an id as SQL writes it."""
+    if isinstance(key, str):
+        return "'" + key.replace("'", "''") + "'"
+    # The smallest int64 is read as minus a number that is too large.
+    return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
+
+
+def vectors_of(table: pa.Table, name: str = "vector") -> Floats:
+    """Return the vectors of a column without a NULL, [n, D]; a NULL in a vector is NaN."""
+    column = table[name].combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        vectors: Floats = flat.astype(np.float32, copy=False)
+    return vectors.reshape(len(column), column.type.list_size)
+
+
+def block_of(version: int, table: pa.Table) -> tuple[Rows, Checks]:
+    """Return the rows of a table, and their checksums."""
+    return Rows(version, table["id"].combine_chunks(), vectors_of(table)), table["check"].to_numpy()
+
+
+def best_of(keys: pa.Array, vectors: Floats, query: Floats, k: int) -> tuple[pa.Array, Floats]:
+    """Return the ids [≤k] of the rows with the largest inner products, and the products."""
+    return ranked(keys, vectors @ query, k)
+
+
+def ranked(keys: pa.Array, scores: Floats, k: int) -> tuple[pa.Array, Floats]:
+    """Return the ids with the k largest scores, best first, and the scores."""
+    order = np.argsort(-scores, kind="stable")[:k]
+    return keys.take(pa.array(order)), scores[order]

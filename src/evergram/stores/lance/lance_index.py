@@ -14,10 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError
-from evergram.stores.code_estimates import looked_at, tell_apart
-from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.lance.lance_rows import vectors_of
-from evergram.stores.store import Floats, Space
+from evergram.stores.index_codes import (
+    FLOAT32,
+    IndexCodes,
+    looked_at,
+    tell_apart,
+    too_few_found,
+)
+from evergram.stores.lance.lance_folder import best_of, ranked, vectors_of
+from evergram.stores.rows import Floats, Space
 
 # Vectors are in √n lists, and a search looks into the nearest fifth of them, and into lists with
 # so many rows for each that is wanted.
@@ -104,11 +109,7 @@ def build_index(table: Any, space: Space, codes: IndexCodes) -> None:
     share = _share_found(table, codes)
     if share < RECALL:
         table.restore(before)
-        raise DataError(
-            f"An index of {codes.kind} with oversample {codes.oversample} finds {share:.0%} of the "
-            f"ten best of version {space.version}, and {RECALL:.0%} are needed; give a larger "
-            "oversample, or codes of more bytes."
-        )
+        raise too_few_found(codes, share, RECALL, space.version)
 
 
 def nearest(
@@ -125,7 +126,7 @@ def nearest(
     probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
     if codes.whole:
         ids, scores, _ = _search(table, query, min(k, count), probes)
-        return _best(ids, scores, k)
+        return ranked(ids, scores, k)
     chosen = _by_codes(table, query, k, codes, count, probes)
     return _all_compared(table, query, k) if chosen is None else chosen
 
@@ -139,7 +140,7 @@ def _by_codes(
         ids, scores, estimates = _search(table, query, min(size, count), probes)
         # Where the lists have fewer rows, none was left out.
         if len(ids) < size or tell_apart(scores, estimates, k):
-            return _best(ids, scores, k)
+            return ranked(ids, scores, k)
     return None
 
 
@@ -153,7 +154,7 @@ def _search(table: Any, query: Floats, size: int, probes: int) -> tuple[pa.Array
 
 def _all_compared(table: Any, query: Floats, k: int) -> tuple[pa.Array, Floats]:
     hits = _columns(table.search(query).distance_type("dot").bypass_vector_index().limit(k))
-    return _best(_ids(hits), vectors_of(hits) @ query, k)
+    return best_of(_ids(hits), vectors_of(hits), query, k)
 
 
 def _columns(search: Any) -> pa.Table:
@@ -162,11 +163,6 @@ def _columns(search: Any) -> pa.Table:
 
 def _ids(hits: pa.Table) -> pa.Array:
     return hits["id"].combine_chunks()
-
-
-def _best(ids: pa.Array, scores: Floats, k: int) -> tuple[pa.Array, Floats]:
-    order = np.argsort(-scores, kind="stable")[:k]
-    return ids.take(pa.array(order)), scores[order]
 
 
 def _share_found(table: Any, codes: IndexCodes) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,24 +15,31 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.atomic_files import write_bytes
+from evergram.errors import DataError, IntegrityError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.lance.lance_folder import (
-    LanceRecord,
+    best_of,
+    block_of,
     check_local,
+    conditions,
     drop_left,
     errors_as_store_errors,
-    read_record,
-    record_file,
+    lancedb_module,
     refuse_others,
     write_lock,
-    write_record,
 )
 from evergram.stores.lance.lance_index import build_index, check_codes, codes_of, nearest
-from evergram.stores.lance.lance_rows import best_of, block_of, conditions
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView, too_few
-from evergram.stores.store_name import checked_name
-from evergram.stores.table_per_version import TablePerVersionStore
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, joined_ids
+from evergram.stores.store import (
+    StoreView,
+    checked_name,
+    no_store,
+    other_id_type,
+    too_few,
+    was_closed,
+)
+from evergram.stores.table_per_version import StoreRecord, TablePerVersionStore, parse_record
 
 T = TypeVar("T")
 
@@ -54,13 +62,14 @@ class LanceStore(TablePerVersionStore):
     def __init__(self, folder: Path, name: str, id_type: pa.DataType) -> None:
         self._folder = folder
         self._name = name
+        self._file = folder / f"{name}.json"
         self._id_type = id_type
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
         # By space, the latest version of its table that was read, and the table at that version.
         self._pinned: dict[int, tuple[int, Any]] = {}
         # The record that a view of one moment has; None where each call reads the file.
-        self._moment: LanceRecord | None = None
+        self._moment: StoreRecord | None = None
         self._closed = False
         # 0: every read looks whether another process has written.
         self._database = lancedb_module().connect(folder, read_consistency_interval=timedelta(0))
@@ -70,22 +79,23 @@ class LanceStore(TablePerVersionStore):
         """See `open_store`."""
         place, _, name = address.removeprefix("lance:").rpartition("#")
         if not place:
-            raise DataError(f"{address!r} is no address of a LanceDB store; give lance:DIR#NAME.")
+            raise DataError(f"{address!r} is not a LanceDB store address; give lance:DIR#NAME.")
         check_local(place, "lance")
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         lancedb_module()
+        record = folder / f"{name}.json"
         with errors_as_store_errors(shown):
-            if create is not None and not record_file(folder, name).exists():
+            if create is not None and not record.exists():
                 refuse_others(folder, name, shown)
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
-                    if not record_file(folder, name).exists():
-                        write_record(folder, name, LanceRecord(create))
-            if not record_file(folder, name).exists():
-                raise DataError(f"There is no store at {shown}; create it first.")
-            kind = read_record(folder, name, shown).id_type
+                    if not record.exists():
+                        _write_record(record, StoreRecord(create, {}))
+            if not record.exists():
+                raise no_store(shown)
+            kind = _read_record(record, shown).id_type
             if create is not None and kind != create:
-                raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
+                raise other_id_type(shown, kind, create)
             return cls(folder, name, ID_TYPES[kind])
 
     @property
@@ -167,16 +177,13 @@ class LanceStore(TablePerVersionStore):
                 drop_left(self._database, name, schema, self.address)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
                 spaces = {**record.spaces, space.version: space}
-                write_record(self._folder, self._name, replace(record, spaces=spaces))
-        if self.spaces()[space.version] != space:
-            # Another process was quicker, with another one.
-            self.add_space(space)
+                _write_record(self._file, replace(record, spaces=spaces))
 
     def _set_side(self, side: str) -> None:
         with self._writing(), errors_as_store_errors(self.address):
             record = self._record()
             if record.side is None:
-                write_record(self._folder, self._name, replace(record, side=side))
+                _write_record(self._file, replace(record, side=side))
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
@@ -221,13 +228,13 @@ class LanceStore(TablePerVersionStore):
                     yield block_of(version, pa.table(batch.slice(start, size)))
 
     def _held(self, version: int, ids: pa.Array) -> pa.Array:
-        held = [pa.array([], self._id_type)]
+        held = []
         with errors_as_store_errors(self.address):
             table = self._table(version)
             for condition in conditions(ids if table.count_rows() else ids.slice(0, 0)):
                 rows = table.search().where(condition).limit(len(ids)).select(["id"]).to_arrow()
                 held.append(rows["id"].combine_chunks())
-        return pa.concat_arrays(held)
+        return joined_ids(held, self._id_type)
 
     def _best(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None, *, exact: bool
@@ -235,7 +242,7 @@ class LanceStore(TablePerVersionStore):
         if ids is not None:
             # Looking the rows up and comparing them is exact and needs no condition on a search.
             blocks = [rows for rows, _ in self._get(version, ids)]
-            keys = pa.concat_arrays([pa.array([], self._id_type), *(b.ids for b in blocks)])
+            keys = joined_ids([rows.ids for rows in blocks], self._id_type)
             empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
             vectors = np.concatenate([empty, *(b.vectors for b in blocks)])
             return [best_of(keys, vectors, query, k) for query in queries]
@@ -247,18 +254,18 @@ class LanceStore(TablePerVersionStore):
 
     def _table(self, version: int) -> Any:
         if self._closed:
-            raise StoreError(f"{self.address} was closed; open it again.")
+            raise was_closed(self.address)
         table = self._tables.get(version)
         if table is None:
             table = self._database.open_table(f"{self._name}-v{version}")
             self._tables[version] = table
         return table
 
-    def _record(self) -> LanceRecord:
+    def _record(self) -> StoreRecord:
         if self._moment is not None:
             return self._moment
         with errors_as_store_errors(self.address):
-            return read_record(self._folder, self._name, self.address)
+            return _read_record(self._file, self.address)
 
     def _table_versions(self) -> dict[int, int]:
         """Return the version of each space's table, to which every write adds one."""
@@ -281,12 +288,10 @@ class LanceStore(TablePerVersionStore):
                 table.optimize(cleanup_older_than=KEPT)
 
 
-def lancedb_module() -> Any:
-    """Return LanceDB's package. Raises: DataError: it is not installed."""
-    try:
-        import lancedb
-    except ImportError:
-        raise DataError(
-            "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
-        ) from None
-    return lancedb
+def _read_record(file: Path, shown: str) -> StoreRecord:
+    return parse_record(lambda: dict(json.loads(file.read_text())), shown)
+
+
+def _write_record(file: Path, record: StoreRecord) -> None:
+    """Replace a store's record, whole or not at all."""
+    write_bytes(file, json.dumps(record.as_json(), indent=2).encode())

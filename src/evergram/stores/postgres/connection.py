@@ -13,20 +13,22 @@ much code as the pool below.
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.postgres.fair_semaphore import FairSemaphore
 from evergram.stores.postgres.fast_path import Raw
-from evergram.stores.store_name import checked_name
+from evergram.stores.store import checked_name, was_closed
 
 try:
     import psycopg
     from psycopg import conninfo
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
+    from psycopg.sql import SQL
 except ImportError as error:
     raise DataError(
         "A store in PostgreSQL needs psycopg: pip install 'evergram[pgvector]'."
@@ -50,6 +52,18 @@ SECRET = {"password", "sslpassword"}
 
 # A deadlock or a conflict: PostgreSQL itself says to try again.
 AGAIN = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+
+# Set where neither the address nor the server's administrator did. synchronous_commit: an answer
+# before the row is on the disk would be a promise that is not kept.
+SETTINGS = SQL("""
+    select set_config(name, value, false)
+    from (values ('statement_timeout', '60s', '{0}'::text[]),
+                 ('synchronous_commit', 'on', '{off}'),
+                 ('hnsw.ef_search', '200', '{"",40}'),
+                 ('hnsw.iterative_scan', 'relaxed_order', '{"",off}')) as s (name, value, unset)
+    where coalesce(current_setting(name, true), '') = any(unset)
+""")
 
 
 class _RawDumper(Dumper):
@@ -154,7 +168,7 @@ class ConnectionPool:
         """Return a new connection, for the caller to close. Raises: StoreError: there is none to be
         had."""
         if self._closed:
-            raise StoreError(f"{self.shown} was closed; open it again.")
+            raise was_closed(self.shown)
         try:
             # Statements are not prepared: poolers between us and the server may not keep them.
             connection = psycopg.connect(
@@ -236,3 +250,55 @@ def _sentence(error: psycopg.Error) -> str:
     """Return the server's own words on one line."""
     sentence = error.diag.message_primary or str(error) or type(error).__name__
     return " ".join(sentence.split()).rstrip(".")
+
+
+class FairSemaphore:
+    """A semaphore whose waiters are served in order of arrival. A waiter gives up only where nobody
+    has released it for a while, however long the queue is.
+
+    Args:
+        count: how many may hold it at once.
+        patience: seconds that a waiter bears without anybody releasing it.
+    """
+
+    def __init__(self, count: int, patience: float) -> None:
+        self._free = count
+        self._patience = patience
+        self._waiting: deque[threading.Event] = deque()
+        self._lock = threading.Lock()
+        self._last_end = 0.0
+
+    def acquire(self) -> bool:
+        """Wait for the semaphore and return whether it was acquired; then `release` it."""
+        since = time.monotonic()
+        with self._lock:
+            # Those who wait came before.
+            if self._free and not self._waiting:
+                self._free -= 1
+                return True
+            called = threading.Event()
+            self._waiting.append(called)
+        left = self._patience
+        while not called.wait(left):
+            with self._lock:
+                if called.is_set():
+                    break
+                left = max(since, self._last_end) + self._patience - time.monotonic()
+                if left <= 0:
+                    self._waiting.remove(called)
+                    return False
+        return True
+
+    def release(self) -> None:
+        """Let the next waiter in."""
+        with self._lock:
+            self._last_end = time.monotonic()
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
+
+
+def prepare(connection: Connection) -> None:
+    """Apply the settings that every new connection begins with."""
+    connection.execute(SETTINGS)

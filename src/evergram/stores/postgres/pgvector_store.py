@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -16,33 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.postgres.connection import (
     Connection,
     ConnectionPool,
     OneConnection,
+    prepare,
     read_address,
     show_address,
 )
 from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
-from evergram.stores.postgres.hnsw_index import (
-    FORMS,
-    NEAREST_ROWS,
-    OVERSAMPLE,
-    build_hnsw,
-    orders,
-)
-from evergram.stores.postgres.tables import (
-    create_tables,
-    prepare,
-    read_side,
-    read_types,
-    write_side,
-)
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView, too_few
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import Store, StoreView, no_store, other_id_type, too_few
 
 # After the import above, which says so where psycopg is missing.
+import psycopg  # isort: skip
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
 
 T = TypeVar("T")
@@ -53,6 +43,68 @@ INDEXED_FROM = 1_000
 LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
+
+COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
+
+# The ends of the names of a store's tables, and their columns.
+OWN = {
+    "_vectors": {"id", "version", "vector", "check_"},
+    "_spaces": {"version", "dim", "fingerprint"},
+    "_side": {"side"},
+}
+
+# One row at most: which side the store holds.
+SIDE_TABLE = SQL(
+    "create table if not exists {side} (one boolean primary key default true check (one),"
+    " side text not null)"
+)
+
+# pgvector's iterative scans, without which a filter or a large k loses rows.
+OLDEST = (0, 8)
+
+
+@dataclass(frozen=True)
+class HnswForm:
+    """An index of one kind of codes.
+
+    Args:
+        suffix: of its name.
+        type: that vectors are cast to.
+        largest_dim: the most dims that pgvector indexes of this type.
+    """
+
+    suffix: str
+    type: str
+    largest_dim: int
+
+    def cast(self, dim: int) -> Composed:
+        """Return the casts of a vector."""
+        half = SQL("") if self.type == "vector" else SQL("::halfvec({0})").format(Literal(dim))
+        return SQL("vector({0}){1}").format(Literal(dim), half)
+
+    def key(self, dim: int) -> Composed:
+        """Return the expression that is indexed."""
+        return SQL("(vector::{0})").format(self.cast(dim))
+
+
+FORMS = {
+    FLOAT32.kind: HnswForm("_hnsw", "vector", 2_000),
+    "float16": HnswForm("_hnsw_float16", "halfvec", 4_000),
+}
+
+# How many rows of each space an index of halves is to choose for each result, in the comment of the
+# index, which is written when it is whole; null where there is none.
+OVERSAMPLE = (
+    "obj_description(to_regclass(quote_ident({name} || '_v' || version"
+    f" || '{FORMS['float16'].suffix}')), 'pg_class')::int"
+)
+
+# The rows that an index chooses, by the vectors themselves.
+NEAREST_ROWS = (
+    "select id, vector::vector({dim}) <#> %s::vector({dim}) as distance from"
+    " (select id, vector from {table} where version = {version}{among} order by {order}"
+    " limit {limit}) as chosen order by distance limit {k}"
+)
 
 # Of each space, whether it has rows, and the oversampling of its index of halves.
 FACTS = (
@@ -98,7 +150,7 @@ class PgvectorStore(Store):
                 connections.run(lambda c: create_tables(c, name, create))
             kind, oid = connections.run(lambda c: read_types(c, name, shown))
             if create is not None and kind != create:
-                raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
+                raise other_id_type(shown, kind, create)
         except BaseException:
             connections.close()
             raise
@@ -183,9 +235,6 @@ class PgvectorStore(Store):
             "insert into {meta} values (%s, %s, %s) on conflict do nothing returning version",
             [space.version, space.dim, space.fingerprint],
         )
-        if self.spaces()[space.version] != space:
-            # Another process was quicker, with another one.
-            self.add_space(space)
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         # In one order for everybody, so that two writers do not wait for each other in a circle.
@@ -320,3 +369,178 @@ class PgvectorStore(Store):
 
 def _part(value: Any) -> Composable:
     return value if isinstance(value, Composable) else Literal(value)
+
+
+def create_tables(connection: Connection, name: str, id_type: str) -> None:
+    """Make the tables that are missing, for ids int64 or string. Raises: StoreError: no
+    extension."""
+    table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
+    _refuse_others(connection, name)
+    with connection.transaction():
+        # One at a time: "if not exists" alone is no protection against another who creates it.
+        connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
+        try:
+            connection.execute(SQL("create extension if not exists vector"))
+        except psycopg.Error as error:
+            if isinstance(error, psycopg.OperationalError):
+                raise
+            raise StoreError(
+                "The database has no extension vector, and it could not be made "
+                f"({error.diag.message_primary}); install pgvector on the server and let an "
+                "administrator run: create extension vector."
+            ) from None
+        for query in (
+            SQL(
+                "create table if not exists {table} (id {id} primary key, version bigint not null,"
+                " vector vector not null, check_ bigint not null)"
+            ),
+            # For a space that is small beside the others.
+            SQL("create index if not exists {index} on {table} (version)"),
+            SQL(
+                "create table if not exists {meta} (version bigint primary key,"
+                " dim integer not null, fingerprint text not null)"
+            ),
+            SIDE_TABLE,
+        ):
+            index = Identifier(f"{name}_version")
+            connection.execute(
+                query.format(
+                    table=table,
+                    meta=meta,
+                    side=_side_table(name),
+                    id=COLUMNS[id_type],
+                    index=index,
+                )
+            )
+
+
+def _refuse_others(connection: Connection, name: str) -> None:
+    """Refuse tables of somebody's own that have the names of the store's. Raises: StoreError."""
+    for suffix, columns in OWN.items():
+        shown = Identifier(f"{name}{suffix}").as_string(connection)
+        there = connection.execute(
+            SQL(
+                "select attname::text from pg_attribute where attrelid = to_regclass(%s)"
+                " and attnum > 0 and not attisdropped"
+            ),
+            [shown],
+        ).fetchall()
+        if there and not columns <= {column for (column,) in there}:
+            raise StoreError(
+                f"The database has a table {name}{suffix} that is not of a store: it lacks the "
+                f"column {min(columns - {column for (column,) in there})}; give another name "
+                "after #."
+            )
+
+
+def _side_table(name: str) -> Identifier:
+    return Identifier(f"{name}_side")
+
+
+def read_side(connection: Connection, name: str) -> str | None:
+    """Return the side of a store; None where it is not set."""
+    query = SQL("select side from {side}").format(side=_side_table(name))
+    row = connection.execute(query).fetchone()
+    return None if row is None else row[0]
+
+
+def write_side(connection: Connection, name: str, side: str) -> None:
+    """Set the side of a store, unless it is set already."""
+    insert = SQL("insert into {table} (side) values (%s) on conflict do nothing")
+    connection.execute(insert.format(table=_side_table(name)), [side])
+
+
+def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:
+    """Return the type of ids of an existing store, and the oid of the type vector.
+
+    Raises: DataError: there is no such store. StoreError: pgvector is too old.
+    """
+    extension = connection.execute(
+        SQL("select extversion from pg_extension where extname = 'vector'")
+    ).fetchone()
+    column = connection.execute(
+        SQL(
+            "select format_type(atttypid, null) from pg_attribute"
+            " where attrelid = to_regclass(%s) and attname = 'id'"
+        ),
+        [Identifier(f"{name}_vectors").as_string(connection)],
+    ).fetchone()
+    if extension is None or column is None:
+        raise no_store(shown)
+    if tuple(int(part) for part in extension[0].split(".")[:2]) < OLDEST:
+        raise StoreError(
+            f"{shown} has pgvector {extension[0]}; {'.'.join(map(str, OLDEST))} or later is "
+            "needed: update it and run: alter extension vector update."
+        )
+    oid = connection.execute(SQL("select 'vector'::regtype::oid")).fetchone()
+    assert oid is not None
+    kinds = {"bigint": "int64", "text": "string"}
+    if column[0] not in kinds:
+        raise StoreError(
+            f"{shown} is not a store: its table {name}_vectors has ids of type {column[0]}; give "
+            "another name after #."
+        )
+    return kinds[column[0]], oid[0]
+
+
+def orders(dim: int, oversample: int | None) -> tuple[Composed, Composed]:
+    """Return the order by which an index chooses rows, and one that compares all rows.
+
+    Args:
+        oversample: of the index of halves; None where there is none.
+    """
+    whole, form = FORMS[FLOAT32.kind], FORMS[FLOAT32.kind if oversample is None else "float16"]
+    product = SQL("{key} <#> %s::{type}")
+    chosen = product.format(key=form.key(dim), type=form.cast(dim))
+    # With `+ 0` it is no longer the order of the index.
+    all_rows = product.format(key=whole.key(dim), type=whole.cast(dim))
+    return chosen, SQL("({product}) + 0").format(product=all_rows)
+
+
+def build_hnsw(connection: Connection, name: str, space: Space, codes: IndexCodes) -> None:
+    """Build the index of a space unless it is there or another process builds it, and drop the one
+    of other codes.
+
+    Args:
+        name: of the store.
+        space: whose vectors are indexed by inner product.
+    """
+    form = FORMS[codes.kind]
+    index = Identifier(f"{name}_v{space.version}{form.suffix}")
+    key = [f"{name}_v{space.version}"]
+    locked = connection.execute(SQL("select pg_try_advisory_lock(hashtext(%s))"), key).fetchone()
+    if locked == (False,):
+        return  # another process builds it
+    try:
+        connection.execute(SQL("set statement_timeout = 0"))
+        # An index whose building was broken off is never used, and stands in the way of a new one.
+        broken = SQL("select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid")
+        if connection.execute(broken, [index.as_string(connection)]).fetchone():
+            connection.execute(SQL("drop index {name}").format(name=index))
+        create = SQL(
+            "create index concurrently if not exists {name} on {table} using hnsw"
+            " ({key} {operators}) where version = {version}"
+        )
+        connection.execute(
+            create.format(
+                name=index,
+                table=Identifier(f"{name}_vectors"),
+                key=form.key(space.dim),
+                operators=SQL(f"{form.type}_ip_ops"),
+                version=Literal(space.version),
+            )
+        )
+        if not codes.whole:
+            comment = SQL("comment on index {name} is {oversample}")
+            connection.execute(
+                comment.format(name=index, oversample=Literal(str(codes.oversample)))
+            )
+        for kind, other in FORMS.items():
+            if kind != codes.kind:
+                old = Identifier(f"{name}_v{space.version}{other.suffix}")
+                connection.execute(SQL("drop index concurrently if exists {name}").format(name=old))
+    finally:
+        if not connection.closed:
+            connection.execute(SQL("select pg_advisory_unlock(hashtext(%s))"), key)
+            connection.execute(SQL("reset statement_timeout"))
+            prepare(connection)

@@ -1,16 +1,17 @@
-"""A collection of somebody's own in Qdrant, with a named vector for each version, read where it
-is.
+"""A collection of one's own in Qdrant, with a named vector for each version.
 
-A point belongs to the newest version whose vector it has. A search by the distance that Qdrant
-keeps for a vector is Qdrant's, exact and without its graph; `computes` says which, and others are
-by reading.
+A search by the distance that Qdrant keeps for a vector is Qdrant's, exact and without its graph;
+others are by reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,91 +20,194 @@ import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.adopted_scores import best_by
-from evergram.stores.adopted_store import NO_CHECKS, AdoptedStore, read_only
-from evergram.stores.filters import Filter
-from evergram.stores.qdrant.collection_facts import (
-    CollectionAddress,
-    VectorFacts,
-    read_collection_address,
-    read_vector_facts,
+from evergram.stores.adopted_store import (
+    AdoptedNames,
+    AdoptedStore,
+    TableDriver,
+    TableFacts,
+    canonical_uuids,
+    id_twice,
+    read_names,
+    split_address,
+    wrong_address,
 )
-from evergram.stores.qdrant.own_points import OwnPoints
-from evergram.stores.qdrant.qdrant_connection import QdrantConnection
-from evergram.stores.qdrant.qdrant_filter import filter_of
-from evergram.stores.store import (
-    ID_TYPES,
-    Checks,
-    Floats,
-    Hits,
-    Rows,
-    Space,
-    StoreView,
-    merge_hits,
-)
+from evergram.stores.filters import Condition, Filter, check_allowed, read_conditions, type_of
+from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, blocks_of, is_url
+from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, merge_hits
 
 T = TypeVar("T")
 
+SCHEME = "qdrant-collection:"
+# The id that an address names where the points' own ids are meant.
+POINT = "point"
+# Qdrant reads other fields as paths into the payload.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 # By the distance of a vector, the metrics by which Qdrant orders its rows as a comparison of all
 # would. Vectors under Cosine have length 1, or 0, so the order by inner product is that by cosine.
 COMPUTED = {"Dot": ("ip",), "Cosine": ("ip", "cosine"), "Euclid": ("l2",)}
-# Ids in one request.
-LOOKED_UP = 10_000
-# So often something is read again because rows came to a version that had none.
+# A server's answer has so many points at most, and a page of ids alone so many.
+POINTS, IDS = 1_000, 10_000
+LARGEST = 2**63 - 1
+# So often a reading begins again because rows came to a version that had none.
 LOOKS = 10
+# Qdrant compares bounds as doubles, which hold whole numbers up to here.
+EXACT = 2**53
 
 
-class AdoptedCollection(AdoptedStore):
-    kind: ClassVar[str] = "qdrant-collection"
+@dataclass(frozen=True)
+class CollectionFacts(TableFacts):
+    """Besides: the distance of each version's vectors, "Dot", "Cosine" or "Euclid"."""
 
-    def __init__(self, address: CollectionAddress) -> None:
-        super().__init__()
-        self._at = address
-        self._filter: Any = None
-        # Of a view; None where each call asks.
-        self._known: dict[int, VectorFacts] | None = None
-        self._connection = QdrantConnection(address.place, address.shown, create=False)
+    distances: dict[int, str]
+
+
+class QdrantCollection(TableDriver):
+    form = (
+        "qdrant-collection:http://HOST:6333#collection=NAME&v0=VECTOR, or with a folder of the "
+        "local mode in place of the URL, with v1=VECTOR … for later versions, v0= for a vector "
+        "without a name, and if need be id=FIELD and filter=FIELD,FIELD; write & in a name as %26, "
+        "# as %23, a comma as %2C and % as %25. A key is not part of it but of the environment, as "
+        f"{KEY}"
+    )
+
+    def __init__(self, where: str, names: AdoptedNames) -> None:
+        super().__init__(f"{SCHEME}{where}#{names.fragment}", names)
+        self._where, self._name = where, names.others["collection"]
+        self._field = None if names.id in (None, POINT) else names.id
+        self._id_type: pa.DataType | None = None
+        # Of a driver of one moment; None where each call asks.
+        self._moment: CollectionFacts | None = None
+        self._connection = QdrantConnection(where, self.shown, create=False)
         self._ask = self._connection.ask
-        try:
-            self._facts()
-            self._points = OwnPoints(self._connection, address)
-            self._id_type = ID_TYPES[self._points.read_id_type()]
-        except BaseException:
-            self.close()
-            raise
 
     @classmethod
-    def open(cls, address: str, create: str | None = None) -> Self:
-        """See `open_store`. The key of a server is in the environment, as QDRANT_API_KEY.
-
-        Raises: StoreError: it shall be created, and so written.
-        """
-        read = read_collection_address(address)
-        if create is not None:
-            raise read_only(read.shown)
-        if not read.remote and not (Path(read.place) / "meta.json").exists():
+    def parse(cls, address: str) -> tuple[Any, ...]:
+        place, rest = split_address(address.removeprefix(SCHEME), cls.form)
+        if "://" in place and not is_url(place):
+            why = "before the # there is a URL that is neither http nor https"
+            raise wrong_address(why, cls.form)
+        if is_url(place) and set("@?") & set(place):
+            why = "the URL before the # has a user, a password or a key in it"
+            raise wrong_address(why, cls.form)
+        names = read_names(rest, "collection", cls.form, unnamed=True)
+        if not _PLAIN.fullmatch(names.id or POINT):
             raise DataError(
-                f"There is no folder {read.place} of Qdrant's local mode; give the folder of your "
+                f"Ids cannot be read from the field {names.id!r}; name a field of the payload "
+                "itself, of ASCII letters, digits, _ and -."
+            )
+        if "" in names.vectors.values() and len(names.vectors) > 1:
+            raise DataError("A collection with a vector without a name, v0=, has no other vector.")
+        if not is_url(place) and not (Path(place) / "meta.json").exists():
+            raise DataError(
+                f"There is no folder {place} of Qdrant's local mode; give the folder of your "
                 "collections, or the URL of a server."
             )
-        return cls(read)
+        return place, names
 
     @property
-    def address(self) -> str:
-        return self._at.shown
+    def arguments(self) -> tuple[Any, ...]:
+        return (self._where if self._remote else str(Path(self._where).resolve())), self.names
 
     @property
     def place(self) -> str:
-        return self._at.resolved
+        return f"{SCHEME}{self.arguments[0]}#{self.names.fragment}"
 
     @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
+    def _remote(self) -> bool:
+        return is_url(self._where)
+
+    def facts(self) -> CollectionFacts:
+        if self._moment is not None:
+            return self._moment
+        try:
+            params = self._ask("get_collection", self._name).config.params
+        except StoreError:
+            there = sorted(one.name for one in self._ask("get_collections").collections)
+            if self._name in there:
+                raise
+            raise DataError(
+                f"There is no collection {self._name!r} at {self._where}; it has "
+                f"{', '.join(there) or 'none'}."
+            ) from None
+        vectors = params.vectors or {}
+        by_name = vectors if isinstance(vectors, dict) else {"": vectors}
+        sparse = set(params.sparse_vectors or {})
+        found = {v: self._vector(name, by_name, sparse) for v, name in self.names.vectors.items()}
+        if self._id_type is None:
+            self._id_type = self._read_id_type()
+        dims: dict[int, int | None] = {v: int(one.size) for v, one in found.items()}
+        distances = {v: getattr(p.distance, "value", p.distance) for v, p in found.items()}
+        return CollectionFacts(self._id_type, dims, distances)
+
+    def _vector(self, name: str, by_name: dict[str, Any], sparse: set[str]) -> Any:
+        """Return what Qdrant says of a vector. Raises: StoreError: it is not there, or is not of
+        one dim with one of three distances."""
+        if name not in by_name:
+            what = f"the vector {name!r}" if name else "a vector without a name, v0="
+            has = ", ".join(sorted(by_name)) or "none"
+            if "" in by_name:
+                has = "one without a name, which an address writes v0="
+            if name in sparse:
+                has += f", and {name!r} is sparse"
+            raise StoreError(
+                f"{self.shown} names {what}, which the collection does not have; it has {has}."
+            )
+        params = by_name[name]
+        if params.multivector_config is not None:
+            raise StoreError(
+                f"The vector {name!r} of {self.shown} is several vectors a point (a multivector); "
+                "name one that is one vector a point."
+            )
+        distance = getattr(params.distance, "value", params.distance)
+        if distance not in COMPUTED:
+            raise StoreError(
+                f"The vector {name!r} of {self.shown} has the distance {distance}; it must be Dot, "
+                "Cosine or Euclid."
+            )
+        return params
+
+    def _read_id_type(self) -> pa.DataType:
+        """Return the type of the ids, after a look at the fields that the address names.
+
+        Raises: StoreError: there is no point, or no point has a field.
+        """
+        first = next(self._pages(None, [], 1), None)
+        if first is None:
+            raise StoreError(
+                f"{self.shown} has no point yet, so that nothing says whether its ids are numbers "
+                "or texts; write its points first."
+            )
+        for field in [*([] if self._field is None else [self._field]), *self.names.filters]:
+            has = next(self._pages(self._with_field(field), [], 1), None)
+            first = has if field == self._field else first
+            if has is None:
+                points, _ = self._ask("scroll", self._name, limit=100, with_payload=True)
+                fields = sorted({name for point in points for name in point.payload or {}})
+                raise StoreError(
+                    f"{self.shown} names the field {field!r}, which no point has; there are "
+                    f"{', '.join(fields) or 'none'}."
+                )
+        assert first is not None
+        return ID_TYPES["int64" if isinstance(self._id_of(first[0]), int) else "string"]
+
+    def refuse_twice(self) -> None:
+        # Ids of points are unique; nothing keeps those in a field so.
+        seen: set[int | str] = set()
+        for page in self._pages(self._having(None), [], IDS) if self._field is not None else ():
+            for point in page:
+                key = self._id_of(point)
+                if key in seen:
+                    raise id_twice(self.shown, key)
+                seen.add(key)
+
+    def filter_of(self, asked: Filter) -> Any:
+        return filter_of(asked, self.names.filters)
 
     def computes(self, metric: str, version: int) -> bool:
-        return metric in COMPUTED[self._facts()[version].distance]
+        return metric in COMPUTED[self.facts().distances[version]]
 
     def remark(self, version: int) -> str:
-        if self._facts()[version].distance != "Cosine":
+        if self.facts().distances[version] != "Cosine":
             return ""
         return (
             " Qdrant brings vectors of the distance Cosine to length 1 when they are written: if "
@@ -111,141 +215,279 @@ class AdoptedCollection(AdoptedStore):
             "collection. Publish vectors of length 1, or keep them under Dot or Euclid."
         )
 
-    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+    def at_one_moment(self, work: Callable[[Self], T]) -> T:
         """Return what `work` returns, once no version got its first row meanwhile.
 
         Qdrant has no view of one moment. Versions are read from the oldest to the newest, so a row
         that gets a newer vector meanwhile is in one of them, or in both and returned once.
         """
         for _ in range(LOOKS):
-            with self._turn():
-                view = copy(self)
-                view._known = self._facts()
-                before = view.filled().keys()
-                result = work(view)
-                if view.filled().keys() <= before:
+            # In the local mode, the other threads of the process are kept from writing.
+            with nullcontext() if self._remote else self._connection.writing:
+                moment = copy(self)
+                moment._moment = self.facts()
+                before = moment._filled()
+                result = work(moment)
+                if moment._filled() <= before:
                     return result
         raise StoreError(
-            f"Versions of {self.address} got their first rows each of the {LOOKS} times that it "
-            "was read; try again."
+            f"Versions of {self.shown} got their first rows each of the {LOOKS} times that it was "
+            "read; try again."
         )
 
-    def where(self, conditions: Filter) -> Self:
-        view = copy(self)
-        view._filter = filter_of(conditions, self._at.filters)
-        return view
+    def _filled(self) -> set[int]:
+        return {version for version in self.names.vectors if self.has_rows(version, None)}
 
-    def spaces(self) -> dict[int, Space]:
-        return {version: Space(version, one.dim, "") for version, one in self._facts().items()}
+    def rows(
+        self, version: int, ids: pa.Array | None, chosen: Any, size: int, *, own: bool = True
+    ) -> Iterator[Rows]:
+        name, facts = self.names.vectors[version], self.facts()
+        for among in self._among(ids):
+            for page in self._pages(self._of(version, among, chosen, own), [name], size):
+                yield self._rows(version, page, facts)
 
-    def filled(self) -> dict[int, Space]:
-        return {version: space for version, space in self.spaces().items() if self._any(version)}
+    def count(self, version: int, chosen: Any) -> int:
+        condition = self._of(version, None, chosen)
+        return int(self._ask("count", self._name, count_filter=condition, exact=True).count)
 
-    def count(self) -> dict[int, int]:
-        counts = {
-            version: self._ask(
-                "count", self._at.collection, count_filter=self._own(version), exact=True
-            ).count
-            for version in self._at.vectors
-        }
-        return {version: rows for version, rows in counts.items() if rows}
+    def has_rows(self, version: int, chosen: Any) -> bool:
+        return next(self._pages(self._of(version, None, chosen), [], 1), None) is not None
+
+    def nearest(
+        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None, chosen: Any
+    ) -> list[Hits]:
+        from qdrant_client import models
+
+        # A server's own codes of vectors are left out, too. The local mode compares all in any
+        # case, and warns of parameters.
+        whole = models.QuantizationSearchParams(ignore=True)
+        params = models.SearchParams(exact=True, quantization=whole) if self._remote else None
+        name, facts = self.names.vectors[version], self.facts()
+        nothing = Hits(pa.array([], facts.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        best = [nothing] * len(queries)
+        for among in self._among(ids):
+            request = {
+                "using": name or None,
+                "filter": self._of(version, among, chosen),
+                "params": params,
+                "limit": k,
+                "with_payload": self._payload,
+                "with_vector": _asked([name]),
+            }
+            asked = [models.QueryRequest(query=query, **request) for query in queries.tolist()]
+            # Every request repeats the filter, which may have many ids.
+            answers: list[Any] = []
+            for some in blocks_of(asked, 10 if self._remote else max(len(asked), 1)):
+                answers += self._ask("query_batch_points", self._name, some)
+            for i, answer in enumerate(answers):
+                rows = self._rows(version, answer.points, facts)
+                if not np.isfinite(rows.vectors).all():
+                    raise IntegrityError(f"A vector {name!r} of {self.shown} is not finite.")
+                # Scores are of the vectors themselves, to the last digit.
+                query = queries[i : i + 1]
+                (hits,) = best_by(metric, query, k, [rows], version, facts.id_type)
+                best[i] = merge_hits([best[i], hits], k)
+        return best
 
     def close(self) -> None:
         self._connection.close()
 
-    def column_rows(self, version: int, ids: pa.Array | None, size: int) -> Rows:
-        points: list[Any] = []
-        for among in self._points.among(ids, LOOKED_UP):
-            condition = self._points.having(self._at.vectors[version], among)
-            points += self._points.scroll(condition, [self._at.vectors[version]], size, pages=1)
-        return self._rows(version, points[:size])
+    def _pages(self, condition: Any, vectors: Sequence[str], size: int) -> Iterator[list[Any]]:
+        """Yield the points of a filter with some of their vectors, at most `size` at once."""
+        # The local mode sorts all ids for every page.
+        limit, offset = min(size, POINTS if vectors else IDS) if self._remote else size, None
+        while True:
+            points, offset = self._ask(
+                "scroll",
+                self._name,
+                scroll_filter=condition,
+                limit=limit,
+                offset=offset,
+                with_payload=self._payload,
+                with_vectors=_asked(vectors),
+            )
+            if points:
+                yield points
+            if offset is None:
+                return
 
-    def nearest_by(
-        self, metric: str, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[Hits]:
-        self.require(version)
-        nothing = Hits(pa.array([], self._id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
-        best = [nothing] * len(queries)
-        for among in self._points.among(ids, LOOKED_UP):
-            condition = self._own(version, among)
-            answers = self._points.nearest(condition, self._at.vectors[version], queries, k)
-            for i, points in enumerate(answers):
-                rows = self._rows(version, points)
-                self._verify(rows, NO_CHECKS)
-                # Scores are of the vectors themselves, to the last digit.
-                (hits,) = best_by(metric, queries[i : i + 1], k, [rows], version, self._id_type)
-                best[i] = merge_hits([best[i], hits], k)
-        return best
-
-    def _nearest(
-        self, version: int, queries: Floats, k: int, ids: pa.Array | None
-    ) -> list[tuple[pa.Array, Floats]]:
-        if not self.computes("ip", version):
-            blocks = self._scan(version, LOOKED_UP) if ids is None else self._read(ids)
-            rows = (block for block, _ in blocks if block.version == version)
-            hits = best_by("ip", queries, k, rows, version, self._id_type)
-        else:
-            hits = self.nearest_by("ip", version, queries, k, ids)
-        return [(one.ids, one.scores) for one in hits]
-
-    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        points: dict[int, list[Any]] = {version: [] for version in self._at.vectors}
-        names = list(self._at.vectors.values())
-        for among in self._points.among(ids, LOOKED_UP):
-            # All vectors of a point are read at once, so that it is in one version.
-            for point in self._points.scroll(self._points.having(None, among, self._filter), names):
-                version = self._points.version_of(point)
-                if version is not None:
-                    points[version].append(point)
-        blocks = []
-        for version, some in points.items():
-            if some:
-                self.require(version)
-                blocks.append((self._rows(version, some), NO_CHECKS))
-        return blocks
-
-    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        self.require(version)
-        name = self._at.vectors[version]
-        for page in self._points.pages(self._own(version), [name], size):
-            yield self._rows(version, page), NO_CHECKS
-
-    def _rows(self, version: int, points: Sequence[Any]) -> Rows:
-        facts = self._facts()[version]
-        dim = facts.dim
-        keys = pa.array([self._points.id_of(point) for point in points], self._id_type)
-        self.refuse_twice_in(keys)
-        name = self._at.vectors[version]
-        vectors = [self._points.vector_of(point, name) for point in points]
+    def _rows(self, version: int, points: Sequence[Any], facts: CollectionFacts) -> Rows:
+        name, dim = self.names.vectors[version], facts.dims[version] or 0
+        keys = pa.array([self._id_of(point) for point in points], facts.id_type)
+        vectors = [_vector_of(point, name) for point in points]
         if any(vector is None or len(vector) != dim for vector in vectors):
             raise IntegrityError(
-                f"A vector {name!r} of {self.address} does not have {dim} dims, as the collection "
+                f"A vector {name!r} of {self.shown} does not have {dim} dims, as the collection "
                 "says; write it again."
             )
         with np.errstate(over="ignore"):
             block = np.array(vectors, dtype=np.float32).reshape(len(vectors), dim)
-        return Rows(version, keys, _unit(block) if facts.distance == "Cosine" else block)
+        if facts.distances[version] == "Cosine":
+            # A server has brought them to length 1; the local mode returns them as they were
+            # written until they are first searched.
+            lengths = np.linalg.norm(block.astype(np.float64), axis=1, keepdims=True)
+            block = (block / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+        return Rows(version, keys, block)
 
-    def _own(self, version: int, among: Any = None) -> Any:
-        """Return the filter for the rows of a version that the filter of this view leaves."""
-        later = [name for one, name in self._at.vectors.items() if one > version]
-        return self._points.having(self._at.vectors[version], among, self._filter, later)
+    def _id_of(self, point: Any) -> int | str:
+        """Return the id of a point. Raises: IntegrityError: it is of another type than others'."""
+        key = point.id if self._field is None else (point.payload or {}).get(self._field)
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise IntegrityError(
+                f"The field {self._field!r} of the point {point.id} of {self.shown} is "
+                f"{str(key)[:40]!r}; an id is a whole number or a text."
+            )
+        if isinstance(key, int) and not -LARGEST - 1 <= key <= LARGEST:
+            raise IntegrityError(f"The id {key} of {self.shown} has more than 63 bits.")
+        kind = ID_TYPES["int64" if isinstance(key, int) else "string"]
+        if self._id_type not in (None, kind):
+            raise IntegrityError(
+                f"{self.shown} has ids that are numbers and ids that are texts, such as {key!r}; "
+                "Evergram reads those of one type: keep ids of one type in a field, and name it by "
+                "id=FIELD."
+            )
+        return key
 
-    def _any(self, version: int) -> bool:
-        return bool(self._points.scroll(self._own(version), [], 1, pages=1))
+    def _among(self, ids: pa.Array | None) -> Iterator[Any]:
+        """Yield conditions for some ids, or None for all."""
+        from qdrant_client import models
 
-    def _facts(self) -> dict[int, VectorFacts]:
-        if self._known is not None:
-            return self._known
-        return read_vector_facts(self._ask, self._at)
+        if ids is None:
+            yield None
+            return
+        keys: list[Any] = ids.to_pylist()
+        if self._field is None:
+            number = pa.types.is_integer(ids.type)
+            keys = [key for key in keys if key >= 0] if number else canonical_uuids(keys)
+        for some in blocks_of(keys, IDS):
+            if self._field is None:
+                yield models.HasIdCondition(has_id=some)
+            else:
+                yield models.FieldCondition(key=self._field, match=models.MatchAny(any=some))
 
-    def _turn(self) -> AbstractContextManager[object]:
-        """In the local mode, keep the other threads of the process from writing."""
-        return nullcontext() if self._at.remote else self._connection.writing
+    def _of(self, version: int, among: Any, chosen: Any, own: bool = True) -> Any:
+        """Return the filter for the rows of a version, or for all with its vector."""
+        later = [name for one, name in self.names.vectors.items() if own and one > version]
+        return self._having(self.names.vectors[version], among, chosen, later)
+
+    def _having(
+        self, vector: str | None, among: Any = None, chosen: Any = None, without: Sequence[str] = ()
+    ) -> Any:
+        """Return the filter for points with an id.
+
+        Args:
+            vector: that they have; None for any or none.
+            among, chosen: further conditions.
+            without: vectors that they do not have.
+        """
+        from qdrant_client import models
+
+        must: list[Any] = [] if vector is None else [models.HasVectorCondition(has_vector=vector)]
+        must += [one for one in (among, chosen) if one is not None]
+        must_not: list[Any] = [models.HasVectorCondition(has_vector=name) for name in without]
+        if self._field is not None:
+            must.append(self._with_field(self._field))
+        return models.Filter(must=must, must_not=must_not)
+
+    def _with_field(self, field: str) -> Any:
+        from qdrant_client import models
+
+        empty = models.IsEmptyCondition(is_empty=models.PayloadField(key=field))
+        return models.Filter(must_not=[empty])
+
+    @property
+    def _payload(self) -> Any:
+        return False if self._field is None else [self._field]
 
 
-def _unit(vectors: Floats) -> Floats:
-    """Return vectors with length 1. A server has brought those of a Cosine collection to it; the
-    local mode returns them as they were written until they are first searched."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+def _vector_of(point: Any, name: str) -> list[float] | None:
+    """Return one of the vectors that came with a point; None if it has none of the name."""
+    vector = point.vector
+    if isinstance(vector, dict):
+        vector = vector.get(name)
+    elif name:
+        return None
+    return vector or None
+
+
+def _asked(vectors: Sequence[str]) -> bool | list[str]:
+    """Return what Qdrant is asked for: names of vectors, the one without a name, or none."""
+    return True if "" in vectors else list(vectors) or False
+
+
+class AdoptedCollection(AdoptedStore):
+    kind: ClassVar[str] = "qdrant-collection"
+    driver = QdrantCollection
+
+
+def filter_of(asked: Filter, allowed: Sequence[str]) -> Any:
+    """Return a filter as a `models.Filter`.
+
+    Args:
+        asked: conditions; or a `models.Filter`, which is used as it is.
+        allowed: fields of the payload that conditions may name.
+    Raises: DataError: the filter is wrong.
+    """
+    from qdrant_client import models
+
+    if isinstance(asked, Mapping):
+        conditions = read_conditions(asked)
+        for one in conditions:
+            check_allowed(one, allowed)
+        return models.Filter(must=[_condition(one) for one in conditions])
+    if isinstance(asked, models.Filter):
+        return asked
+    raise DataError(
+        "A filter of a Qdrant collection is a dictionary of conditions, or in Python a "
+        "qdrant_client.models.Filter; Qdrant has no SQL."
+    )
+
+
+def _condition(condition: Condition) -> Any:
+    from qdrant_client import models
+
+    def of_field(**test: Any) -> Any:
+        return models.FieldCondition(key=condition.field, **test)
+
+    values: list[Any] = list(condition.values)
+    sort = type_of(condition)
+    if condition.operator != "in":
+        return of_field(range=_range(condition, values[0]))
+    if sort == "text":
+        return of_field(match=models.MatchAny(any=values))
+    if sort == "boolean":
+        same = [of_field(match=models.MatchValue(value=value)) for value in values]
+        return models.Filter(should=same)
+    # Qdrant matches a whole number with whole numbers alone, and 3 shall be 3.0.
+    equal = [of_field(range=models.Range(gte=v, lte=v)) for v in values if abs(v) <= EXACT]
+    whole = [int(v) for v in values if v == int(v) and -(2**63) <= v < 2**63]
+    if whole:
+        equal.append(of_field(match=models.MatchAny(any=whole)))
+    large = [v for v in values if isinstance(v, float) and abs(v) > EXACT]
+    equal += [of_field(range=models.Range(gte=v, lte=v)) for v in large]
+    return models.Filter(should=equal)
+
+
+def _range(condition: Condition, bound: Any) -> Any:
+    """Return a range of numbers, or of times, which without a zone are of UTC."""
+    from qdrant_client import models
+
+    named = condition.field[:80]
+    if type_of(condition) == "number":
+        if isinstance(bound, int) and abs(bound) > EXACT:
+            raise DataError(
+                f"A bound of field {named!r} is {bound}; Qdrant compares doubles, so give one from "
+                f"{-EXACT} to {EXACT}."
+            )
+        return models.Range(**{condition.operator: bound})
+    try:
+        if type_of(condition) == "boolean":
+            raise ValueError
+        moment = datetime.fromisoformat(bound)
+    except ValueError:
+        raise DataError(
+            f"A bound of field {named!r} is {str(bound)[:40]!r}; Qdrant orders numbers and times "
+            "alone: give a number, or a date or a time such as '2026-01-31T12:00:00Z'."
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return models.DatetimeRange(**{condition.operator: moment})

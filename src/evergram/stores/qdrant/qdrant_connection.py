@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
 
 from evergram.errors import DataError, EvergramError, StoreError
-from evergram.stores.qdrant.local_client import LocalClient
+from evergram.stores.store import no_store, was_closed
+
+T = TypeVar("T")
 
 KEY = "QDRANT_API_KEY"
 TIMEOUT = 10  # seconds a request
@@ -25,6 +29,12 @@ def is_local_mode(address: str) -> bool:
     """Return whether an address of a store is a folder of Qdrant's local mode."""
     scheme, _, place = address.partition(":")
     return scheme in ("qdrant", "qdrant-collection") and not is_url(place)
+
+
+def blocks_of(items: list[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class QdrantConnection:
@@ -63,7 +73,7 @@ class QdrantConnection:
             return
         folder = Path(place).resolve()
         if not create and not (folder / "meta.json").exists():
-            raise DataError(f"There is no store at {shown}; create it first.")
+            raise no_store(shown)
         with self.errors_as_store_errors():
             self._local = LocalClient.share(folder)
         self.writing = self._local.turn
@@ -79,7 +89,7 @@ class QdrantConnection:
         from qdrant_client.http.exceptions import ResponseHandlingException
 
         if self._closed:
-            raise StoreError(f"{self._shown} was closed; open it again.")
+            raise was_closed(self._shown)
         with self.errors_as_store_errors():
             if self._local is not None:
                 return self._local.ask(method, *args, **options)
@@ -118,3 +128,60 @@ class QdrantConnection:
             self._remote.close()
         else:
             self._local.release()
+
+
+class LocalClient:
+    """A client of a folder; it lives as long as a store uses it.
+
+    Qdrant lets one client a process open a folder, so a second store in the folder shares the
+    client of the first. The class finds a living client by its folder and keeps none alive.
+
+    Args:
+        folder: resolved.
+    Raises: the errors of qdrant-client, say because another process has the folder open.
+    """
+
+    _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()
+    _opening: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: Path) -> None:
+        from qdrant_client import QdrantClient
+
+        # The local mode knows nothing of threads: one at a time has the turn.
+        self.turn: threading.RLock = threading.RLock()
+        self._users = 0
+        with _without_advice():
+            # Its SQLite may change threads, as only one at a time has the turn.
+            self._client = QdrantClient(path=str(folder), force_disable_check_same_thread=True)
+
+    @classmethod
+    def share(cls, folder: Path) -> LocalClient:
+        """Return the client of a folder, opened unless another store has; `release` it."""
+        with cls._opening:
+            client = cls._living.get(folder)
+            if client is None or not client._users:
+                client = cls._living[folder] = cls(folder)
+            client._users += 1
+            return client
+
+    def release(self) -> None:
+        """Close the client when the last of its stores releases it."""
+        with self._opening:
+            self._users -= 1
+            if not self._users:
+                self._client.close()
+
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return the answer of the client's method."""
+        call = getattr(self._client, method)
+        # Filters of warnings cost a tenth of a small search, and only writing gives advice.
+        with self.turn, _without_advice() if method == "upsert" else nullcontext():
+            return call(*args, **options)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """From 20,000 points on the client warns that a server would be faster; so do our documents."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Local mode is not recommended")
+        yield

@@ -6,31 +6,29 @@ checksum are in the payload.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4, uuid5
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, StoreError
-from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
-from evergram.stores.qdrant.qdrant_index import check_codes, index_collection, search_params
-from evergram.stores.qdrant.qdrant_points import (
+from evergram.stores.index_codes import FLOAT32, IndexCodes, too_few_found
+from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, blocks_of, is_url
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import StoreView, checked_name, no_store, not_ours, other_id_type
+from evergram.stores.table_per_version import (
     FORMAT,
-    QdrantRecord,
-    blocks_of,
-    not_ours,
-    points_of,
-    record_of,
+    StoreRecord,
+    TablePerVersionStore,
+    parse_record,
 )
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
-from evergram.stores.store_name import checked_name
-from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
 
@@ -41,6 +39,34 @@ LOOKED_UP = 10_000
 
 # So often something is read again because rows moved meanwhile.
 LOOKS = 10
+
+
+# Every point's id is made with it, so it never changes.
+NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
+# Qdrant's float16 is a type of the vectors that are stored, so there is none of an index.
+KINDS = (FLOAT32.kind, "int8", "binary")
+INDEXING = 3_600.0  # seconds that a server may take
+UNFINISHED, FAILED = "yellow", "red"
+# A search of the graph looks at so many points at least.
+LOOKED_AT = 128
+# So many stored rows are the queries by which codes are measured; codes must find this share of the
+# ten that the graph finds of whole vectors.
+SAMPLE, NEAREST, RECALL = 100, 10, 0.95
+# A method of the client by its name, with its arguments.
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class QdrantRecord(StoreRecord):
+    """The record of a store, its small collection.
+
+    Args:
+        moved: a token that changes whenever rows are about to leave a space.
+        oversample: of the codes of each space that has codes, by version.
+    """
+
+    moved: str | None = None
+    oversample: dict[int, int] = field(default_factory=dict)
 
 
 class QdrantStore(TablePerVersionStore):
@@ -155,20 +181,23 @@ class QdrantStore(TablePerVersionStore):
                 point = models.PointStruct(id=0, vector=[0.0], payload=payload)
                 self._ask("upsert", self._name, [point], wait=True)
         if not self._ask("collection_exists", self._name):
-            raise DataError(f"There is no store at {self.address}; create it first.")
+            raise no_store(self.address)
         kind = self._meta().id_type
         if create is not None and kind != create:
-            raise DataError(
-                f"{self.address} has ids of type {kind}, not {create}; use another store."
-            )
+            raise other_id_type(self.address, kind, create)
         return ID_TYPES[kind]
 
     def _meta(self) -> QdrantRecord:
         if self._moment is not None:
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
+        payloads = {point.id: point.payload for point in points}
+        spaces = [space for key, space in payloads.items() if key != 0]
+        record = parse_record(lambda: {**payloads[0], "spaces": spaces}, self.address)
+        head = payloads[0]
         with self._connection.errors_as_store_errors():
-            return record_of({point.id: point.payload for point in points}, self.address)
+            oversample = {int(v): int(n) for v, n in (head.get("oversample") or {}).items()}
+        return QdrantRecord(**vars(record), moved=head.get("moved"), oversample=oversample)
 
     def _set_fields(self, **facts: Any) -> None:
         """Set some fields of the record; the others stay."""
@@ -205,7 +234,7 @@ class QdrantStore(TablePerVersionStore):
     def _refuse_filled(self, collection: str) -> None:
         """Refuse a collection with points that this store did not write. Raises: StoreError."""
         if self._ask("count", collection, exact=True).count:
-            raise not_ours(collection, self.address)
+            raise not_ours(f"collection {collection}", self.address)
 
     def _add_space(self, space: Space) -> None:
         from qdrant_client import models
@@ -219,9 +248,6 @@ class QdrantStore(TablePerVersionStore):
                     self._ask("delete_collection", self._at(space.version))
                 self._make(self._at(space.version), space.dim)
                 self._ask("upsert", self._name, [point], wait=True)
-        if self.spaces()[space.version] != space:
-            # Another process was quicker, with another one.
-            self.add_space(space)
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         from qdrant_client import models
@@ -322,3 +348,128 @@ class QdrantStore(TablePerVersionStore):
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
         return Rows(version, keys, vectors), checks
+
+
+def points_of(keys: Sequence[int | str]) -> list[Any]:
+    """Return the ids of the points of rows: a UUID made of each row's own id."""
+    return [str(uuid5(NAMESPACE, str(key))) for key in keys]
+
+
+def check_codes(codes: IndexCodes, *, remote: bool, shown: str) -> None:
+    """Refuse codes that Qdrant does not have.
+
+    Args:
+        remote: whether it is a server.
+        shown: how errors name the store.
+    Raises: DataError: there are no such codes; it is a folder of the local mode.
+    """
+    if remote:
+        codes.check(KINDS, shown)
+    elif not codes.whole:
+        raise DataError(
+            f"{shown} cannot build an index of {codes.kind}: it is a folder of Qdrant's local "
+            "mode, which keeps whole vectors in memory and compares all of them. Run a Qdrant "
+            "server and give its URL, or take another store."
+        )
+
+
+def index_collection(
+    ask: Ask, collection: str, version: int, codes: IndexCodes, shown: str
+) -> None:
+    """Have a server index a collection, and wait until it has.
+
+    Args:
+        ask: calls a method of the client.
+        version: of the rows.
+    Raises: DataError: the codes find too few of the best; whole vectors are then indexed.
+        StoreError: the server has no such codes, takes too long, or fails.
+    """
+    _quantize(ask, collection, codes, shown)
+    until = time.monotonic() + INDEXING
+    while (status := ask("get_collection", collection).status.value) == UNFINISHED:
+        if time.monotonic() > until:
+            raise StoreError(f"{shown} is still indexing after {INDEXING:.0f} s.")
+        time.sleep(0.5)
+    if status == FAILED:
+        raise StoreError(f"The server of {shown} could not index: see its log, and try again.")
+    share = 1.0 if codes.whole else _share_found(ask, collection, codes.oversample)
+    if share < RECALL:
+        _quantize(ask, collection, FLOAT32, shown)
+        raise too_few_found(codes, share, RECALL, version)
+
+
+def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any:
+    """Return how a server is to search for the k best.
+
+    Args:
+        oversample: of the collection's codes; None for a search by whole vectors, also where the
+            server has codes.
+        exact: whether to compare all points.
+    """
+    from qdrant_client import models
+
+    codes = models.QuantizationSearchParams(ignore=True)
+    if oversample is not None and not exact:
+        # Without `rescore` scores may be those of the codes.
+        codes = models.QuantizationSearchParams(
+            ignore=False, rescore=True, oversampling=float(oversample)
+        )
+    return models.SearchParams(hnsw_ef=max(LOOKED_AT, k), exact=exact, quantization=codes)
+
+
+def _quantize(ask: Ask, collection: str, codes: IndexCodes, shown: str) -> None:
+    """Have a collection quantized as the codes say, with whole vectors on the disk; for whole
+    vectors take both back."""
+    from qdrant_client import models
+
+    if codes.whole and _quantized(ask, collection) is None:
+        return
+    # `always_ram` is what servers of every age know.
+    scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+    config = {
+        FLOAT32.kind: models.Disabled.DISABLED,
+        "int8": models.ScalarQuantization(scalar=scalar),
+        "binary": models.BinaryQuantization(
+            binary=models.BinaryQuantizationConfig(always_ram=True)
+        ),
+    }[codes.kind]
+    vectors = {"": models.VectorParamsDiff(on_disk=not codes.whole)}
+    ask("update_collection", collection, quantization_config=config, vectors_config=vectors)
+    held = _quantized(ask, collection)
+    if held != (None if codes.whole else codes.kind):
+        raise StoreError(
+            f"The server of {shown} was asked for an index of {codes.kind} and has one of "
+            f"{held or FLOAT32.kind}; see that it is a recent Qdrant, and try again."
+        )
+
+
+def _share_found(ask: Ask, collection: str, oversample: int) -> float:
+    """Return which share of the best that the graph finds among whole vectors it finds by codes,
+    with stored rows as queries."""
+    from qdrant_client import models
+
+    # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
+    points, _ = ask("scroll", collection, limit=SAMPLE, with_payload=False, with_vectors=True)
+    matched, wanted = 0, 0
+    for point in points:
+        requests = [
+            models.QueryRequest(
+                query=point.vector, limit=NEAREST, params=search_params(NEAREST, chosen)
+            )
+            for chosen in (None, oversample)
+        ]
+        answers = ask("query_batch_points", collection, requests)
+        whole, codes = ([hit.score for hit in answer.points] for answer in answers)
+        wanted += len(whole)
+        # Rows with the same vector are as good as one another.
+        matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
+    return matched / wanted if wanted else 0.0  # nothing measured is nothing found
+
+
+def _quantized(ask: Ask, collection: str) -> str | None:
+    """Return the kind of codes that a collection has; None for whole vectors."""
+    config = ask("get_collection", collection).config.quantization_config
+    if config is None:
+        return None
+    kinds = {"scalar": "int8", "binary": "binary"}
+    return next((kinds[name] for name in kinds if hasattr(config, name)), type(config).__name__)

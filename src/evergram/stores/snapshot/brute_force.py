@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
+from evergram.stores.rows import Floats
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Places
-from evergram.stores.store import Floats
 
 # Scores computed at once: few enough to stay in the processor's cache until the best are picked.
 SCORES = 1 << 19
@@ -34,7 +32,7 @@ class Best:
             rows: places [b] of the rows, or the first of b rows that lie together.
         """
         for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > self._limits):
-            places = np.flatnonzero(scores[i] > self._limits[i])
+            places = _above(scores[i], self._limits[i], self._k)
             offered = places + rows if isinstance(rows, int) else rows[places]
             self.add(int(i), scores[i, places], segment, offered)
 
@@ -43,30 +41,36 @@ class Best:
         added = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
         joined = np.concatenate([self._scores[query], scores])
         places = np.concatenate([self._rows[query], added])
-        if len(joined) > self._k:
-            kept = np.argpartition(joined, len(joined) - self._k)[-self._k :]
-            joined, places = joined[kept], places[kept]
-        if len(joined) == self._k:
-            self._limits[query] = joined.min()
-        self._scores[query], self._rows[query] = joined, places
+        kept = _above(joined, np.float32(-np.inf), self._k)
+        self._scores[query], self._rows[query] = joined[kept], places[kept]
+        if len(kept) == self._k:
+            self._limits[query] = self._scores[query].min()
 
     def rows(self, query: int) -> npt.NDArray[np.int64]:
         """Return segment and place of the best rows of a query, [≤k, 2], in any order."""
         return self._rows[query]
 
 
+def _above(scores: Floats, limit: np.float32, k: int) -> Places:
+    """Return the places of scores [n] above a limit, at most the k best, in any order."""
+    above = np.flatnonzero(scores > limit) if limit > -np.inf or len(scores) <= k else None
+    rest = scores if above is None else scores[above]
+    if len(rest) <= k:
+        return np.arange(len(rest)) if above is None else above
+    best = np.argpartition(rest, len(rest) - k)[-k:]
+    # A dead row has the score −∞.
+    best = best[rest[best] > limit]
+    return best if above is None else above[best]
+
+
 def search_all(best: Best, number: int, part: Part, queries: Floats) -> None:
     """Offer all living rows of a segment."""
-    start = 0
-    for batch in part.segment.batches:
-        size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
-        for first, block in _blocks(batch.vectors, size):
-            scores = products(queries, block)
-            at = start + first
-            if part.dead is not None:
-                scores[:, part.dead[at : at + len(block)]] = -np.inf
-            best.offer(scores, number, at)
-        start += len(batch.ids)
+    size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
+    for start in range(0, len(part.segment), size):
+        scores = products(queries, part.segment.vectors[start : start + size])
+        if part.dead is not None:
+            scores[:, part.dead[start : start + size]] = -np.inf
+        best.offer(scores, number, start)
 
 
 def search_rows(best: Best, number: int, part: Part, queries: Floats, rows: Places) -> None:
@@ -74,7 +78,7 @@ def search_rows(best: Best, number: int, part: Part, queries: Floats, rows: Plac
     size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
     for start in range(0, len(rows), size):
         mine = rows[start : start + size]
-        best.offer(products(queries, part.segment.vectors(mine)), number, mine)
+        best.offer(products(queries, part.segment.vectors[mine]), number, mine)
 
 
 def products(queries: Floats, block: Floats) -> Floats:
@@ -93,8 +97,3 @@ def products(queries: Floats, block: Floats) -> Floats:
                 some = rows[start : start + LEAST_ROWS]
                 scores[:, some] = queries.astype(np.float64) @ block[some].T.astype(np.float64)
     return scores
-
-
-def _blocks(vectors: Floats, size: int) -> Iterator[tuple[int, Floats]]:
-    for start in range(0, len(vectors), size):
-        yield start, vectors[start : start + size]

@@ -10,9 +10,35 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.stores.index_codes import IndexCodes
-from evergram.stores.snapshot.segment import Mask, Places, Segment, Wanted
-from evergram.stores.snapshot.snapshot_record import SegmentRecord, SnapshotRecord
-from evergram.stores.store import Checks, Rows
+from evergram.stores.rows import Checks, Rows, Space
+from evergram.stores.snapshot.segment import (
+    IndexRecord,
+    Mask,
+    Places,
+    Segment,
+    SegmentRecord,
+    Wanted,
+)
+
+# So many segments of about one size become one of the next: a row is rewritten log_8 N times, and
+# there are at most 7 segments of each size.
+FANOUT = 8
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """What `store.json` says. Segments are ascending by number, none of which is used twice.
+
+    Args:
+        side: of its rows; None until it is set.
+    """
+
+    id_type: str
+    generation: int
+    next_number: int
+    spaces: tuple[Space, ...]
+    segments: tuple[SegmentRecord, ...]
+    side: str | None = None
 
 
 @dataclass(frozen=True)
@@ -32,18 +58,21 @@ class Part:
         return self.segment.record
 
     @property
-    def version(self) -> int:
-        """The version of its rows; −1 where these are deleted ids."""
-        return -1 if self.record.version is None else self.record.version
+    def version(self) -> int | None:
+        """The version of its rows; None where these are deleted ids."""
+        return self.record.version
 
     @cached_property
     def count(self) -> int:
         """The number of living rows."""
         return len(self.segment) - (0 if self.dead is None else int(self.dead.sum()))
 
+    @property
+    def index(self) -> IndexRecord | None:
+        return self.record.index
+
     def has_index(self, codes: IndexCodes) -> bool:
-        """Return whether it has an index of such codes."""
-        return self.record.index is not None and self.record.index.index_codes == codes
+        return self.index is not None and self.index.index_codes == codes
 
     def find(self, ids: Wanted) -> tuple[Places, Places]:
         """Return which of the ids have a living row here, and the rows."""
@@ -53,19 +82,8 @@ class Part:
         living = ~self.dead[rows]
         return which[living], rows[living]
 
-    def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
-        """Return copies of rows, with the checksums that they were written with.
-
-        Args:
-            ids: the ids that the rows were found by, to save reading the segment's own: the
-                checksum tells where a row is another id's.
-        """
-        segment = self.segment
-        ids = segment.ids(rows) if ids is None else ids
-        return Rows(self.version, ids, segment.vectors(rows)), segment.checks(rows)
-
     def rows(self) -> Places:
-        """Return the places of the living rows."""
+        """Return the living rows."""
         if self.dead is None:
             return np.arange(len(self.segment))
         return np.flatnonzero(~self.dead)
@@ -74,10 +92,13 @@ class Part:
         """Yield copies of all living rows, with the checksums that they were written with."""
         rows = self.rows()
         for start in range(0, len(rows), size):
-            yield self.take(rows[start : start + size])
+            yield self.segment.take(rows[start : start + size])
 
-    def without(self, rows: Places) -> Part:
-        """Return the part with these rows dead."""
+    def before(self, newer: Segment) -> Part:
+        """Return the part as it is once a newer segment is there: rows that it has too are dead."""
+        if self.version is None:
+            return self
+        rows = self.segment.rows_in(newer)
         if not len(rows):
             return self
         dead = np.zeros(len(self.segment), dtype=bool) if self.dead is None else self.dead.copy()
@@ -94,35 +115,21 @@ class Generation:
 
     def of(self, version: int) -> list[Part]:
         """Return the parts with rows of a version."""
-        return [part for part in self.parts if part.record.version == version]
+        return [part for part in self.parts if part.version == version]
 
     def data(self) -> list[Part]:
         """Return the parts that hold rows, not deleted ids."""
-        return [part for part in self.parts if part.record.version is not None]
+        return [part for part in self.parts if part.version is not None]
 
     def count(self) -> dict[int, int]:
         """Return the number of living rows by version."""
-        counts: dict[int, int] = {}
-        for part in self.data():
-            if part.count:
-                counts[part.version] = counts.get(part.version, 0) + part.count
-        return dict(sorted(counts.items()))
+        versions = sorted({part.version for part in self.parts if part.version is not None})
+        counts = {version: sum(part.count for part in self.of(version)) for version in versions}
+        return {version: count for version, count in counts.items() if count}
 
-    def living(self, ids: pa.Array) -> pa.Array:
-        """Return those of the ids that have a living row."""
-        return ids.filter(pa.array(self._held(ids)[1]))
-
-    def still_deleted(self, parts: Sequence[Part]) -> pa.Array:
-        """Return the deleted ids of some parts that must stay listed: a file still has a row of
-        them, and none of it is living."""
-        held = [batch.ids for part in parts for batch in part.segment.batches]
-        ids = pa.concat_arrays(held).unique()
-        there, living = self._held(ids)
-        return ids.filter(pa.array(there & ~living))
-
-    def _held(self, ids: pa.Array) -> tuple[Mask, Mask]:
+    def held(self, ids: pa.Array) -> tuple[Mask, Mask]:
         """Return which ids [n] are in a file at all, and which of them have a living row."""
-        wanted = Wanted.of(ids)
+        wanted = Wanted(ids)
         there, living = np.zeros(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
         for part in self.data():
             which, rows = part.segment.find(wanted)
@@ -134,42 +141,41 @@ class Generation:
         self, record: SnapshotRecord, load: Callable[[SegmentRecord], Segment]
     ) -> Generation:
         """Return a later generation. Dead rows stay dead, so only new segments are compared with
-        the others, the smaller of two looked up in the larger."""
-        known = {(p.record.number, p.record.data.sha256): p for p in self.parts}
+        the others."""
+        known = {(p.record.number, p.record.sha256): p for p in self.parts}
         parts: list[Part] = []
         for one in record.segments:
-            part = known.get((one.number, one.data.sha256))
+            part = known.get((one.number, one.sha256))
             if part is None:
                 segment = load(one)
+                parts = [older.before(segment) for older in parts]
                 part = Part(segment, segment.superseded())
-                parts = [older.without(_older(older.segment, segment)) for older in parts]
             elif part.record != one:
                 part = replace(part, segment=part.segment.recorded(one))
             parts.append(part)
         return Generation(record, parts)
 
     def without_empty(self) -> Generation:
-        """Return the generation without segments that have no living row."""
-        parts = [p for p in self.parts if p.record.version is None or p.count]
+        """Return the generation without segments that have no living row, and without deleted ids
+        that no older segment can have."""
+        parts: list[Part] = []
+        for part in self.parts:
+            if part.count if part.version is not None else parts:
+                parts.append(part)
         segments = tuple(part.record for part in parts)
         return Generation(replace(self.record, segments=segments), parts)
 
-
-def _older(old: Segment, new: Segment) -> Places:
-    """Return the rows of an older segment whose ids a newer one has too."""
-    if old.record.version is None:
-        return np.zeros(0, np.int64)
-    if len(new) <= len(old):
-        return old.find(new)[1]
-    which, _ = new.find(old)
-    return old.rows_at(which)
-
-
-def joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
-    """Return rows of several segments of a version, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    rows = [mine for mine, _ in parts]
-    ids = pa.concat_arrays([mine.ids for mine in rows])
-    vectors = np.concatenate([mine.vectors for mine in rows])
-    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])
+    def next_merge(self) -> list[Part]:
+        """Return segments of one version, or of deleted ids, to merge into one; none if there are
+        few enough."""
+        alike: dict[tuple[int | None, int], list[Part]] = {}
+        for part in self.parts:
+            # Half of it is dead: rewriting halves what searches compare and what the disk holds.
+            if part.version is not None and 2 * part.count < len(part.segment):
+                return [part]
+            size = (len(part.segment).bit_length() - 1) // 3  # ⌊log_8 rows⌋
+            same = alike.setdefault((part.version, size), [])
+            same.append(part)
+            if len(same) == FANOUT:
+                return same
+        return []

@@ -1,28 +1,95 @@
-"""A segment: rows of one version in an immutable file mapped into memory, found by their ids."""
+"""A segment: rows of one version in an immutable safetensors file, mapped and found by their ids.
+
+The file has `vectors` [n, D] and `check` [n] in the order of writing, and the ids: `id` [n], or
+`text` and `offset` of strings. Where they are not in the order of their keys, `key` and `row` say
+at which row each sorted key is.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib.stride_tricks import sliding_window_view
 
+from evergram.atomic_files import commit, part_of
 from evergram.errors import IntegrityError
-from evergram.stores.snapshot.snapshot_record import FileRecord, SegmentRecord
-from evergram.stores.store import Checks, Floats
+from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.rows import Checks, Floats, Rows
 
 Places: TypeAlias = npt.NDArray[np.int64]
 # Ids are sorted and found by keys: an int64 id is its own key, a text's is a hash (uint64).
 Keys: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+
+# Room for the length of the header and the header, which is written last.
+HEADER = 1024
+DTYPES = {"F32": "<f4", "U32": "<u4", "I32": "<i4", "I64": "<i8", "U64": "<u8", "U8": "u1"}
+NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class IndexRecord:
+    """A faiss index of a segment.
+
+    Args:
+        lists, probes: how many lists it has, and how many are searched for a query.
+        recall: of the ten best, measured when it was built.
+        sample: stored rows that it was measured with.
+        codes, oversample: as `IndexCodes` has them.
+    """
+
+    sha256: str
+    lists: int
+    probes: int
+    recall: float
+    sample: int
+    codes: str = FLOAT32.kind
+    oversample: int = FLOAT32.oversample
+
+    @property
+    def index_codes(self) -> IndexCodes:
+        return IndexCodes(self.codes, self.oversample)
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """Rows that were written together.
+
+    Args:
+        number: later ones are larger; of two rows with one id, that of the larger counts.
+        version: of all its rows; None: these are ids that were deleted.
+        sha256: of the file after its header, and then of the header.
+    """
+
+    number: int
+    version: int | None
+    rows: int
+    sha256: str
+    index: IndexRecord | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:d}.safetensors"
+
+    @property
+    def files(self) -> list[str]:
+        index = self.index
+        return [self.name, *([] if index is None else [index_name(self.number, index.index_codes)])]
+
+
+def index_name(number: int, codes: IndexCodes) -> str:
+    """Return the name of an index; of other codes it is another: a reader may have it open."""
+    return f"{number:d}.{codes.kind}-{codes.oversample:d}.faiss"
 
 
 def keys_of(ids: pa.Array) -> Keys:
@@ -49,29 +116,14 @@ class Keyed(Protocol):
         """Return the ids at some places among the keys."""
 
 
-@dataclass(frozen=True)
 class Wanted:
-    """Ids that a caller asks for, with their keys."""
+    """Ids that a caller asks for."""
 
-    ids: pa.Array
-    keys: Keys
-
-    @classmethod
-    def of(cls, ids: pa.Array) -> Wanted:
-        return cls(ids, keys_of(ids))
+    def __init__(self, ids: pa.Array) -> None:
+        self.ids, self.keys = ids, keys_of(ids)
 
     def ids_at(self, places: Places) -> pa.Array:
         return self.ids.take(pa.array(places))
-
-
-@dataclass(frozen=True)
-class SegmentBatch:
-    """Rows that lie together in a file: ids [b], vectors [b, D] and checks [b]; D is 0 of deleted
-    ids."""
-
-    ids: pa.Array
-    vectors: Floats
-    checks: Checks
 
 
 class Segment:
@@ -79,36 +131,39 @@ class Segment:
 
     Args:
         trusted: this process has just written it, so its hash is not compared.
-    Raises: IntegrityError: a file is not what was written. FileNotFoundError.
+    Raises: IntegrityError: the file is not what was written. FileNotFoundError.
     """
 
     def __init__(self, folder: Path, record: SegmentRecord, *, trusted: bool = False) -> None:
         self.record = record
-        buffer = mapped(folder, record.data, trusted)
-        reader = pa.ipc.open_file(buffer)
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        self._batches = [_batch(batch) for batch in batches]
-        self._size = len(self._batches[0].ids)
-        self._words = np.frombuffer(buffer, "<u4", count=len(buffer) // 4)
-        self._windows: dict[int, Checks] = {}
-        self._vectors_at = self._places([b.vectors for b in self._batches])
-        self._checks_at = self._places([b.checks for b in self._batches])
-        # Where a key is in the file; None where the file is in the order of the keys.
-        self._rows: npt.NDArray[Any] | None = None
-        if record.lookup is None:
-            self.keys: Keys = _plain(batches[0]["key" if "key" in reader.schema.names else "id"])
+        self._path = folder / record.name
+        buffer = pa.memory_map(str(self._path)).read_buffer()
+        if not trusted:
+            digest = hashlib.sha256(buffer[HEADER:])
+            digest.update(buffer[:HEADER])
+            if digest.hexdigest() != record.sha256:
+                raise self._damaged()
+        header = json.loads(buffer[8:HEADER].to_pybytes())
+        arrays = {name: _array(buffer, entry) for name, entry in header.items()}
+        self.vectors: Floats = arrays["vectors"]
+        self._checks: Checks = arrays["check"]
+        self.ids: pa.Array
+        if "id" in arrays:
+            self.ids = pa.array(arrays["id"])
         else:
-            batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
-            self.keys, rows = _plain(batch["key"]), _plain(batch["row"])
-            in_order = len(rows) == len(self) and np.array_equal(rows, np.arange(len(self)))
-            self._rows = None if in_order else rows
-        self._exact = pa.types.is_integer(self._batches[0].ids.type)
+            begin = [HEADER + header[name]["data_offsets"][0] for name in ("offset", "text")]
+            buffers = [None, buffer[begin[0] :], buffer[begin[1] :]]
+            kind = pa.large_string() if header["offset"]["dtype"] == "I64" else pa.string()
+            self.ids = pa.Array.from_buffers(kind, record.rows, buffers)
+        self.keys: Keys = arrays["key"] if "key" in arrays else arrays["id"]
+        # The row of each key; None where the rows are in the order of the keys.
+        self._rows: npt.NDArray[np.uint32] | None = arrays.get("row")
+        self._numbers: Places | None = arrays.get("id")
         # Ids that follow each other without a gap, as ids often do, are found by counting.
         self._first: np.int64 | None = None
-        if self._exact:
-            self._ids_at = self._places([_plain(b.ids) for b in self._batches])
-            if len(self.keys) and int(self.keys[-1]) - int(self.keys[0]) == len(self.keys) - 1:
-                self._first = self.keys[0]
+        exact, keys = self._numbers is not None, self.keys
+        if exact and len(keys) and int(keys[-1]) - int(keys[0]) == len(keys) - 1:
+            self._first = keys[0]
 
     def __len__(self) -> int:
         return self.record.rows
@@ -119,14 +174,6 @@ class Segment:
         segment.record = record
         return segment
 
-    @property
-    def batches(self) -> Sequence[SegmentBatch]:
-        return self._batches
-
-    @property
-    def dim(self) -> int:
-        return int(self._batches[0].vectors.shape[1])
-
     def superseded(self) -> Mask | None:
         """Return the rows, bool [n], whose id comes again in the file: only the last is living."""
         if len(self.keys) == len(self):
@@ -136,7 +183,7 @@ class Segment:
         return dead
 
     def rows_at(self, places: Places) -> Places:
-        """Return the rows of the file at some places among the keys."""
+        """Return the rows at some places among the keys."""
         if self._rows is None:
             return places
         taken = self._rows[places].astype(np.int64)
@@ -144,122 +191,198 @@ class Segment:
             raise self._damaged()
         return taken
 
-    def ids_at(self, places: Places) -> pa.Array:
-        return self.ids(self.rows_at(places))
-
     def find(self, asked: Keyed) -> tuple[Places, Places]:
         """Return which of the asked ids are here, in their order, and at which rows."""
-        if self._exact:
-            return self._find_exact(asked.keys)
-        at = np.searchsorted(self.keys, asked.keys)
-        pending = np.arange(len(asked.keys))
-        which: list[Places] = []
-        rows: list[Places] = []
+        if self._numbers is not None:
+            which, at = self._places(asked.keys)
+            return which, self.rows_at(at)
+        at, pending = np.searchsorted(self.keys, asked.keys), np.arange(len(asked.keys))
+        found: list[tuple[Places, Places]] = []
         while len(pending):
             inside = at < len(self.keys)
             pending, at = pending[inside], at[inside]
             same = self.keys[at] == asked.keys[pending]
             pending, at = pending[same], at[same]
-            candidates = self.rows_at(at)
-            equal = pc.equal(self.ids(candidates), asked.ids_at(pending)).to_numpy(
+            rows = self.rows_at(at)
+            equal = pc.equal(self.ids_of(rows), asked.ids_at(pending)).to_numpy(
                 zero_copy_only=False
             )
-            which.append(pending[equal])
-            rows.append(candidates[equal])
+            found.append((pending[equal], rows[equal]))
             # Another id with this key may follow.
             pending, at = pending[~equal], at[~equal] + 1
-        candidates, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
-        order = np.argsort(candidates)
-        return candidates[order], places[order]
+        which = np.concatenate([pending, *(one for one, _ in found)])
+        rows = np.concatenate([at, *(one for _, one in found)])
+        order = np.argsort(which)
+        return which[order], rows[order]
 
-    def _find_exact(self, keys: Keys) -> tuple[Places, Places]:
-        """Return the same as `find` where ids are their own keys."""
+    def _places(self, keys: Keys) -> tuple[Places, Places]:
+        """Return which keys are here, and where among the keys; of ids that are their own keys."""
         if self._first is not None:
             # What is smaller than the first wraps around, and is then past the last.
             steps = (keys - self._first).view(np.uint64)
             which = (steps < len(self.keys)).nonzero()[0]
-            at = steps[which].astype(np.int64)
-        else:
-            at = np.searchsorted(self.keys, keys)
-            at[at == len(self.keys)] = 0
-            which = np.flatnonzero(self.keys[at] == keys) if len(self.keys) else at[:0]
-            at = at[which]
-        rows = self.rows_at(at)
-        if self._rows is not None:
-            names = self.ids(rows).to_numpy(zero_copy_only=False)
-            if not np.array_equal(names, keys[which]):
-                raise self._damaged()
-        return which, rows
+            return which, steps[which].astype(np.int64)
+        at = np.searchsorted(self.keys, keys)
+        at[at == len(self.keys)] = 0
+        which = np.flatnonzero(self.keys[at] == keys) if len(self.keys) else at[:0]
+        return which, at[which]
 
-    def ids(self, rows: Places) -> pa.Array:
-        """Return the ids of rows [n] of the file, in their order."""
-        if self._exact:
-            words = self._gathered(self._ids_at, rows, 2)
-            return pa.array(words.view("<i8").reshape(-1))
-        if len(self._batches) == 1:
-            return self._batches[0].ids.take(pa.array(rows))
-        if not len(rows):
-            return self._batches[0].ids.slice(0, 0)
-        cut = self._by_batch(rows)
-        parts = [self._batches[b].ids.take(pa.array(rows[at] - b * self._size)) for b, at in cut]
-        order = np.argsort(np.concatenate([at for _, at in cut]))
-        return pa.concat_arrays(parts).take(pa.array(order))
+    def rows_in(self, newer: Segment) -> Places:
+        """Return the rows whose ids another segment has too, by looking up the fewer of them."""
+        if len(newer) <= len(self):
+            return self.find(newer)[1]
+        return self.rows_at(newer.find(self)[0])
 
-    def vectors(self, rows: Places) -> Floats:
-        """Return copies of the vectors of rows [n], [n, D], in their order."""
-        return self._gathered(self._vectors_at, rows, self.dim).view("<f4")
+    def ids_at(self, places: Places) -> pa.Array:
+        return self.ids_of(self.rows_at(places))
 
-    def checks(self, rows: Places) -> Checks:
-        """Return copies of the checksums of rows [n], in their order."""
-        return self._gathered(self._checks_at, rows, 1).reshape(-1)
+    @property
+    def all_ids(self) -> pa.Array:
+        return self.ids_of(np.arange(len(self)))
 
-    def _places(self, arrays: Sequence[npt.NDArray[Any]]) -> Places:
-        """Return the word of the file at which each array begins."""
-        start = self._words.__array_interface__["data"][0]
-        return np.array([a.__array_interface__["data"][0] - start for a in arrays]) // 4
+    def ids_of(self, rows: Places) -> pa.Array:
+        """Return the ids of rows [n], in their order."""
+        if self._numbers is not None:
+            return pa.array(self._numbers[rows])
+        ids = self.ids.take(pa.array(rows))
+        return ids if ids.type == pa.string() else ids.cast(pa.string())
 
-    def _gathered(self, at: Places, rows: Places, width: int) -> Checks:
-        """Return words [n, width] of rows, from all batches at once: a pass over each batch would
-        slow down a request for a hundred rows."""
-        batch = rows // self._size
-        first = at[batch] + (rows - batch * self._size) * width
-        if width not in self._windows:
-            self._windows[width] = sliding_window_view(self._words, width)
-        gathered: Checks = self._windows[width][first]
-        return gathered
+    def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
+        """Return copies of rows [n] with their checksums.
 
-    def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
-        batch = rows // self._size
-        return [(int(b), np.flatnonzero(batch == b)) for b in np.unique(batch)]
+        Args:
+            ids: of the rows, where they are known; they are read otherwise.
+        """
+        ids = self.ids_of(rows) if ids is None else ids
+        version = -1 if self.record.version is None else self.record.version
+        return Rows(version, ids, self.vectors[rows]), self._checks[rows]
 
     def _damaged(self) -> IntegrityError:
         return IntegrityError(
-            f"Segment {self.record.data.name} is damaged; restore the store from a copy, or fill "
-            "it again."
+            f"{self._path} is not what was written; restore the store from a copy, or fill it "
+            "again."
         )
 
 
-def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer:
-    """Return a file mapped into memory, after a comparison with its SHA-256 unless it is
-    trusted."""
-    path = folder / record.name
-    buffer = pa.memory_map(str(path)).read_buffer()
-    if not trusted and hashlib.sha256(buffer).hexdigest() != record.sha256:
-        raise IntegrityError(
-            f"{path} is not what was written (its SHA-256 differs); restore the store from a "
-            "copy, or fill it again."
+def _array(buffer: pa.Buffer, entry: dict[str, Any]) -> npt.NDArray[Any]:
+    begin, shape = HEADER + entry["data_offsets"][0], entry["shape"]
+    count = int(np.prod(shape))
+    return np.frombuffer(buffer, DTYPES[entry["dtype"]], count, begin).reshape(shape)
+
+
+class SegmentWriter:
+    """Writes one file of rows of one version; a later row of an id replaces the one before.
+
+    Vectors go to the disk as they come; ids are in memory until the end.
+
+    Args:
+        version: None: the rows are deleted ids, which have no vectors.
+    """
+
+    def __init__(self, folder: Path, number: int, version: int | None, dim: int) -> None:
+        self._number, self._version, self._dim = number, version, dim
+        self._path = folder / f"{number}.safetensors"
+        self._ids: list[pa.Array] = []
+        self._checks: list[Checks] = []
+        self._entries: dict[str, Any] = {}
+        self._hash, self._size, self.rows = hashlib.sha256(), 0, 0
+        self._file = part_of(self._path).open("wb")
+        self._file.write(bytes(HEADER))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the file if it was not finished."""
+        if error is not None:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Remove the file, unless it is in its place already."""
+        # Closing writes what is buffered, for which there may be no room.
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            part_of(self._path).unlink(missing_ok=True)
+
+    def add(self, rows: Rows, checks: Checks) -> None:
+        """Add rows [n] with their checksums [n]."""
+        self._ids.append(rows.ids)
+        self._checks.append(checks)
+        self.rows += len(rows)
+        self._write(np.ascontiguousarray(rows.vectors, dtype="<f4"))
+
+    def finish(self) -> SegmentRecord:
+        """Sync the file, which must have a row, rename it into its place, and return its record."""
+        number = pa.types.is_integer(self._ids[0].type)
+        size = sum(part.nbytes for part in self._ids)
+        # The offsets of a string array have 32 bits.
+        large = not number and size > 1 << 30
+        ids = pa.concat_arrays(
+            [part.cast(pa.large_string()) if large else part for part in self._ids]
         )
-    return buffer
+        keys = keys_of(ids)
+        rows = sorted_places(keys, ids)
+        self._entries["vectors"] = self._entry(0, "F32", [self.rows, self._dim])
+        self._append("check", np.concatenate(self._checks))
+        if self._size % 8:
+            self._append("pad", np.zeros(1, np.uint32))
+        if number:
+            self._append("id", keys)
+        in_order = number and np.array_equal(rows, np.arange(len(ids)))
+        if not in_order:
+            self._append("key", keys[rows])
+        if not number:
+            width = "<i8" if large else "<i4"
+            self._append("offset", np.frombuffer(ids.buffers()[1], width, len(ids) + 1))
+        if not in_order:
+            self._append("row", rows.astype("<u4"))
+        if not number:
+            self._append("text", np.frombuffer(ids.buffers()[2] or b" ", "u1"))
+        header = json.dumps(self._entries).encode().ljust(HEADER - 8)
+        header = len(header).to_bytes(8, "little") + header
+        self._hash.update(header)
+        self._file.seek(0)
+        self._file.write(header)
+        self._file.close()
+        commit(part_of(self._path), self._path, sync_parent=False)
+        return SegmentRecord(self._number, self._version, self.rows, self._hash.hexdigest())
+
+    def _append(self, name: str, values: npt.NDArray[Any]) -> None:
+        self._entries[name] = self._entry(self._size, NAMES[values.dtype], list(values.shape))
+        self._write(values)
+
+    def _entry(self, begin: int, dtype: str, shape: list[int]) -> dict[str, Any]:
+        end = begin + int(np.prod(shape)) * np.dtype(DTYPES[dtype]).itemsize
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    def _write(self, values: npt.NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1).data if values.size else b""
+        self._hash.update(raw)
+        self._file.write(raw)
+        self._size += values.nbytes
 
 
-def _batch(batch: pa.RecordBatch) -> SegmentBatch:
-    if "vector" not in batch.schema.names:
-        size = batch.num_rows
-        return SegmentBatch(batch["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
-    column = batch["vector"]
-    vectors = _plain(column.values).reshape(-1, column.type.list_size)
-    return SegmentBatch(batch["id"], vectors, _plain(batch["check"]))
-
-
-def _plain(column: pa.Array) -> npt.NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=True))
+def sorted_places(keys: Keys, ids: pa.Array) -> Places:
+    """Return places in the order of their keys, without those whose id [n] comes again later."""
+    order: Places = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    again = np.flatnonzero(ranked[1:] == ranked[:-1])
+    if not len(again):
+        return order
+    keep = np.ones(len(order), dtype=bool)
+    if keys.dtype == np.int64:
+        keep[again] = False
+        return order[keep]
+    suspects = np.union1d(again, again + 1)[::-1]
+    seen = set()
+    names = ids.take(pa.array(order[suspects])).to_pylist()
+    for place, name in zip(suspects, names, strict=True):
+        keep[place] = name not in seen
+        seen.add(name)
+    return order[keep]

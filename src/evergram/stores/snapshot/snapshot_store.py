@@ -17,25 +17,13 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, row_checks
 from evergram.stores.snapshot.brute_force import Best, products, search_all, search_rows
-from evergram.stores.snapshot.compaction import next_merge
 from evergram.stores.snapshot.faiss_index import INDEXED_FROM, build
-from evergram.stores.snapshot.generation import Generation, Part, joined
-from evergram.stores.snapshot.segment import Wanted
-from evergram.stores.snapshot.segment_writer import MAX_ROWS, SegmentWriter
-from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
-from evergram.stores.snapshot.snapshot_record import NAME, SegmentRecord
-from evergram.stores.store import (
-    ID_TYPES,
-    Checks,
-    Floats,
-    Rows,
-    Space,
-    Store,
-    StoreView,
-    row_checks,
-    too_few,
-)
+from evergram.stores.snapshot.generation import Generation, Part
+from evergram.stores.snapshot.segment import SegmentRecord, Wanted
+from evergram.stores.snapshot.snapshot_folder import NAME, SnapshotFolder
+from evergram.stores.store import Store, StoreView, other_id_type, too_few
 
 T = TypeVar("T")
 
@@ -84,9 +72,7 @@ class SnapshotStore(Store):
             SnapshotFolder(path, 10.0).create(create)
         store = cls(path)
         if create is not None and store.id_type != ID_TYPES[create]:
-            raise DataError(
-                f"{path} has ids of type {store.id_type}, not {create}; use another folder."
-            )
+            raise other_id_type(str(path), store.id_type, create)
         return store
 
     @property
@@ -122,41 +108,31 @@ class SnapshotStore(Store):
         self._folder.close()
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
-        """Write all rows of a version into few segments and return their number.
+        """Write all rows of a version into one segment and return their number.
 
         The rows are acknowledged together at the end; killed before that, none of them is there.
 
         Raises: as `upsert`; DataError: rows of another version.
         """
-        total = 0
         with self._folder.writing():
             self.add_space(space)
-            written: list[SegmentRecord] = []
-            writer: SegmentWriter | None = None
-            try:
-                with self._folder.loading():
-                    for block in blocks:
-                        rows = self._of(space, block)
-                        if not len(rows):
-                            continue
-                        if writer is None:
-                            writer = self._folder.writer(space.version, len(written))
+            with self._folder.writer(space.version) as writer:
+                for block in blocks:
+                    if block.version != space.version:
+                        raise DataError(
+                            f"Rows of version {block.version} cannot be loaded as version "
+                            f"{space.version}; load each version by itself."
+                        )
+                    rows = self.checked(block)
+                    if len(rows):
                         writer.add(rows, row_checks(rows))
-                        total += len(rows)
-                        if writer.rows >= MAX_ROWS:
-                            written.append(writer.finish())
-                            writer = None
-                    if writer is not None:
-                        written.append(writer.finish())
-            except BaseException:
-                if writer is not None:
+                if not writer.rows:
                     writer.abandon()
-                self._folder.remove(written)
-                raise
-            if written:
-                self._folder.commit(written)
-                self._tidy()
-        return total
+                    return 0
+                written = writer.finish()
+            self._folder.commit(written)
+            self._tidy()
+        return writer.rows
 
     def build_index(self, codes: IndexCodes = FLOAT32) -> list[int]:
         """Index by faiss each version that has enough rows in no index of such codes, these rows as
@@ -185,58 +161,50 @@ class SnapshotStore(Store):
                     reasons[version] = index
                 else:
                     before = plain[0].record
-                    self._folder.commit([replace(before, index=index)], [before])
-        indexed = {p.version for p in self._current().data() if p.has_index(codes)}
+                    self._folder.commit(replace(before, index=index), [before])
+        current = self._current().data()
+        indexed = {p.version for p in current if p.version is not None and p.has_index(codes)}
         self.unindexed = {v: why for v, why in reasons.items() if v not in indexed}
         return sorted(indexed)
 
     def _current(self) -> Generation:
         return self._folder.current() if self._moment is None else self._moment
 
-    def _of(self, space: Space, rows: Rows) -> Rows:
-        if rows.version != space.version:
-            raise DataError(
-                f"Rows of version {rows.version} cannot be loaded as version {space.version}; load "
-                "each version by itself."
-            )
-        return self.checked(rows)
-
     def _add_space(self, space: Space) -> None:
         with self._folder.writing():
             there = self._folder.current().record.spaces
             if space.version not in [other.version for other in there]:
                 spaces = sorted([*there, space], key=lambda other: other.version)
-                self._folder.commit([], spaces=tuple(spaces))
+                self._folder.commit(spaces=tuple(spaces))
 
     def _set_side(self, side: str) -> None:
         with self._folder.writing():
             if self._folder.current().record.side is None:
-                self._folder.commit([], side=side)
+                self._folder.commit(side=side)
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._folder.writing():
-            with self._folder.writer(rows.version) as writer:
-                writer.add(rows, checks)
-                written = writer.finish()
-            self._folder.commit([written])
+            self._folder.commit(self._written(rows.version, [(rows, checks)]))
             self._tidy()
 
     def _delete(self, ids: pa.Array) -> None:
         with self._folder.writing():
-            living = self._folder.current().living(ids.unique())
+            ids = ids.unique()
+            living = ids.filter(pa.array(self._folder.current().held(ids)[1]))
             if len(living):
-                self._folder.commit([self._write_deleted(living)])
+                self._folder.commit(self._written(None, [_deleted(living)]))
                 self._tidy()
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        wanted = Wanted.of(ids)
-        by_version: dict[int, list[tuple[Rows, Checks]]] = {}
+        wanted = Wanted(ids)
+        blocks = []
         for part in self._current().data():
             which, rows = part.find(wanted)
             if len(rows):
+                # The checksum tells where a row is another id's.
                 mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
-                by_version.setdefault(part.version, []).append(part.take(rows, mine))
-        return [joined(parts) for parts in by_version.values()]
+                blocks.append(part.segment.take(rows, mine))
+        return _by_version(blocks)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         for part in self._folder.current().of(version):
@@ -248,9 +216,9 @@ class SnapshotStore(Store):
         parts = self._current().of(version)
         indexes = self._folder.indexes
         best = Best(len(queries), k)
-        wanted = None if ids is None else Wanted.of(ids)
+        wanted = None if ids is None else Wanted(ids)
         for number, part in enumerate(parts):
-            index = indexes.get(part.record.data.sha256)
+            index = indexes.get(part.record.number)
             if not len(queries) or not part.count:
                 continue
             if wanted is not None:
@@ -268,7 +236,7 @@ class SnapshotStore(Store):
             return pa.array([], self.id_type), np.zeros(0, np.float32)
         ids, scores = [], []
         for number in np.unique(places[:, 0]):
-            rows, checks = parts[number].take(places[places[:, 0] == number, 1])
+            rows, checks = parts[number].segment.take(places[places[:, 0] == number, 1])
             self._verify(rows, checks)
             ids.append(rows.ids)
             scores.append(products(query[None], rows.vectors)[0])
@@ -277,10 +245,9 @@ class SnapshotStore(Store):
         return pa.concat_arrays(ids).take(pa.array(order)), joined[order]
 
     def _remove_indexes(self, parts: list[Part]) -> None:
-        # A commit removes files after `store.json` is without them.
-        removed = [part.record for part in parts if part.record.index is not None]
-        if removed:
-            self._folder.commit([replace(record, index=None) for record in removed], removed)
+        for part in parts:
+            if part.index is not None:
+                self._folder.commit(replace(part.record, index=None), [part.record])
 
     # Few segments.
 
@@ -288,26 +255,47 @@ class SnapshotStore(Store):
         """Merge segments until there are few. Where there is no room, a later write merges them:
         the rows are acknowledged already."""
         with suppress(OSError):
-            while parts := next_merge(self._folder.current().parts):
+            while parts := self._folder.current().next_merge():
                 self._merge(parts)
 
     def _merge(self, parts: list[Part]) -> None:
         removed = [part.record for part in parts]
         if removed[0].version is None:
-            left = self._folder.current().still_deleted(parts)
-            written = [self._write_deleted(left)] if len(left) else []
+            # Ids stay listed of which a file still has a row, and no row is living.
+            ids = pa.concat_arrays([part.segment.all_ids for part in parts]).unique()
+            there, living = self._folder.current().held(ids)
+            left = ids.filter(pa.array(there & ~living))
+            written = self._written(None, [_deleted(left)]) if len(left) else None
         else:
-            with self._folder.writer(removed[0].version) as writer:
-                for part in parts:
-                    for rows, checks in part.blocks(BLOCK):
-                        # A damaged row must not get a new hash.
-                        self._verify(rows, checks)
-                        writer.add(rows, checks)
-                written = [writer.finish()]
+            written = self._written(removed[0].version, self._proved_blocks(parts))
         self._folder.commit(written, removed)
 
-    def _write_deleted(self, ids: pa.Array) -> SegmentRecord:
-        rows = Rows(-1, ids, np.zeros((len(ids), 0), np.float32))
-        with self._folder.writer(None) as writer:
-            writer.add(rows, np.zeros(len(ids), np.uint32))
+    def _proved_blocks(self, parts: list[Part]) -> Iterator[tuple[Rows, Checks]]:
+        for part in parts:
+            for rows, checks in part.blocks(BLOCK):
+                # A damaged row must not get a new hash.
+                self._verify(rows, checks)
+                yield rows, checks
+
+    def _written(self, version: int | None, blocks: Iterable[tuple[Rows, Checks]]) -> SegmentRecord:
+        with self._folder.writer(version) as writer:
+            for rows, checks in blocks:
+                writer.add(rows, checks)
             return writer.finish()
+
+
+def _deleted(ids: pa.Array) -> tuple[Rows, Checks]:
+    return Rows(-1, ids, np.zeros((len(ids), 0), np.float32)), np.zeros(len(ids), np.uint32)
+
+
+def _by_version(blocks: list[tuple[Rows, Checks]]) -> list[tuple[Rows, Checks]]:
+    """Return the rows of several segments, those of a version one after the other."""
+    if len(blocks) < 2:
+        return blocks
+    groups = []
+    for version in dict.fromkeys(rows.version for rows, _ in blocks):
+        mine, checks = zip(*(one for one in blocks if one[0].version == version), strict=True)
+        ids = pa.concat_arrays([rows.ids for rows in mine])
+        vectors = np.concatenate([rows.vectors for rows in mine])
+        groups.append((Rows(version, ids, vectors), np.concatenate(checks)))
+    return groups

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergram.errors import DataError, EvergramError, StoreError
+from evergram.stores.store import no_store, was_closed
 from evergram.system_errors import reason_and_remedy
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class SqliteFile:
             with self.errors_as_store_errors():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
         elif not self._path.exists():
-            raise DataError(f"There is no store at {shown}; create it first.")
+            raise no_store(shown)
         flags = self._apsw.SQLITE_OPEN_READWRITE
         self._flags = flags | (self._apsw.SQLITE_OPEN_CREATE if create else 0)
         with self.reading():  # a file of something else is an error here
@@ -145,7 +146,7 @@ class SqliteFile:
     def _lent(self) -> Iterator[Connection]:
         with self._guard:
             if self._closed:
-                raise StoreError(f"{self._shown} was closed; open it again.")
+                raise was_closed(self._shown)
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             with self.errors_as_store_errors():

@@ -1,5 +1,7 @@
 """A store in one SQLite file, whose rows the extension sqlite-vec compares.
 
+Its tables are `NAME_record`, `NAME_spaces`, and `NAME_v3` for version 3.
+
 All rows are compared in each search, so it is exact; SQLite's transactions keep an id in one space.
 """
 
@@ -12,30 +14,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
+from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
 from evergram.stores.sqlite.sqlite_file import SqliteFile
-from evergram.stores.sqlite.sqlite_tables import (
-    MORE,
-    NEAREST,
-    UNIT,
-    create_space,
-    create_tables,
-    norms,
-    read_record,
-    read_spaces,
-    refuse_others,
-    whole_number,
+from evergram.stores.store import (
+    Store,
+    StoreView,
+    checked_name,
+    no_store,
+    not_ours,
+    other_id_type,
 )
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
-from evergram.stores.store_name import checked_name
 
 if TYPE_CHECKING:
     from apsw import Connection
 
 T = TypeVar("T")
+
+FORMAT = 1
+
+# Of a row whose length is in here, the distances of sqlite-vec neither overflow nor vanish.
+SHORTEST, LONGEST = 1e-15, 1e15
+
+# How many a float32 of sqlite-vec may be off, in units of its last place, for each coordinate.
+UNIT = 2.0**-23
+MORE = 8
+
+RECORD = {"format", "id_type", "side"}
+
+# The best rows by an upper bound of their score with a query of length 1, and with them all rows
+# of extreme lengths, which have none. sqlite-vec has no inner product: ⟨q, z⟩ is ‖z‖ cos(q, z).
+NEAREST = """
+select rows.id, rows.vector, rows.checksum, best.bound from (
+  select * from (
+    select {key} as key, norm * (coalesce(1 - vec_distance_cosine(vector, ?), 0) + ?) as bound
+    from {table} where norm is not null order by bound desc limit ?
+  )
+  union all select {key}, null from {table} where norm is null
+) as best join {table} as rows on rows.{key} = best.key
+"""
 
 # So many rows are looked at beyond the k that are asked for, and four times as many each time
 # that rounding may hide a better one.
@@ -60,9 +81,7 @@ class SqliteStore(Store):
             raise
         if create is not None and kind != create:
             self.close()
-            raise DataError(
-                f"{self.address} has ids of type {kind}, not {create}; use another store."
-            )
+            raise other_id_type(self.address, kind, create)
         self._id_type = ID_TYPES[kind]
         # What pages of rows go by: for integers the id itself.
         self._key = "id" if kind == "int64" else "place"
@@ -72,7 +91,7 @@ class SqliteStore(Store):
         """See `open_store`."""
         place, _, name = address.removeprefix("sqlite:").rpartition("#")
         if not place:
-            raise DataError(f"{address!r} is no address of a SQLite store; give sqlite:FILE#NAME.")
+            raise DataError(f"{address!r} is not an SQLite store address; give sqlite:FILE#NAME.")
         if checked_name(name).lower().startswith("sqlite_"):
             raise DataError(f"SQLite keeps names such as {name!r} for itself; give another one.")
         return cls(Path(place), name, create)
@@ -93,19 +112,19 @@ class SqliteStore(Store):
     @property
     def side(self) -> str | None:
         with self._reading() as connection:
-            record = read_record(connection, self._name, self.address)
+            record = _read_record(connection, self._name, self.address)
             if record is None:
-                raise self._gone()
+                raise no_store(self.address)
             return record[1]
 
     def spaces(self) -> dict[int, Space]:
         with self._reading() as connection:
-            return read_spaces(connection, self._name, self.address)
+            return _read_spaces(connection, self._name, self.address)
 
     def count(self) -> dict[int, int]:
         with self._reading() as connection:
             counts = {
-                version: whole_number(
+                version: _whole_number(
                     connection.execute(f"select count(*) from {table}").fetchall()[0][0]
                 )
                 for version, table in self._tables(connection).items()
@@ -115,7 +134,7 @@ class SqliteStore(Store):
     def filled(self) -> dict[int, Space]:
         # To count is to look at every page.
         with self._reading() as connection:
-            spaces = read_spaces(connection, self._name, self.address)
+            spaces = _read_spaces(connection, self._name, self.address)
             return {
                 version: space
                 for version, space in spaces.items()
@@ -146,27 +165,24 @@ class SqliteStore(Store):
     def _begin(self, create: str | None) -> str:
         """Return the type of the ids, of the store that is there or is made."""
         with self._file.reading() as connection:
-            record = read_record(connection, self._name, self.address)
+            record = _read_record(connection, self._name, self.address)
             if record is None and create is not None:
-                refuse_others(connection, self._name, self.address)
+                _refuse_others(connection, self._name, self.address)
         if record is None and create is None:
-            raise self._gone()
+            raise no_store(self.address)
         self._file.log_ahead()
         if record is None and create is not None:
             with self._file.writing() as connection:
-                create_tables(connection, self._name, create, self.address)
-                record = read_record(connection, self._name, self.address)
+                _create_tables(connection, self._name, create, self.address)
+                record = _read_record(connection, self._name, self.address)
         if record is None:
-            raise self._gone()
+            raise no_store(self.address)
         return record[0]
 
     def _add_space(self, space: Space) -> None:
         kind = "int64" if pa.types.is_integer(self._id_type) else "string"
         with self._file.writing() as connection:
-            create_space(connection, self._name, kind, space, self.address)
-        if self.spaces()[space.version] != space:
-            # Another process was quicker, with another one.
-            self.add_space(space)
+            _create_space(connection, self._name, kind, space, self.address)
 
     def _set_side(self, side: str) -> None:
         with self._file.writing() as connection:
@@ -177,7 +193,7 @@ class SqliteStore(Store):
     def _write(self, rows: Rows, checks: Checks) -> None:
         ids = rows.ids.to_pylist()
         raw = [vector.tobytes() for vector in rows.vectors.astype("<f4", copy=False)]
-        values = zip(ids, raw, norms(rows.vectors), checks.tolist(), strict=True)
+        values = zip(ids, raw, _norms(rows.vectors), checks.tolist(), strict=True)
         with self._file.writing() as connection:
             tables = self._tables(connection)
             connection.executemany(
@@ -215,7 +231,7 @@ class SqliteStore(Store):
                     f"{query}{after} order by {self._key} limit ?", values
                 ).fetchall()
                 block = self._block(version, cells) if cells else None
-                before, last = last, whole_number(cells[-1][3]) if cells else None
+                before, last = last, _whole_number(cells[-1][3]) if cells else None
                 if before is not None and last is not None and last <= before:
                     raise StoreError(
                         f"{self.address} has rows out of their order: its file is damaged; restore "
@@ -287,7 +303,7 @@ class SqliteStore(Store):
         """Return the table of rows of each space, as SQL names it."""
         return {
             version: self._table(version)
-            for version in read_spaces(connection, self._name, self.address)
+            for version in _read_spaces(connection, self._name, self.address)
         }
 
     def _table(self, version: int) -> str:
@@ -302,5 +318,118 @@ class SqliteStore(Store):
             with self._file.errors_as_store_errors():
                 yield self._moment
 
-    def _gone(self) -> DataError:
-        return DataError(f"There is no store at {self.address}; create it first.")
+
+def _create_tables(connection: Connection, name: str, id_type: str, shown: str) -> None:
+    """Make the record of a store unless it is there, in a transaction that writes.
+
+    Raises: StoreError: there are tables by the names that it would use.
+    """
+    if _has_table(connection, f"{name}_record"):
+        return
+    _refuse_others(connection, name, shown)
+    connection.execute(
+        f'create table "{name}_record" (format integer, id_type text, side text);'
+        f'create table "{name}_spaces"'
+        " (version integer primary key, dim integer, fingerprint text)"
+    )
+    connection.execute(f'insert into "{name}_record" values (?, ?, null)', (FORMAT, id_type))
+
+
+def _refuse_others(connection: Connection, name: str, shown: str) -> None:
+    """Refuse a new store whose tables are there already: they are somebody's own.
+
+    Raises: StoreError.
+    """
+    theirs = connection.execute(
+        "select name from sqlite_master where lower(name) = lower(?)"
+        " or lower(name) glob lower(?) || '_v[0-9]*'",
+        (f"{name}_spaces", name),
+    ).fetchall()
+    if theirs:
+        raise not_ours(f"table {theirs[0][0]}", shown)
+
+
+def _create_space(
+    connection: Connection, name: str, id_type: str, space: Space, shown: str
+) -> None:
+    """Make the table of a space, in a transaction that writes, unless the space is there.
+
+    Raises: StoreError: there is a table of its name.
+    """
+    spaces = f'"{name}_spaces"'
+    there = connection.execute(f"select 1 from {spaces} where version = ?", (space.version,))
+    if there.fetchall():
+        return
+    table = f"{name}_v{space.version}"
+    if _has_table(connection, table):
+        raise not_ours(f"table {table}", shown)
+    # A text is beside a number that no VACUUM changes, so that pages of rows can go by it.
+    number = id_type == "int64"
+    keys = "id integer primary key" if number else "place integer primary key, id text unique"
+    connection.execute(
+        f'create table "{table}" ({keys}, vector blob, norm real, checksum integer);'
+        f'create index "{table}_extreme" on "{table}" (norm) where norm is null'
+    )
+    values = (space.version, space.dim, space.fingerprint)
+    connection.execute(f"insert into {spaces} values (?, ?, ?)", values)
+
+
+def _read_record(connection: Connection, name: str, shown: str) -> tuple[str, str | None] | None:
+    """Return the type of a store's ids, and its side; None if there is no such store.
+
+    Raises: FormatError: it is of a later format. StoreError: it is something else, or damaged.
+    """
+    table = f"{name}_record"
+    if not _has_table(connection, table):
+        return None
+    columns = {
+        row[0] for row in connection.execute("select name from pragma_table_info(?)", (table,))
+    }
+    if columns != RECORD:
+        raise not_ours(f"table {table}", shown)
+    rows = connection.execute(f'select format, id_type, side from "{table}"').fetchall()
+    number, id_type, side = rows[0] if len(rows) == 1 else (None, None, None)
+    if isinstance(number, int) and number > FORMAT:
+        raise FormatError(
+            f"{shown} has format {number}; this Evergram reads {FORMAT}: use a later Evergram."
+        )
+    known = number == FORMAT and id_type in ID_TYPES
+    if not known or not (side is None or isinstance(side, str)):
+        raise StoreError(f"The record of {shown} is damaged; restore the file from a copy.")
+    return str(id_type), side
+
+
+def _read_spaces(connection: Connection, name: str, shown: str) -> dict[int, Space]:
+    """Return a store's spaces by version, ascending. Raises: StoreError: one is damaged."""
+    rows = connection.execute(
+        f'select version, dim, fingerprint from "{name}_spaces" order by version'
+    )
+    spaces = {}
+    for version, dim, fingerprint in rows:
+        if not (isinstance(version, int) and isinstance(dim, int) and isinstance(fingerprint, str)):
+            raise StoreError(f"A space of {shown} is damaged; restore the file from a copy.")
+        spaces[version] = Space(version, dim, fingerprint)
+    return spaces
+
+
+def _has_table(connection: Connection, table: str) -> bool:
+    """Return whether there is a table; SQLite takes a and A for the same letter."""
+    rows = connection.execute(
+        "select 1 from sqlite_master where lower(name) = lower(?)", (table,)
+    ).fetchall()
+    return bool(rows)
+
+
+def _norms(vectors: Floats) -> list[float | None]:
+    """Return the lengths [n] of vectors [n, D]; None for one that is not 0 and too short or too
+    long for sqlite-vec's distances."""
+    lengths: npt.NDArray[np.float64] = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    usual = (lengths == 0) | ((lengths >= SHORTEST) & (lengths <= LONGEST))
+    return [float(n) if ok else None for n, ok in zip(lengths, usual, strict=True)]
+
+
+def _whole_number(cell: object) -> int:
+    """Return the whole number in a cell. Raises: TypeError: it is damaged, and is none."""
+    if not isinstance(cell, int):
+        raise TypeError(f"a number is {type(cell).__name__}")
+    return cell

@@ -29,7 +29,7 @@ from evergram.serving.http.requests.schemas import (
 )
 from evergram.serving.object_features import Features
 from evergram.serving.settings import ServiceSettings
-from evergram.stores.store import Floats, Store
+from evergram.stores.store import Floats, ReadableStore
 
 _INTEGER = re.compile(INTEGER, re.ASCII)
 # Features that the objects of a full request may have on average.
@@ -38,7 +38,7 @@ FEATURES = 32
 _NAMED = 5
 
 
-def as_ids(store: Store, keys: pa.Array | Sequence[Any]) -> pa.Array:
+def as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
     """Return ids in the store's type, null where a string cannot be an id that is stored.
 
     OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
