@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.support.folding import folding_lineage, solved, weight
 
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.lineage.fold_in import as_lists, stored_lookup
+from evergram.lineage.fold_in import stored_lookup
+from evergram.lineage.id_lists import as_lists
 from evergram.lineage.lineage import Lineage
 
 

@@ -513,7 +513,7 @@ def test_a_damaged_file_is_refused(made: Made, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             VersionSidecar.open(path)
     save_file({"codes": tensors["codes"]}, path, {KEY: json.dumps(record)})
-    with pytest.raises(DataError, match="no sidecar of a version"):
+    with pytest.raises(DataError, match="the sidecar of a version"):
         VersionSidecar.open(path)
 
 

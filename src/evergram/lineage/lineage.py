@@ -16,7 +16,8 @@ from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog import Catalog
 from evergram.lineage.consumers.registry import pinned_to
-from evergram.lineage.fold_in import Lists, Missing
+from evergram.lineage.fold_in import Missing
+from evergram.lineage.id_lists import Lists
 from evergram.lineage.locks import (
     refuse_unwritable,
     training_claim,

@@ -18,7 +18,8 @@ from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog import Catalog
-from evergram.lineage.fold_in import Lists, Missing, fold_in, stored_lookup
+from evergram.lineage.fold_in import Missing, fold_in, stored_lookup
+from evergram.lineage.id_lists import Lists
 from evergram.texts.record import checked_dims, cut
 from evergram.vector_files.base import first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
-from evergram.lineage.fold_in import Lists, as_lists
+from evergram.lineage.id_lists import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.http.answers.errors import RAISED
