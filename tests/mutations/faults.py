@@ -49,7 +49,7 @@ FAULTS = (
         "gramian/estimator.py",
         "weighted = u * (rows.weights / rows.size)[:, None]",
         "weighted = u * (rows.weights / len(u))[:, None]",
-        "gramian training/distributed",
+        "gramian training/test_processes.py",
     ),
     Fault(
         "gramian/averaging_rate.py",
@@ -194,19 +194,19 @@ FAULTS = (
         "atomic_files.py",
         "    sync(part)\n    part.replace(path)",
         "    part.replace(path)",
-        "test_atomic_files.py lineage",
+        "test_files_in_place.py lineage",
     ),
     Fault(
         "atomic_files.py",
         "    part.replace(path)\n    if sync_parent:\n        sync(path.parent)",
         "    part.replace(path)",
-        "test_atomic_files.py lineage",
+        "test_files_in_place.py lineage",
     ),
     Fault(
         "atomic_files.py",
         "        part.unlink(missing_ok=True)\n        # Of a full disk",
         "        # Of a full disk",
-        "test_atomic_files.py lineage",
+        "test_files_in_place.py lineage",
     ),
     Fault(
         "lineage/manifest.py",

@@ -29,8 +29,8 @@ def group_threads() -> list[str]:
 def choose_pilots(folder: Path, *, first: bool) -> None:
     """As `evergram train` with `--minutes 0` and then without; the first process alone has a limit
     and a folder, in which the first pilot is kept."""
-    data = {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900}
-    training = {"epochs": 3, "patience": 2}
+    data = {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 500}
+    training = {"epochs": 2, "patience": 1}
     recipe = Recipe.of({"data": data, "model": {"dim": 4}, "training": training})
     own: dict[str, Any] = {"folder": folder} if first else {}
     limits: list[dict[str, Any]] = [{"minutes": 0} if first else {}, {}]
