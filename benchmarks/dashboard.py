@@ -46,8 +46,8 @@ def tell(lineage: Lineage, files: Path) -> None:
     recipe = demo_recipe(None, [])
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
-    for version in range(len(recipe.split.versions)):
-        last = version == len(recipe.split.versions) - 1
+    for version in range(len(recipe.model_dump()["split"]["versions"])):
+        last = version == len(recipe.model_dump()["split"]["versions"]) - 1
         if version == 0:
             lineage.publish(train(recipe, corpus, progress=Progress()))
             lineage.label("stable", 0)

@@ -183,7 +183,8 @@ class Runs:
 
     def _once(self, what: str, recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
         about = _about(recipe)
-        for path in filter(None, (recipe.data.path, recipe.data.test)):
+        data = recipe.model_dump()["data"]
+        for path in filter(None, (data.get("path"), data.get("test"))):
             about = about.replace(f'"{path}"', f'"{Path(path).name}"')  # where it is says nothing
         digest = hashlib.sha256(about.encode())
         for pairs in (split.selection, split.test):
@@ -205,7 +206,7 @@ def _about(recipe: Recipe) -> str:
     results stay kept."""
     training, strengths = recipe.training, (recipe.task.penalty, recipe.task.l2)
     if training.optimizer == "auto" and "auto" not in strengths:
-        training = training.model_copy(update={"optimizer": "adaptive"})
+        training = training.decided()
     idle: dict[str, Any] = {"upgrade": True, "compare": True}
     if not training.thorough:
         idle["training"] = {"thorough"}

@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.measure import base, base_split
 from evergram.encoders.features import SIDES
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.process_settings import while_training
 from evergram.training.build import prepare
 from evergram.training.callbacks import Point
 from evergram.training.loop import run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
-from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
 ENCODERS = ("factorization", "two_tower")
@@ -46,7 +47,7 @@ class Errors:
     gradient_mean: dict[str, float]
 
 
-def contestants(batch: int) -> dict[str, GramianRecipe]:
+def contestants(batch: int) -> dict[str, EstimatorSettings]:
     """Return every estimator, each learning from so many uniformly drawn entities a step."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled"},
@@ -58,7 +59,7 @@ def contestants(batch: int) -> dict[str, GramianRecipe]:
         "SAGram 1": {"kind": "sagram", "beta": "1"},
     }
     return {
-        name: GramianRecipe.of({"sampler": "uniform", "batch_size": batch} | chosen)
+        name: ESTIMATORS.of({"sampler": "uniform", "batch_size": batch} | chosen)
         for name, chosen in settings.items()
     }
 

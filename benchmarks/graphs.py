@@ -113,7 +113,7 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
     runs["factorization", "penalty, SOGram"] = [
         *SQUARED,
         "model.kind=factorization",
-        f"training.batch_size={min(2048, base.training.batch_size)}",
+        f"training.batch_size={min(2048, int(base.model_dump()['training']['batch_size']))}",
         "training.precondition=0.1",
         "training.evaluate_every=1",
     ]

@@ -124,7 +124,7 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
         with served(lineage) as url:
             predict = consumer(url, name, keys[learn].tolist(), labels[learn], keys[test].tolist())
             first: npt.NDArray[np.float32] | None = None
-            for version in range(len(chosen.split.versions)):
+            for version in range(len(chosen.model_dump()["split"]["versions"])):
                 if version:
                     command("upgrade", recipe, "--lineage", str(lineage), *options)
                     _wait_for(url, version)

@@ -16,8 +16,9 @@ from evergram.process_settings import while_training
 from evergram.training.build import Companions, prepare
 from evergram.training.joint import Joint
 from evergram.training.loop import run_epoch
-from evergram.training.recipe import Recipe, TrainingRecipe
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.training import AdaptiveTraining
 
 ENCODERS = {
     "factorization": [],
@@ -39,7 +40,7 @@ VARIANTS = {
     "exact": ["gramian.kind=exact"],
 }
 # The penalty alone, and with the preconditioner as recipes have it unless told otherwise.
-PRECONDITIONS = {"alone": 0.0, "preconditioned": TrainingRecipe().precondition}
+PRECONDITIONS = {"alone": 0.0, "preconditioned": AdaptiveTraining().precondition}
 STEPS = 4  # in a row, of one variant in one round
 Clock = Callable[[], float]
 

@@ -22,6 +22,7 @@ from benchmarks.tiny import recipes
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.process_settings import while_training
+from evergram.requirements import Trait
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import run_epoch
@@ -123,7 +124,7 @@ def _curve(
         query, candidate = (getattr(step.encoder, side).weight.detach() for side in SIDES)
         return recall(Result(query, candidate, seconds))
 
-    if recipe.model.start != "random":
+    if Trait.RANDOM_START not in recipe.model.traits:
         yield seconds, value()
     for epoch in range(recipe.training.epochs):
         started = time.process_time()

@@ -24,6 +24,7 @@ from evergram.training.loop import run_epoch
 from evergram.training.optimizers import build_optimizers
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.training import StepSettings
 
 # The least that the loop should reach of the bare step's rate.
 GOAL = 0.85
@@ -146,6 +147,7 @@ class BareStep:
     """Forward, ½(s − 1)², backward and optimiser of an encoder, on batches that are cut already."""
 
     def __init__(self, encoder: RowEncoder, settings: FitSettings, batches: list[Cut]) -> None:
+        assert isinstance(settings.training, StepSettings)
         self.encoder = encoder
         self.optimizers = build_optimizers(encoder, settings.training, settings.table_rate)
         self.batches = batches

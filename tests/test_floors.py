@@ -10,13 +10,15 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
+    "did_you_mean": -2,
+    "validation": -1,
+    "requirements": 0,
     # Below the other single files, which may raise them, and put their files in place by it.
     "errors": 0,
     "atomic_files": 0,
     "lazy_exports": 1,
     "ids": 1,
     "kinds": 1,
-    "validation": 1,
     "file_group": 1,
     "file_lock": 1,
     "file_content": 1,
@@ -25,7 +27,6 @@ FLOORS = {
     "collectives": 1,
     "tracing": 1,
     "log_lines": 1,
-    "did_you_mean": 0,
     "reopening": 0,
     "process_settings": 0,
     "data": 2,

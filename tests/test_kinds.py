@@ -7,72 +7,69 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, create_model
 
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
-from evergram.kinds import Kinds, KindSettings, table_of
-from evergram.tasks.kinds import TASKS
-from evergram.training.priors.kinds import PRIORS
-from evergram.training.recipe import GramianRecipe, Recipe
-from evergram.training.recipe.used_keys import KIND_TABLES
+from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, SOGramSettings
+from evergram.kinds import Kinds, KindSettings, Settings, kind_of
+from evergram.requirements import Needs, Trait
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.training import AdaptiveTraining
 
 ROOT = Path(__file__).parents[1]
-TABLES: dict[str, dict[str, Any]] = {
-    "model": ENCODERS,
-    "task": TASKS,
-    "prior": PRIORS,
-    "gramian": ESTIMATORS,
-    "upgrade": TRANSFORMS,
+BASE: dict[str, Any] = {"data": {"kind": "synthetic"}}
+# What a kind cannot be chosen without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "files": {"query": "/q.parquet", "candidate": "/c.parquet"},
+    "given": {"data": {"kind": "table", "path": "a.csv", "test": "b.csv"}},
+    "als": {"upgrade": {"fit": "posthoc"}},
 }
-EVERY = [(table, kind) for table, kinds in TABLES.items() for kind in kinds]
-BASE = {"data": {"kind": "synthetic"}}
-# What a kind cannot be chosen without, by a recipe that penalises.
-NEEDED: dict[tuple[str, str], dict[str, Any]] = {
-    ("prior", "files"): {"query": "/q.parquet", "candidate": "/c.parquet"},
-    # Without rows to hash into, a seed of the hash is refused.
-    ("model", "factorization"): {"hash_rows": 5},
-    ("model", "two_tower"): {"hash_rows": 5},
-    ("task", "softmax_all"): {"neighbour_share": 0.1},
-}
+CHOSEN = [(table, kind) for table, kinds in Recipe.kinds.items() for kind in kinds]
 
 
-def extra(table: str) -> dict[str, Any]:
-    return {"penalty": 1.0} if table == "task" else {}
+class WindowSettings(BatchEstimatorSettings):
+    kind: Literal["window"] = "window"
+    batches: int = 4
+
+    def build(self, *_: Any) -> GramianEstimator:
+        raise NotImplementedError
 
 
-def test_a_kind_is_chosen_by_its_name_with_every_key_of_its_own() -> None:
-    for table, kind in EVERY:
-        settings: type[KindSettings] = TABLES[table][kind]
-        assert settings.kind == kind
+def test_a_kind_is_chosen_by_its_name_and_stored_with_every_key_of_its_own() -> None:
+    for table, kind in CHOSEN:
+        kinds = Recipe.kinds[table]
         assert re.fullmatch(r"[a-z][a-z0-9_]{0,63}", kind)
-        own = NEEDED.get((table, kind), {})
-        values = {**settings(**own).model_dump(), KIND_TABLES[table].chooser: kind}
-        recipe = Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: values | extra(table)})
-        assert getattr(recipe, table).chosen == settings(**own)
+        own = {"path": "a.csv"} if "path" in kinds[kind].model_fields else {}
+        own |= NEEDED["files"] if kind == "files" else {}
+        more = {} if kind == "files" else NEEDED.get(kind, {})
+        values: dict[str, Any] = {**BASE, "task": {"penalty": 1.0}, **more}
+        values[table] = {**values.get(table, {}), kinds.chooser: kind, **own}
+        recipe = Recipe.of(values)
+        assert getattr(getattr(recipe, table), kinds.chooser) == kind
         stored = json.loads(json.dumps(recipe.model_dump(mode="json")))
-        assert Recipe.stored(stored) == recipe
+        assert stored[table].keys() == type(getattr(recipe, table)).model_fields.keys()
+        assert Recipe.of(stored) == Recipe.stored(stored) == recipe
 
 
 def test_a_key_of_another_kind_is_refused_and_its_users_are_named() -> None:
-    for table, kind in EVERY:
-        own = TABLES[table][kind].model_fields
-        for other, settings in TABLES[table].items():
-            for key in settings.model_fields.keys() - own.keys():
-                value = {"query": "q", "candidate": "c"}.get(
-                    key, settings.model_fields[key].default
-                )
-                chosen = {KIND_TABLES[table].chooser: kind, key: value, **extra(table)}
-                chosen |= NEEDED.get((table, kind), {})
-                with pytest.raises(RecipeError, match=rf"{table}\.{key} is used with .*{other}"):
-                    Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: chosen})
+    for table, kinds in Recipe.kinds.items():
+        every = {key for settings in kinds.every() for key in settings.model_fields}
+        for kind, settings in kinds.items():
+            for key in every - settings.model_fields.keys():
+                values = {**BASE, "task": {"penalty": 1.0}, **NEEDED.get(kind, {})}
+                values[table] = {kinds.chooser: kind, key: None}
+                with pytest.raises(RecipeError) as refused:
+                    Recipe.of(values)
+                users = [name for name, other in kinds.items() if key in other.model_fields]
+                named = [f"{table}.{key} is used with {table}.{kinds.chooser} = "]
+                assert all(text in str(refused.value) for text in [*named, *map(repr, users)])
 
 
 def test_a_recipe_is_checked_without_torch() -> None:
@@ -87,63 +84,71 @@ def test_a_recipe_is_checked_without_torch() -> None:
 
 
 def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class WindowSettings(EstimatorSettings):
-        kind = "window"
-        batches: int = 4
-
-        def build(self, *_: Any) -> GramianEstimator:
-            raise NotImplementedError
-
     with pytest.raises(RecipeError, match=r"gramian\.kind is 'window'; it must be one of 'exact'"):
         Recipe.of(BASE, ["gramian.kind=window"])
     before = Recipe.of(BASE).model_dump()
     monkeypatch.setitem(ESTIMATORS, "window", WindowSettings)
     recipe = Recipe.of(BASE, ["gramian.kind=window", "gramian.batches=7"])
-    assert recipe.gramian.chosen == WindowSettings(batches=7)
+    assert recipe.gramian == WindowSettings(batches=7)
     with pytest.raises(RecipeError, match=r"gramian\.batches is 'x'; it must be a whole number"):
         Recipe.of(BASE, ["gramian.kind=window", "gramian.batches=x"])
     with pytest.raises(RecipeError, match=r"gramian\.batches is used with .* = 'window' only"):
         Recipe.of(BASE, ["gramian.batches=7"])
-    # What was dumped or stored without it is read with it.
-    assert Recipe.of(before).gramian.kind == Recipe.stored(before).gramian.kind == "sogram"
-    assert GramianRecipe.of({"kind": "window"}).chosen == WindowSettings()
-    assert type(recipe.gramian).of({"kind": "window"}).chosen == WindowSettings()
-    monkeypatch.delitem(ESTIMATORS, "window")
-    with pytest.raises(ValidationError):
-        GramianRecipe.of({"kind": "window"})
+    # What was stored without it is read with it, and is the same.
+    assert Recipe.of(before) == Recipe.stored(before) == Recipe.of(BASE)
+
+
+def test_a_new_setting_is_one_line_in_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its type, its default, what it needs, its place in the schema, in errors and on disk."""
+    key = Annotated[float, Field(gt=0), Needs(Trait.UNIT_ROWS)]
+    fields: Any = {"margin": (key, 0.5), "optimizer": (Literal["careful"], "careful")}
+    careful = create_model("CarefulTraining", __base__=AdaptiveTraining, **fields)
+    monkeypatch.setitem(Recipe.kinds["training"], "careful", careful)
+    chosen = ["training.optimizer=careful", "model.normalize=true"]
+    recipe = Recipe.of(BASE, [*chosen, "training.margin=0.7"])
+    assert recipe.training.model_dump()["margin"] == 0.7
+    assert Recipe.stored(recipe.model_dump(mode="json")) == recipe
+    for wrong, named in (
+        ([*chosen, "training.margin=-1"], r"training\.margin is -1; .* greater than 0"),
+        (["training.margin=0.7"], r"training\.margin is used with .* = 'careful'"),
+        ([chosen[0], "training.margin=0.7"], r"training\.margin is 0\.7, which needs rows of unit"),
+    ):
+        with pytest.raises(RecipeError, match=named):
+            Recipe.of(BASE, wrong)
+    assert "training.margin" in Recipe.key_types()
+    assert '"margin"' in json.dumps(Recipe.model_json_schema())
 
 
 class Untyped(KindSettings):
-    kind = "untyped"
+    kind: Literal["untyped"] = "untyped"
     width: Unknown  # type: ignore[name-defined] # noqa: F821
 
 
-def test_a_kind_of_the_package_is_not_replaced_and_a_type_must_be_known() -> None:
-    table = table_of(*ESTIMATORS.values())
+def test_a_kind_of_the_package_is_not_replaced_and_a_class_says_its_name() -> None:
+    table = Kinds("gramian", ESTIMATORS.values())
 
     class Mine(SOGramSettings):
-        kind = "mine"
+        kind: Literal["mine"] = "mine"  # type: ignore[assignment]
 
     with pytest.raises(RecipeError, match=r"'sogram' is the package's own SOGramSettings; give Mi"):
         table["sogram"] = Mine
-    assert table == ESTIMATORS
     table["sogram"] = ESTIMATORS["sogram"]
     table["mine"] = Mine
     table["mine"] = Mine  # as a cell of a notebook that is run again
-    assert table["mine"] is Mine
-    sentence = r"A key of Untyped has a type that tests\.test_kinds does not know; import"
-    with pytest.raises(RecipeError, match=sentence):
-        table_of(Untyped)
-    others: Kinds[KindSettings] = table_of()
-    with pytest.raises(RecipeError, match=sentence):
-        others["untyped"] = Untyped
+    assert (table["mine"], kind_of(Mine)) == (Mine, "mine")
+    with pytest.raises(RecipeError, match=r"as 'other'; write kind: Literal\['other'\]"):
+        table["other"] = Mine
+    with pytest.raises(ValueError, match="has the name of"):
+        Kinds("gramian", (SOGramSettings, SOGramSettings))
+    with pytest.raises(RecipeError, match=r"A key of Untyped has a type that tests\.test_kinds"):
+        Kinds[Settings]("shape", (Untyped,))
 
 
 def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Handed(EncoderSettings):
-        kind = "handed"
+        kind: Literal["handed"] = "handed"
         made_by_recipe = False
 
         @classmethod
@@ -151,6 +156,15 @@ def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(
             raise NotImplementedError
 
     monkeypatch.setitem(ENCODERS, "handed", Handed)
-    assert Recipe.of(BASE, ["model.kind=handed"]).model.chosen == Handed()
-    with pytest.raises(RecipeError, match=r"model\.dim is used with .* is 'handed'"):
+    assert Recipe.of(BASE, ["model.kind=handed"]).model == Handed()
+    with pytest.raises(RecipeError, match=r"model\.dim is \[8\], which needs an encoder that the"):
         Recipe.of(BASE, ["model.kind=handed", "model.dim=8"])
+
+
+def test_a_transforms_name_is_short_for_its_table() -> None:
+    short = Recipe.of(BASE, ["upgrade.transform=low_rank", "upgrade.rank=4"])
+    long = Recipe.of(BASE, ["upgrade.transform={kind='low_rank', rank=4}"])
+    assert short.upgrade == long.upgrade
+    assert short.upgrade.transform == TRANSFORMS["low_rank"].model_validate({"rank": 4})
+    with pytest.raises(RecipeError, match=r"upgrade\.rank is used with .* = 'low_rank' only"):
+        Recipe.of(BASE, ["upgrade.rank=4"])

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from evergram.training.recipe import Recipe
 from website.api_pages import api_pages
 from website.command_pages import commands_page
 from website.dependencies import dependencies_page
@@ -33,6 +34,7 @@ def gather(pages: Path = PAGES) -> None:
         "command-help.md": commands_page(),
         "dependencies.md": dependencies_page(),
         "http.md": http_page(openapi()),
+        "recipe.schema.json": json.dumps(Recipe.model_json_schema(), indent=1),
     }
     for source, place in sources():
         target = pages / place

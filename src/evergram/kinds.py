@@ -1,22 +1,26 @@
 """Kinds: a room's closed list of things of one sort, such as its encoders, each with its settings.
 
-A room's `kinds.py` holds a settings model for each kind and one table of them, {kind: settings}.
-Recipes take their choices, keys and defaults from these tables; artefacts hold the kind's name. To
-add a kind from outside the package, put its settings into the table:
+A room's `kinds.py` holds a class of settings for each kind and one table of them, {kind: settings}.
+The class has the keys of a recipe's table, with their types and defaults, and it builds the object.
+To add a kind from outside the package, put its settings into the table:
 `ESTIMATORS["window"] = WindowSettings`.
 
-No `kinds.py` imports torch: a settings model imports its class when it builds an object, so that a
+No `kinds.py` imports torch: a class of settings imports what it builds when it builds it, so that a
 recipe is checked at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import core_schema
 
+from evergram.did_you_mean import did_you_mean
 from evergram.errors import RecipeError
+from evergram.requirements import Trait
+from evergram.validation import shown, unknown_key
 
 
 def as_list(value: Any) -> Any:
@@ -34,33 +38,95 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PerVersion = Annotated[list[Positive], Field(min_length=1), BeforeValidator(as_list)]
 
 
-class KindSettings(BaseModel):
-    """The settings of one kind: its keys in a recipe's table, with their types and defaults.
-
-    A key that two kinds of one table share must have the same type and default in both; otherwise
-    a recipe that chooses the later of the two is refused.
-    """
+class Settings(BaseModel):
+    """A table of a recipe: unknown keys are errors, values are not converted, nothing changes."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    # The name in recipes and artefacts: never reused for another thing, never renamed.
-    kind: ClassVar[str]
+    # What each of its keys needs of the rest of the recipe.
+    needs: ClassVar[tuple[Trait, ...]] = ()
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What it has that keys of other tables may need."""
+        return frozenset()
 
 
-S = TypeVar("S", bound=KindSettings)
+class KindSettings(Settings):
+    """The settings of one kind. `kind` is its name in recipes and artefacts, written
+    `kind: Literal["window"] = "window"`; it is never renamed or used again for another thing."""
+
+    kind: str = ""
+
+
+def kind_of(settings: type[BaseModel]) -> str:
+    """Return the kind of a class of settings."""
+    return str(settings.model_fields["kind"].default)
+
+
+def keys_of(settings: type[BaseModel], table: str) -> dict[str, Any]:
+    """Return the type of each key of a class of settings, by its path, nested ones included."""
+    types: dict[str, Any] = {}
+    for name, field in settings.model_fields.items():
+        path = f"{table}.{name}" if table else name
+        nested = next((each for each in field.metadata if isinstance(each, Kinds)), None)
+        if nested is None:
+            types[path] = field.annotation
+        else:
+            types |= nested.types_of_keys(path, table)
+    return types
+
+
+def traits_where(conditions: Mapping[Trait, object]) -> frozenset[Trait]:
+    """Return the traits whose condition holds."""
+    return frozenset(trait for trait, holds in conditions.items() if holds)
+
+
+S = TypeVar("S", bound=Settings)
 
 
 class Kinds(dict[str, type[S]]):
-    """A table of kinds. The package's own keep their names, as published versions hold these.
+    """A table of kinds, which is also the type of a recipe's table: `Annotated[Base, KINDS]`.
 
+    Names of the package's own kinds are not given to others, as published versions hold them.
+
+    Args:
+        table: its name in a recipe.
+        own: the package's settings.
+        chooser: the key that chooses among them.
+        default: the name that is chosen where none is written; None is the first.
+        required: whether a name must be written.
     Raises: RecipeError: a name is a kind's of the package, or a key's type is not known.
     """
 
-    def __init__(self, own: Mapping[str, type[S]]) -> None:
-        super().__init__(own)
-        self.own: dict[str, type[S]] = dict(own)
-        for settings in own.values():
-            _refuse_unknown_types(settings)
+    def __init__(
+        self,
+        table: str,
+        own: Iterable[type[S]],
+        chooser: str = "kind",
+        default: str | None = None,
+        *,
+        required: bool = False,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.chooser = chooser
+        self.own: dict[str, type[S]] = {}
+        for settings in own:
+            for name in get_args(settings.model_fields[chooser].annotation):
+                if name in self:
+                    raise ValueError(f"{settings.__name__} has the name of {self[name].__name__}.")
+                self[name] = settings
+        self.own.update(self)
+        self.default: str | None = None if required else default or next(iter(self.own))
+
+    # Classes that other keys choose too, by how an error says so.
+    others: ClassVar[Mapping[str, type[Any]]] = {}
+    # Whether a name alone stands for a table with this kind.
+    is_short: ClassVar[bool] = False
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
 
     def __setitem__(self, kind: str, settings: type[S]) -> None:
         if self.own.get(kind, settings) is not settings:
@@ -68,25 +134,85 @@ class Kinds(dict[str, type[S]]):
                 f"The kind {kind!r} is the package's own {self.own[kind].__name__}; give "
                 f"{settings.__name__} another name."
             )
-        _refuse_unknown_types(settings)
+        if settings.model_rebuild(raise_errors=False) is False:
+            raise RecipeError(
+                f"A key of {settings.__name__} has a type that {settings.__module__} does not "
+                "know; import the types of its keys there, outside of `if TYPE_CHECKING`."
+            )
+        chooser = settings.model_fields.get(self.chooser)
+        if chooser is None or kind not in get_args(chooser.annotation):
+            raise RecipeError(
+                f"{settings.__name__} is put into the table as {kind!r}; write {self.chooser}: "
+                f"Literal[{kind!r}] = {kind!r} in it."
+            )
         super().__setitem__(kind, settings)
 
+    def of(self, values: Any) -> S:
+        """Return the settings of a table's values. Raises: pydantic.ValidationError, ValueError."""
+        if isinstance(values, Settings):
+            return values  # type: ignore[return-value]
+        if self.is_short and isinstance(values, str):
+            values = {self.chooser: values}
+        if not isinstance(values, Mapping):
+            return next(iter(self.values())).model_validate(values)  # says that it is no table
+        values = self.completed(values)
+        name = values.get(self.chooser, self.default)
+        key = f"{self.table}.{self.chooser}"
+        if name is None:
+            raise ValueError(f"the key {key} is missing")
+        settings = self.class_of(values) if isinstance(name, str) else None
+        if settings is None:
+            raise ValueError(
+                f"{key} is {shown(name)}; it must be one of {', '.join(map(repr, self))}"
+                f"{did_you_mean(name, self)}"
+            )
+        for unknown in sorted(values.keys() - settings.model_fields.keys()):
+            raise ValueError(self.unknown(unknown, settings, name))
+        return settings.model_validate(values)
 
-def _refuse_unknown_types(settings: type[KindSettings]) -> None:
-    """Raises: RecipeError: a type of a key is not imported where the class is written."""
-    if settings.model_rebuild(raise_errors=False) is False:
-        raise RecipeError(
-            f"A key of {settings.__name__} has a type that {settings.__module__} does not know; "
-            "import the types of its keys there, outside of `if TYPE_CHECKING`."
+    def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values with those that others of them stand for."""
+        return values
+
+    def class_of(self, values: Mapping[str, Any]) -> type[S] | None:
+        """Return the class that values choose; None if there is none."""
+        return self.get(values.get(self.chooser, self.default))
+
+    def every(self) -> list[type[S]]:
+        """Return the classes of settings that there are."""
+        return list(dict.fromkeys([*self.values(), *self.others.values()]))
+
+    def types_of_keys(self, path: str, table: str) -> dict[str, Any]:
+        """Return the type of each key that the kinds have, by its path.
+
+        Args:
+            path: of the table; a short one is a key of `table`, and so are those of its kinds.
+        """
+        own = table if self.is_short else path
+        types: dict[str, Any] = {}
+        for settings in self.every():
+            types = {**keys_of(settings, own), **types}
+        types.pop(f"{own}.{self.chooser}")
+        return {path if self.is_short else f"{path}.{self.chooser}": Literal[tuple(self)], **types}
+
+    def unknown(self, key: str, settings: type[S], name: str) -> str:
+        """Return a clause on a key that the chosen settings do not have."""
+        named = {**{repr(kind): each for kind, each in self.items()}, **self.others}
+        users = [kind for kind, each in named.items() if key in each.model_fields]
+        chooser = f"{self.table}.{self.chooser}"
+        if not users:
+            return unknown_key([self.table, key], list(settings.model_fields))
+        return (
+            f"{self.table}.{key} is used with {chooser} = {' or '.join(users)} only, and it is "
+            f"{name!r}; leave {self.table}.{key} out, or change {chooser}"
         )
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.of)
 
-def table_of(*settings: type[S]) -> Kinds[S]:
-    """Return {kind: settings}. Raises: ValueError: two have one kind. RecipeError: as `Kinds`."""
-    table = {each.kind: each for each in settings}
-    if len(table) < len(settings):
-        raise ValueError(f"Two of {', '.join(s.__name__ for s in settings)} have the same kind.")
-    return Kinds(table)
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        tables = [handler(settings.__pydantic_core_schema__) for settings in self.every()]
+        return {"anyOf": [*tables, *([{"enum": list(self)}] if self.is_short else [])]}
 
 
 def kinds_where(table: Mapping[str, type[S]], name: str, value: object = True) -> tuple[str, ...]:

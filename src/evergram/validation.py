@@ -120,15 +120,19 @@ def _clause(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
+def unknown_key(names: Sequence[str], allowed: Sequence[str]) -> str:
+    """Return a clause on a key, given by the names that lead to it, that is none of the allowed."""
+    meant = did_you_mean(names[-1], allowed, write=lambda name: ".".join([*names[:-1], name]))
+    return f"the key {'.'.join(names)} is unknown; allowed here are: {', '.join(allowed)}{meant}"
+
+
 def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
-    key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         allowed = list(kind.model_fields) if _is_model(kind) else []
     else:  # a key of a dict: pydantic's message lists the expected ones
         expected = str((problem.get("ctx") or {}).get("expected", ""))
         allowed = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
-    meant = did_you_mean(names[-1], allowed, write=lambda name: ".".join([*names[:-1], name]))
-    return f"the key {key} is unknown; allowed here are: {', '.join(allowed)}{meant}."
+    return f"{unknown_key(names, allowed)}."
 
 
 def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tuple[list[str], Any]:
@@ -139,6 +143,7 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
     names: list[str] = []
     kind: Any = model
     holder: Any = model
+    others: Sequence[Any] = ()
     for part in location:
         if isinstance(part, int):
             item = _item(kind)
@@ -147,11 +152,13 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
                 kind = item
         elif part == "[key]":  # the name before it is the problem, not what it leads to
             continue
-        elif _is_model(kind):
+        elif _is_model(kind) or others:
             names.append(part)
-            holder = kind
-            field = kind.model_fields.get(part)
-            kind = None if field is None else field.annotation
+            having = [each for each in (kind, *others) if part in _fields(each)]
+            holder = having[0] if having else kind
+            field = _fields(holder).get(part)
+            kind = None if field is None else _model_of(field.annotation)
+            others = [m for each in getattr(field, "metadata", ()) for m in _choices_of(each)]
         elif get_origin(kind) is dict:
             names.append(part)
             kind = get_args(kind)[1]
@@ -166,6 +173,21 @@ def _item(kind: Any) -> Any:
     if get_origin(kind) in (list, tuple):
         return next((k for k in get_args(kind) if _is_model(k)), None)
     return None
+
+
+def _model_of(kind: Any) -> Any:
+    """Return the model of `Model | None`, and any other type as it is."""
+    models = [k for k in get_args(kind) if _is_model(k)]
+    return models[0] if models and get_origin(kind) in (Union, UnionType) else kind
+
+
+def _choices_of(metadata: Any) -> Sequence[Any]:
+    """Return the models that a table may be, of metadata that lists them."""
+    return metadata.every() if hasattr(metadata, "every") else ()
+
+
+def _fields(kind: Any) -> Mapping[str, Any]:
+    return kind.model_fields if _is_model(kind) else {}
 
 
 def _is_model(kind: Any) -> bool:

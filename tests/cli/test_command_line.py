@@ -152,7 +152,7 @@ def test_the_seed_wins_over_overrides_before_it(shop: Path) -> None:
 
 def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
     start = ["training.epochs=0", "model.start=svd"]
-    with pytest.raises(RecipeError, match=r"set upgrade\.fit = 'posthoc' or 'none'"):
+    with pytest.raises(RecipeError, match=r"upgrade\.fit = 'posthoc' or 'none'"):
         load_recipe(Path("shop.toml"), None, start, unread=("upgrade",))
     remedied = [*start, "upgrade.fit=none"]
     assert load_recipe(Path("shop.toml"), None, remedied, unread=("upgrade",)).upgrade.fit == "none"

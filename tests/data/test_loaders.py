@@ -7,7 +7,6 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -22,38 +21,38 @@ from tests.support.loader_examples import EXAMPLES
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram.data import Corpus, load_adjacency_list, load_movielens, load_wikispeedia
-from evergram.data.loaders import LOADERS, READ_FROM_A_PATH, Loader, LoaderSettings, load
+from evergram.data.loaders import LOADERS, DataSettings, load, path_kinds
 from evergram.data.reading import interaction_source
 from evergram.errors import DataError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "loader.md").read_text()
 
 
-def of_the_page() -> tuple[Loader, Callable[[Path], LoaderSettings]]:
-    """The entry that the page adds to the table, and the example of its loader."""
+def of_the_page() -> tuple[type[DataSettings], Callable[[Path], DataSettings]]:
+    """The settings that the page adds to the table, and the example of its loader."""
     code, line, example = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     module = ModuleType("baskets")
     exec(compile(code, "loader.md", "exec"), vars(module))
-    space: dict[str, Any] = {"LoaderSettings": LoaderSettings, "Path": Path}
+    space: dict[str, Any] = {"DataSettings": DataSettings, "Path": Path}
     exec(compile(example, "loader.md", "exec"), space)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "baskets", module)
-        patch.setitem(LOADERS, "baskets", LOADERS["table"])  # taken out again afterwards
         exec(compile(line, "loader.md", "exec"), {})
-        return LOADERS["baskets"], space["baskets"]
+        documented = LOADERS.pop("baskets")
+    space["of"] = lambda kind, path: documented.model_validate({"kind": kind, "path": str(path)})
+    return documented, space["baskets"]
 
 
 DOCUMENTED, SOURCE = of_the_page()
-ALL: dict[str, Loader] = {**LOADERS, "baskets": DOCUMENTED}
-SOURCES: dict[str, Callable[[Path], LoaderSettings]] = {**EXAMPLES, "baskets": SOURCE}
-FROM_A_PATH = [*READ_FROM_A_PATH, "baskets"]
+SOURCES: dict[str, Callable[[Path], DataSettings]] = {**EXAMPLES, "baskets": SOURCE}
+FROM_A_PATH = [*path_kinds(), "baskets"]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", SOURCES)
 def test_a_corpus_is_whole_and_the_same_twice(kind: str, tmp_path: Path) -> None:
     settings = SOURCES[kind](tmp_path)
-    corpus = ALL[kind](settings, 0)
-    assert_same(corpus, ALL[kind](settings, 0))
+    corpus = load(settings, 0)
+    assert_same(corpus, load(settings, 0))
     assert len(corpus) > 1
     for name in corpus.interactions.column_names:
         assert bool(corpus.column(name).isfinite().all())
@@ -67,9 +66,9 @@ def test_a_corpus_is_whole_and_the_same_twice(kind: str, tmp_path: Path) -> None
     # A restriction to all is the same corpus.
     assert len(corpus.restrict(torch.arange(len(corpus)))) == len(corpus)
     if kind in FROM_A_PATH:
-        absent = replace(settings, path=str(tmp_path / "nowhere"))
+        absent = settings.model_copy(update={"path": str(tmp_path / "nowhere")})
         with pytest.raises(DataError, match=r"no file or folder .*nowhere; correct the path\.$"):
-            ALL[kind](absent, 0)
+            load(absent, 0)
 
 
 @pytest.mark.parametrize("kind", FROM_A_PATH)
@@ -84,7 +83,7 @@ def test_a_damaged_source_is_refused_in_one_sentence(
         if file.is_file():
             file.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        ALL[kind](settings, 0)
+        load(settings, 0)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -94,10 +93,10 @@ def test_what_a_loader_of_ones_own_does_wrong_is_named(
 ) -> None:
     (tmp_path / "b.jsonl").write_text('["tea"]\nmilk\n')
     with pytest.raises(DataError, match="row 2 is no JSON list"):
-        DOCUMENTED(LoaderSettings(str(tmp_path / "b.jsonl")), 0)
-    monkeypatch.setitem(LOADERS, "mine", lambda data, seed: [])
-    with pytest.raises(DataError, match="loader of 'mine' returned list; it must return a Corpus"):
-        load("mine", LoaderSettings(""), 0)
+        DOCUMENTED.model_validate({"path": str(tmp_path / "b.jsonl")}).load(0)
+    monkeypatch.setattr(DOCUMENTED, "load", lambda data, seed: [])
+    with pytest.raises(DataError, match="of 'baskets' returned list; it must return a Corpus"):
+        load(SOURCE(tmp_path), 0)
 
 
 HEADER = "userId,movieId,rating,timestamp\n"

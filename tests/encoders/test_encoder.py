@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -265,7 +265,7 @@ def test_a_class_that_took_its_parents_kind_along_is_refused(
         pass
 
     class MineSettings(FactorizationSettings):
-        kind = "mine"
+        kind: Literal["mine"] = "mine"  # type: ignore[assignment]
 
         @classmethod
         def encoder_class(cls) -> type[Encoder]:

@@ -210,7 +210,7 @@ def test_a_version_is_warned_of_once_for_each_thing(lineage: Lineage) -> None:
 def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None:
     add_halving_version(
         lineage,
-        {"upgrade": {"fit": "posthoc", "solver": "gradient", "transform": "linear"}},
+        {"upgrade": {"fit": "posthoc", "solver": "gradient", "transform": {"kind": "linear"}}},
         error=StepError(2 * torch.eye(3, dtype=torch.float64), 100, 3.0),
     )
     (sentence,) = version_warnings(lineage)[1]

@@ -31,8 +31,9 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
-from evergram.training.recipe import CompareRecipe, Recipe
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS as ALL_METHODS
+from evergram.training.recipe.upgrade import CompareSettings, PosthocUpgrade
 
 METHODS = ["keep-all", "fix-m0", "non-bc", "post-lin-sloss", "bc-aligner"]
 
@@ -397,9 +398,12 @@ def test_a_methods_settings_win_over_those_of_the_recipe() -> None:
     )
     chosen = recipe_of(other, Run("post-lin-mloss", 2.0), 7, "paper")
     upgrade = chosen.upgrade
-    assert (upgrade.fit, upgrade.transform, upgrade.steps) == ("posthoc", "linear", "multi")
-    assert (upgrade.weight, upgrade.held_out, upgrade.alone) == (2.0, 0.2, False)
-    assert (chosen.seed, chosen.split.selection) == (7, "paper")
+    assert isinstance(upgrade, PosthocUpgrade)
+    assert (upgrade.transform.kind, upgrade.steps) == ("linear", "multi")
+    assert (upgrade.held_out, upgrade.alone) == (0.2, False)
+    assert (chosen.seed, chosen.split.selects_by) == (7, "paper")
+    joint = recipe_of(other, Run("bc-aligner", 2.0), 7, "paper").upgrade
+    assert joint.model_dump()["weight"] == 2.0
     assert "recall@50" in chosen.metrics
 
 
@@ -518,7 +522,7 @@ def test_epochs_that_a_joint_run_may_not_select_do_not_count(lineage: Lineage) -
 
 
 CPU, QUIET = torch.device("cpu"), Progress(quiet=True)
-SETTINGS = CompareRecipe(hidden=[4], dropout=[0.0], consumers=2, epochs=2)
+SETTINGS = CompareSettings(hidden=[4], dropout=[0.0], consumers=2, epochs=2)
 
 
 @pytest.fixture(scope="module")

@@ -153,5 +153,7 @@ def test_the_recipe_is_of_planted_data_or_of_movielens(tmp_path: Path) -> None:
     planted = demo_recipe(None, ["training.epochs=2"])
     assert (planted.data.kind, planted.training.epochs) == ("synthetic", 2)
     films = demo_recipe(tmp_path, [])
-    assert (films.data.kind, films.data.path) == ("movielens", str(tmp_path))
-    assert len(planted.split.versions) == len(films.split.versions) == len(films.model.dim)
+    assert (films.data.kind, films.data.model_dump()["path"]) == ("movielens", str(tmp_path))
+    assert {len(each.model_dump()["split"]["versions"]) for each in (planted, films)} == {
+        len(films.model.dim)
+    }

@@ -39,7 +39,7 @@ from evergram.releasing.upgrade_steps import version_report
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import AdaptiveTraining
 
 VOID = {"meta", "line", "path", "circle"}
 
@@ -297,22 +297,21 @@ def trained(**facts: object) -> Trained:
 
 def test_measures_that_were_not_asked_for_are_left_out() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
-    settings = TrainingRecipe()
+    settings = AdaptiveTraining()
     report = version_report(4, split, trained(), settings)
     assert (report["version"], report["dim"]) == (4, 7)
     assert report["training"]["seconds"] == 1.235
     assert report["training"]["epochs"] == 3
-    assert not {"watched", "seconds_to_reach", "pilots"} & set(report["training"])
+    assert not {"watched", "pilots"} & set(report["training"])
     assert "untested" not in report
     json.dumps(report)
 
 
-def test_a_metric_that_was_not_reached_is_reported_as_none() -> None:
+def test_a_watch_without_a_measurement_is_reported() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
-    asked = TrainingRecipe(watch_minutes=1.0, reach=0.5)
+    asked = AdaptiveTraining(watch_minutes=1.0)
     report = version_report(0, split.without_test("No test figure: why."), trained(), asked)
     assert report["training"]["watched"] == []
-    assert report["training"]["seconds_to_reach"] is None
     assert report["untested"] == "No test figure: why."
     assert report["data"]["test_pairs"] == report["data"]["test_queries"] == 0
     assert report["data"]["interactions"] == len(split.training)

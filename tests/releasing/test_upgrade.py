@@ -893,17 +893,10 @@ def test_a_trained_transform_stays_where_solving_gains_nothing(
 def test_without_a_fit_the_transform_is_the_first_coordinates(
     lineage: Lineage, corpus: Corpus
 ) -> None:
-    """Also where a whole recipe names the default that is learned: nothing would learn it."""
-    whole = Recipe.of(tiny_recipe().model_dump(), ["upgrade.fit=none"])
-    assert (whole.upgrade.transform, tiny_recipe("upgrade.fit=none").upgrade.transform) == (
-        "linear",
-        "truncate",
-    )
-    rows = torch.arange(10.0).reshape(2, 5)
-    for settings in (whole.upgrade, tiny_recipe("upgrade.fit=none").upgrade):
-        before = load_encoder(lineage, 0)
-        back = BackwardTransformFit(settings, 1, lineage.active_chain, before, corpus, 5)
-        assert torch.equal(back.transform(rows), rows[:, :4])
+    rows, settings = torch.arange(10.0).reshape(2, 5), tiny_recipe("upgrade.fit=none").upgrade
+    before = load_encoder(lineage, 0)
+    back = BackwardTransformFit(settings, 1, lineage.active_chain, before, corpus, 5)
+    assert torch.equal(back.transform(rows), rows[:, :4])
 
 
 USERS, ITEMS, OLD, NEW = 12, 15, 2, 3

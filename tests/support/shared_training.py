@@ -63,11 +63,8 @@ CASES: dict[str, list[str]] = {
     "second_order": ["task.kind=second_order"],
     "softmax_clustered": ["task.kind=softmax_clustered", "task.clusters=8"],
     "spherical": ["task.kind=spherical"],
-    "softmax_all": [*ALL, "task.query_power=0.5"],
+    "softmax_all": ALL,
     "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],
-    "softmax_all, whole queries": [
-        *(*ALL, "task.denominator=unobserved", "task.positive_temperature=0.5")
-    ],
     "softmax_all, learned temperature": [
         *(*ALL, "task.penalty=0", "training.optimizer=adam", "training.layer_rate=0.01"),
         *("task.temperature=learned", "model.normalize=true", "task.l2=0"),
@@ -82,7 +79,7 @@ CASES: dict[str, list[str]] = {
     "l2 by measure": ["task.l2_measure=penalty"],
     "orthogonal": [
         *("task.l2=0", "model.normalize=true"),
-        *("task.query_orthogonal=0.5", "task.candidate_orthogonal=0.5"),
+        "task.orthogonal=0.5",
     ],
     "two towers": TOWER,
     "two towers, storm": [*TOWER, "gramian.kind=storm"],
@@ -97,7 +94,6 @@ CASES: dict[str, list[str]] = {
     "lightgcn, exact": ["model.kind=lightgcn", "model.layers=[2]", "gramian.kind=exact"],
     "means": MEANS,
     "means, softmax_all": [*MEANS, *ALL, "task.penalty=0", "training.optimizer=adam"],
-    "means, softmax_all, whole queries": [*MEANS, *ALL, "task.denominator=unobserved"],
     "means, softmax": [*MEANS, "task.kind=softmax"],
     "joint, all": [],
     "joint, batch": TOWER,

@@ -18,8 +18,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.tasks import candidate_neighbours
 from evergram.tasks.candidate_neighbours import CandidateNeighbours
-from evergram.tasks.kinds import SoftmaxAllSettings
-from evergram.tasks.softmax_all import SoftmaxAll, query_weights
+from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Encoded
 
 QUERIES = [5, 2, 5, 5, 0]
@@ -31,9 +30,6 @@ PAIRS = [3, 1, 0, 1, 2]
 PUSH = 1.3
 
 
-WEIGHT = torch.tensor([0.5, 9.0, 1.5, 9.0, 9.0, 2.0])
-
-
 def batch() -> Batch:
     return replace(batch_of(PAIRS), query=torch.tensor(QUERIES))
 
@@ -42,54 +38,29 @@ def encoded(users: Tensor, items: Tensor) -> Encoded:
     return Encoded(users[QUERIES], items[PAIRS], all_candidates=items)
 
 
-def by_definition(
-    users: Tensor, items: Tensor, tau: float, positive: float | None, *, excludes: bool
-) -> float:
+def by_definition(users: Tensor, items: Tensor, tau: float) -> float:
     """Σ over pairs, each with its own partition function, in plain Python."""
     total = 0.0
-    for a in QUERIES:
-        met = [b for q, b in zip(QUERIES, PAIRS, strict=True) if q == a]
+    for a, b in zip(QUERIES, PAIRS, strict=True):
         scores = [float(users[a] @ v) for v in items]
-        others = [s for b, s in enumerate(scores) if not (excludes and b in met)]
-        log_z = math.log(sum(math.exp(s / tau) for s in others))
-        if positive is None:
-            pull = sum(scores[b] for b in met) / len(met)
-        else:
-            pull = positive * math.log(sum(math.exp(scores[b] / positive) for b in met) / len(met))
-        total += float(WEIGHT[a]) * (PUSH * log_z - pull / tau)
+        log_z = math.log(sum(math.exp(s / tau) for s in scores))
+        total += PUSH * log_z - scores[b] / tau
     return total / len(QUERIES)
 
 
-@pytest.mark.parametrize("excludes", [False, True])
-@pytest.mark.parametrize("positive", [None, 0.3])
-def test_the_loss_is_its_definition(positive: float | None, excludes: bool) -> None:
+def test_the_loss_is_its_definition_and_gradients_are_those_of_finite_differences() -> None:
     users, items = normal(6, 3), normal(4, 3, seed=1)
-    task = SoftmaxAll(
-        0.7,
-        positive_temperature=positive,
-        excludes_observed=excludes,
-        query_weight=WEIGHT,
-        push=PUSH,
-    )
-    expected = by_definition(users, items, 0.7, positive, excludes=excludes)
-    assert float(task(encoded(users, items), batch(), {})) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("positive", [None, 0.3])
-@pytest.mark.parametrize("excludes", [False, True])
-def test_gradients_are_those_of_finite_differences(positive: float | None, excludes: bool) -> None:
-    task = SoftmaxAll(0.7, positive_temperature=positive, excludes_observed=excludes)
-    sides = normal(6, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
+    task = SoftmaxAll(0.7, push=PUSH)
+    value = float(task(encoded(users, items), batch(), {}))
+    assert value == pytest.approx(by_definition(users, items, 0.7), rel=1e-12)
+    sides = users.requires_grad_(), items.requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
 
 
-@pytest.mark.parametrize("positive", [None, 0.3])
 @pytest.mark.parametrize("limit", [None, 0.4])
-def test_a_learned_temperature_is_the_same_loss_and_has_its_gradient(
-    positive: float | None, limit: float | None
-) -> None:
+def test_a_learned_temperature_is_the_same_loss_and_has_its_gradient(limit: float | None) -> None:
     users, items = normal(6, 3), normal(4, 3, seed=1)
-    more: Any = {"positive_temperature": positive, "largest_share": limit, "push": PUSH}
+    more: Any = {"largest_share": limit, "push": PUSH}
     learned = SoftmaxAll(None, **more).double()
     assert learned.temperature == pytest.approx(0.1)
     parameter = learned.log_temperature
@@ -124,9 +95,7 @@ def with_neighbours(share: float) -> SoftmaxAll:
     nearest = torch.tensor([[1, 2], [3, 0], [0, 1], [2, 0]])
     shares = torch.tensor([[0.7, 0.3], [0.5, 0.5], [1.0, 0.0], [0.0, 0.0]])
     neighbours = CandidateNeighbours(nearest, shares)
-    return SoftmaxAll(
-        0.7, query_weight=WEIGHT, push=PUSH, neighbours=neighbours, neighbour_share=share
-    )
+    return SoftmaxAll(0.7, push=PUSH, neighbours=neighbours, neighbour_share=share)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
@@ -134,23 +103,15 @@ def test_neighbours_have_their_share_of_the_pull(share: float) -> None:
     """Over the loss without: what a pair's own score loses, and its neighbours' scores gain."""
     users, items = normal(6, 3), normal(4, 3, seed=1)
     near = {0: {1: 0.7, 2: 0.3}, 1: {3: 0.5, 0: 0.5}, 2: {0: 1.0}, 3: {}}
-    expected = by_definition(users, items, 0.7, None, excludes=False)
+    expected = by_definition(users, items, 0.7)
     for a, b in zip(QUERIES, PAIRS, strict=True):
         theirs = sum(part * float(users[a] @ items[c]) for c, part in near[b].items())
         own = float(users[a] @ items[b])
-        expected += float(WEIGHT[a]) * share * (own - theirs) / 0.7 / len(QUERIES)
+        expected += share * (own - theirs) / 0.7 / len(QUERIES)
     task = with_neighbours(share)
     assert float(task(encoded(users, items), batch(), {})) == pytest.approx(expected, rel=1e-6)
     sides = users.requires_grad_(), items.requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
-
-
-def test_neighbours_are_refused_beside_a_second_temperature() -> None:
-    assert with_neighbours(0.2).is_mean_of_pairs
-    with pytest.raises(ValueError, match="leave one of them out"):
-        SoftmaxAllSettings(neighbour_share=0.1, positive_temperature=0.2)
-    with pytest.raises(ValueError, match="without neighbours"):
-        SoftmaxAll(positive_temperature=0.2, neighbours=with_neighbours(0.2).neighbours)
 
 
 def test_a_batch_counts_by_its_share_of_pairs() -> None:
@@ -158,31 +119,6 @@ def test_a_batch_counts_by_its_share_of_pairs() -> None:
     whole = SoftmaxAll()(encoded(users, items), batch(), {})
     share = replace(batch(), pair_share=torch.full((5,), 0.25))
     assert float(SoftmaxAll()(encoded(users, items), share, {})) == pytest.approx(float(whole) / 4)
-
-
-def test_a_query_that_met_every_candidate_is_pulled_only() -> None:
-    items = normal(2, 3, seed=1)
-    user = normal(1, 3)
-    pairs = replace(batch_of([0, 1]), query=torch.tensor([0, 0]))
-    seen = Encoded(user[[0, 0]], items, all_candidates=items)
-    loss = SoftmaxAll(excludes_observed=True)(seen, pairs, {})
-    assert float(loss) == pytest.approx(-float((user @ items.T).mean()))
-
-
-def test_only_a_loss_of_single_pairs_may_be_shared_out_pair_by_pair() -> None:
-    assert SoftmaxAll().is_mean_of_pairs
-    assert not SoftmaxAll(positive_temperature=1.0).is_mean_of_pairs
-    assert not SoftmaxAll(excludes_observed=True).is_mean_of_pairs
-
-
-def test_query_weights_have_mean_one_over_pairs() -> None:
-    counts = torch.tensor([4, 0, 1, 9])
-    assert query_weights(counts, 0) is None
-    weight = query_weights(counts, 0.5)
-    assert weight is not None
-    assert float((weight * counts).sum()) == pytest.approx(14)
-    assert weight[1] == 0
-    assert float(weight[2] / weight[3]) == pytest.approx(3)  # (1/9)^-½
 
 
 SOME_QUERIES, CANDIDATES = 6, 7

@@ -159,6 +159,6 @@ def test_a_loss_of_ones_own_is_chosen_by_the_name_that_it_was_put_under(
         return (score - target) ** 4
 
     monkeypatch.setitem(LOSSES, "quartic", quartic)
-    task = Recipe.of(base).task.chosen.build(STARS)
+    task = Recipe.of(base).task.build(STARS)
     assert isinstance(task, Pointwise)
     assert task.function is quartic

@@ -326,12 +326,12 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
         "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive "
         "gramian.gradient=sampled",
         "gramian.kind=sagram gramian.batch=independent gramian.sampler=adaptive "
-        "gramian.batch_size=20 gramian.pool_size=50",
+        "gramian.batch_size=20",
         "task.kind=softmax task.penalty=0",
         "task.kind=bpr task.penalty=1",
         "task.kind=second_order task.penalty=0 task.query_measure=1",
         "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
-        "training.table_rate=0.02 task.query_power=0.5",
+        "training.table_rate=0.02",
         "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
         "task.kind=softmax_all task.penalty=0 task.l2=0 task.temperature=learned "
         "model.normalize=true training.layer_rate=0.05",

@@ -37,7 +37,7 @@ from evergram.training.first_recipe.first_recipe import Settings, recipe_text
 from evergram.training.first_recipe.sources import columns_of, source_at
 from evergram.training.first_recipe.survey import Survey
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.data import SplitRecipe
+from evergram.training.recipe.split import RandomSplit
 
 AT_RANDOM = Recipe.of({"data": {"kind": "synthetic"}})
 
@@ -93,7 +93,7 @@ def test_a_refit_trains_on_all_but_the_test_pairs() -> None:
 
 
 def test_the_salt_is_the_lineages_then_the_recipes_then_its_name() -> None:
-    plain, salted = SplitRecipe(), SplitRecipe(salt="mine")
+    plain, salted = RandomSplit(), RandomSplit(salt="mine")
     assert salt_of(plain, "films") == "films"
     assert salt_of(salted, "films") == "mine"
     assert salt_of(plain, "films", PairHistory("theirs")) == "theirs"
@@ -173,7 +173,7 @@ def test_a_recipe_in_another_folder_finds_the_data(
     assert recipe == first.recipe
     assert recipe.name == "my-clicks"
     assert len(load_corpus(recipe)) == first.survey.rows == 2000
-    assert (recipe.split.kind, recipe.split.last) == ("time", "10 %")
+    assert (recipe.split.kind, recipe.split.model_dump()["last"]) == ("time", "10 %")
     facts = first.as_json()
     assert facts["columns"] == {"query": "user_id", "candidate": "page_id", "time": "ts"}
     assert 0 < facts["seconds"] < 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,15 +26,12 @@ from evergram.training.diagnose import WITHOUT_GRAMIAN, diagnose, effective_rank
 from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.monitors.tensorboard import TensorBoard
-from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe import Recipe
 
 
 def tracking(recipe: Recipe, chosen: dict[str, Any], **options: Any) -> Tracking:
     training = split_of(recipe).training
-    settings = {
-        name: table if isinstance(table, GramianRecipe) else GramianRecipe.of(table)
-        for name, table in chosen.items()
-    }
+    settings = {name: ESTIMATORS.of(table) for name, table in chosen.items()}
     return Tracking(settings, {s: training.counts(s) for s in SIDES}, **options)
 
 
@@ -183,7 +180,7 @@ class Unready(Last):
 
 
 class LastSettings(EstimatorSettings):
-    kind = "last"
+    kind: Literal["last"] = "last"
 
     def build(self, dim: int, measure: Tensor, factors: Tensor, file: Any = None) -> Any:
         return Last(dim, factors.shape[1])

@@ -204,7 +204,7 @@ SETTINGS = [
     f"task.kind=spherical {SECOND} task.l2=0.1",
     f"task.kind=spherical task.form=square task.temperature=0.3 {SECOND} task.l2=0.02",
     "model.normalize=true task.kind=softmax task.temperature=0.2 task.penalty=0 "
-    "task.candidate_orthogonal=0.5 task.l2=0",
+    "task.orthogonal=0.5 task.l2=0",
 ]
 
 

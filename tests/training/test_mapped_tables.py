@@ -261,10 +261,10 @@ def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, corpus = fit_settings(small, "training.tables=mapped")
-    with pytest.raises(RecipeError, match=r"'mapped', and tables on cuda are in the device's mem"):
+    with pytest.raises(RecipeError, match=r"training\.tables is 'mapped', which needs a CPU"):
         place_tables(settings, corpus, torch.device("cuda"), tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeError, match=r"2 processes share each batch.*tables = 'memory'"):
+    with pytest.raises(RecipeError, match=r"training\.tables is 'mapped', which needs one process"):
         place_tables(settings, corpus, CPU, tmp_path)
     # "auto" keeps them in memory then, and refuses what is too large.
     settings, corpus = fit_settings(small)
@@ -391,7 +391,7 @@ def test_the_same_order_is_the_same_training(overrides: tuple[str, ...], tmp_pat
     corpus = generated(2500)
     recipe = recipe_of(write_prepared(corpus, tmp_path / "p", 0.4), *overrides, "training.epochs=2")
     kept = corpus
-    if recipe.data.minimum_value is not None:
+    if recipe.data.model_dump()["minimum_value"] is not None:
         kept = corpus.restrict(torch.nonzero(corpus.column("value") >= 0.3).flatten())
     assert_same_data(train(recipe, kept, progress=False), train(recipe, progress=False))
 
@@ -417,7 +417,7 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(suffix: str, tmp_path
     assert one.in_training == other.in_training > 0
     assert 0 < len(one.test) < 200
     assert_same_data(train(recipe, corpus, progress=False), train(recipe, progress=False))
-    with pytest.raises(RecipeError, match=r"data\.columns is used with split.kind = 'given'"):
+    with pytest.raises(RecipeError, match=r"data\.columns is .*split.kind = 'given'"):
         recipe_of(tmp_path / "p", named[0])
 
 

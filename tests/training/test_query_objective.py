@@ -16,6 +16,7 @@ from evergram.data.corpus import Corpus
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
+from evergram.tasks.kinds import PointwiseSettings
 from evergram.training.fit import Trained
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
@@ -180,9 +181,10 @@ def test_a_learned_temperature_is_that_of_the_model() -> None:
     assert torch.equal(*forms)
 
 
-def test_a_pair_that_is_drawn_by_its_query_weighs_by_it() -> None:
+def test_a_pair_that_is_drawn_by_its_query_weighs_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PointwiseSettings, "drawn", "queries")
     corpus = corpus_of()
-    task = {**SQUARED, "positives": "queries", "query_measure": 0.5, "l2_measure": "penalty"}
+    task = {**SQUARED, "query_measure": 0.5, "l2_measure": "penalty"}
     recipe = recipe_of({"task": task}, corpus)
     _, trained, _ = prepared(recipe, corpus)
     form = form_of(recipe, corpus, trained, "exact")

@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_leaves
 from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import exact_moment
 from evergram.gramian.host_buffers import HostBuffers
+from evergram.gramian.kinds import ESTIMATORS
 from evergram.gramian.sagram import SAGram
 from evergram.training.build import prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.loop import Trainer, run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
-from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
 
@@ -119,7 +120,7 @@ def test_of_towers_the_cache_has_each_step_s_pairs_as_it_left_them() -> None:
 @pytest.mark.parametrize("beta", ["1/n", "1"])
 def test_looking_on_at_a_trajectory_it_is_shown_the_pairs_of_each_step(beta: str) -> None:
     """A later draw corrects nothing, as no row of the tables is behind."""
-    looking = GramianRecipe.of({"kind": "sagram", "beta": beta, "batch_size": 5})
+    looking = ESTIMATORS.of({"kind": "sagram", "beta": beta, "batch_size": 5})
     counts = {side: CORPUS.counts(side) for side in SIDES}
     tracking = Tracking({"sagram": looking}, counts, every=1)
     trainer([*SGD, "gramian.kind=sogram"], tracking).fit(epochs=1)

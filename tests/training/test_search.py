@@ -34,6 +34,7 @@ from evergram.training.pilots import (
     run_pilots,
 )
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.automatic import rate_of
 from evergram.training.tuning import KeyRange, SearchSpace, trials
 from evergram.training.tuning.best_recipe import toml_of, write_best
 from evergram.training.tuning.search_space import default_space
@@ -127,7 +128,7 @@ def test_what_is_decided_already_needs_no_pilot(
 
 def by_l2(recipe: Recipe) -> float:
     """Best far below the formula's l2 and at a large rate."""
-    l2, rate = float(recipe.task.l2), float(recipe.training.table_rate)
+    l2, rate = float(recipe.task.l2), rate_of(recipe)
     return 1 / (1 + abs(math.log2(l2 / 1e-3)) + abs(math.log2(rate / 3)))
 
 
@@ -524,5 +525,5 @@ def test_the_file_is_the_recipe_with_its_paths_and_the_values(
     write_best(best, source, values)
     recipe = Recipe.load(best)
     assert recipe == Recipe.load(source, values)
-    assert recipe.data.path == str(source.parent / "pairs.csv")
+    assert recipe.data.model_dump()["path"] == str(source.parent / "pairs.csv")
     assert "mine.toml" in best.read_text().splitlines()[0]

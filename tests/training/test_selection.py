@@ -43,7 +43,6 @@ from evergram.training.loop import run_epoch
 from evergram.training.monitors.early_stopping import (
     EarlyStopping,
     SelectionMetric,
-    time_to_reach,
 )
 from evergram.training.monitors.evaluation_work import (
     LEAST,
@@ -57,7 +56,7 @@ from evergram.training.monitors.evaluation_work import (
 from evergram.training.monitors.popularity_choice import EXPONENTS, choose_popularity
 from evergram.training.monitors.run_warnings import warned
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import AdaptiveTraining
 
 METRIC = "recall@20"
 
@@ -95,12 +94,6 @@ def test_a_run_that_goes_on_ends_where_it_would_have_ended(
     again = EarlyStopping(METRIC, patience, 0, list(first.history), first.best, first.best_epoch)
     follow(values, patience, again)
     assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
-
-
-def test_the_clock_of_a_metric() -> None:
-    history = [{"seconds": 2.0, METRIC: 0.1}, {"seconds": 4.0, METRIC: 0.3}]
-    reached = [time_to_reach(history, METRIC, value) for value in (0.2, 0.4, None)]
-    assert reached == [4.0, None, None]
 
 
 class Run:
@@ -174,7 +167,7 @@ def test_a_best_that_is_the_last_and_an_objective_that_rises_are_said(
     stopping = EarlyStopping(METRIC)
     for epoch, (value, objective) in enumerate(zip(values, objectives, strict=True), 1):
         stopping.add({"epoch": epoch, METRIC: value, "objective": objective}, last=epoch == 2)
-    settings = TrainingRecipe(epochs=2, budget=7.5)
+    settings = AdaptiveTraining(epochs=2, budget=7.5)
     sentences = warned(settings, stopping, ended, "version 3", logs=False)
     assert len(sentences) == (named is not None)
     assert all("version 3" in sentence and str(named) in sentence for sentence in sentences)

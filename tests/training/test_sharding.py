@@ -27,20 +27,20 @@ from evergram.collectives import ALONE, Collectives
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import RecipeError, TrainingError
-from evergram.training.build import Companions
+from evergram.training import memory
+from evergram.training.build import Companions, prepare
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.loop import run_epoch
-from evergram.training.memory import needed_bytes
+from evergram.training.memory import needed_bytes, refuse_shares
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.sharding import sharded_table, sharding_limits
+from evergram.training.sharding import sharded_table
 from evergram.training.sharding.sharded_factorization import (
     GatheredFactorization,
     ShardedFactorization,
     mapped_rows,
 )
 from evergram.training.sharding.sharded_table import draw_shard, load_shards, save_shards, shard_of
-from evergram.training.sharding.sharding_limits import refuse_unshardable
 from evergram.training.step import Step
 
 # Batch weights are float32 whatever the rest is.
@@ -241,42 +241,36 @@ def settings_of(*overrides: str, version: int = 0) -> FitSettings:
     return FitSettings.of(Recipe.of(values, [*BASE, *DIVIDED, *overrides]), CORPUS, version)
 
 
-def processes(count: int) -> Collectives:
-    collectives = Collectives()
-    collectives.size = count
-    return collectives
-
-
 def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> None:
-    none = Companions()
     for overrides, named in (
-        ("model.kind=two_tower", "'two_tower'"),
-        ("gramian.kind=sagram", "'sagram'"),
-        ("gramian.kind=exact", "'exact'"),
-        ("model.start=svd", "'svd'"),
+        ("model.kind=two_tower", "model.kind = 'factorization'"),
+        ("gramian.kind=sagram", "gramian.kind"),
+        ("gramian.kind=exact", "gramian.kind"),
+        ("model.start=svd", "model.start"),
         ("model.hash_rows=7", "model.hash_rows"),
         ("model.normalize=true task.l2=0 model.popularity=auto", "model.popularity"),
+        ("training.optimizer=adam", "training.optimizer"),
         ("training.watch_minutes=1.0", "training.watch_minutes"),
+        ("task.kind=softmax_all", "task.kind"),
     ):
-        with pytest.raises(RecipeError, match=named):
-            refuse_unshardable(settings_of(*overrides.split()), CORPUS, none, ALONE)
-    with pytest.raises(RecipeError, match="version 1"):
-        refuse_unshardable(settings_of(version=1), CORPUS, none, ALONE)
+        with pytest.raises(RecipeError, match=r"training\.tables is 'sharded', which .*" + named):
+            settings_of(*overrides.split())
     beside = Companions(joint_of("joint, all", CORPUS))
-    with pytest.raises(RecipeError, match="version 0"):
-        refuse_unshardable(settings_of(), CORPUS, beside, ALONE)
+    for chosen, companions in ((settings_of(version=1), Companions()), (settings_of(), beside)):
+        with pytest.raises(RecipeError, match=r"'sharded', which needs version 0 of a lineage"):
+            prepare(chosen, CORPUS, torch.device("cpu"), companions)
     # 17 candidates: ⌈17/6⌉ = 3 rows each leave none for the sixth.
-    refuse_unshardable(settings_of(), CORPUS, none, processes(5))
+    refuse_shares(settings_of(), CORPUS, 5)
     with pytest.raises(RecipeError, match="17 candidates cannot be divided among 7"):
-        refuse_unshardable(settings_of(), CORPUS, none, processes(7))
+        refuse_shares(settings_of(), CORPUS, 7)
 
 
 def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = needed_bytes(settings_of().model, CORPUS, 0)
-    monkeypatch.setattr(sharding_limits, "memory_bytes", lambda: needed // 2)
-    refuse_unshardable(settings_of(), CORPUS, Companions(), processes(2))
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed // 2)
+    refuse_shares(settings_of(), CORPUS, 2)
     with pytest.raises(RecipeError, match=f"{needed:,} bytes"):
-        refuse_unshardable(settings_of(), CORPUS, Companions(), ALONE)
+        refuse_shares(settings_of(), CORPUS, 1)
 
 
 def pieces(rows: Tensor) -> Iterator[Tensor]:

@@ -326,23 +326,6 @@ def recipe_of(*overrides: str) -> Recipe:
     return tiny_recipe("training.optimizer=als", "training.epochs=2", *overrides)
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("model.normalize=true", "model.normalize"),
-        ("model.kind=two_tower", "two_tower"),
-        ("model.hash_rows=4", "model.hash_rows"),
-        ("task.loss=logistic", "logistic"),
-        ("task.kind=bpr", "bpr"),
-        ("task.positives=queries", "task.positives"),
-        ("training.tables=mapped", "mapped"),
-    ],
-)
-def test_what_has_no_least_squares_solution_is_refused(override: str, named: str) -> None:
-    with pytest.raises(RecipeError, match=r"training\.optimizer = 'als' .*" + named):
-        train(recipe_of(override), progress=False)
-
-
 def test_an_upgrade_fits_its_transform_afterwards(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path, "tiny")
     lineage.publish(train(recipe_of(), progress=False))

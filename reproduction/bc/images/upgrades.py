@@ -82,7 +82,8 @@ class Upgrades:
     def _vectors(self, recipe: Recipe, progress: Progress) -> ImageVectors:
         if self.images is None:
             return made_up_vectors(recipe.seed)
-        return read_vectors(Path(recipe.data.path or ""), self.images, progress)
+        folder = Path(recipe.model_dump()["data"].get("path", ""))
+        return read_vectors(folder, self.images, progress)
 
     def _measured(
         self,

@@ -70,7 +70,7 @@ class Program(ABC):
             work: not used; a training takes minutes.
         Raises: DataError: a text or judgements are missing; TrainingError.
         """
-        counts, judgements = read(self.text, recipe.data.path)
+        counts, judgements = read(self.text, recipe.model_dump()["data"].get("path"))
         return {
             "words": {"vocabulary": len(counts.words), "tokens": counts.tokens},
             "pairs": len(counts.query),

@@ -58,7 +58,7 @@ def evaluate(
     from evergram.releasing.evaluate import Ranking
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
-    from evergram.training.recipe.unknown_kinds import without_unknown_kinds
+    from evergram.training.recipe.recipe import without_unknown_kinds
 
     opened = Lineage.open(lineage)
     refuse_unread(set_, NOT_EVALUATED)

@@ -169,7 +169,7 @@ def diagnose(
     from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
-    from evergram.training.recipe.unknown_kinds import refuse_unknown_kinds
+    from evergram.training.recipe.recipe import refuse_unknown_kinds
 
     if out is not None and out.suffix != ".png":
         raise DataError(f"--out {out} must end in .png.")

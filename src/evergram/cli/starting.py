@@ -83,7 +83,10 @@ def init(
         return
     for sentence in first.sentences():
         sys.stdout.write(f"{sentence}\n")
+    from evergram.training.recipe.training import StepSettings
+
     recipe = first.recipe
+    assert isinstance(recipe.training, StepSettings)
     sys.stdout.write(
         f"Recipe: {out}, with {recipe.model.dim_of(0)} dims, batches of "
         f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.\n"

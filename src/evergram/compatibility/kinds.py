@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evergram.errors import ShapeError
-from evergram.kinds import KindSettings, Positive, Weight, table_of
+from evergram.kinds import Kinds, KindSettings, Positive, Weight
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +37,13 @@ class TransformSettings(KindSettings):
 
     def options(self) -> dict[str, Any]:
         """Return the keywords of `transform_class()` other than the dims, as JSON for artefacts."""
-        return self.model_dump()
+        return self.model_dump(exclude={"kind"})
 
 
 class LinearSettings(TransformSettings):
     """W z."""
 
-    kind = "linear"
+    kind: Literal["linear"] = "linear"
     has_closed_form = True
 
     @classmethod
@@ -56,7 +56,7 @@ class LinearSettings(TransformSettings):
 class TruncateSettings(TransformSettings):
     """The first coordinates."""
 
-    kind = "truncate"
+    kind: Literal["truncate"] = "truncate"
     is_learned = False
 
     @classmethod
@@ -69,7 +69,7 @@ class TruncateSettings(TransformSettings):
 class AffineSettings(TransformSettings):
     """W z + b."""
 
-    kind = "affine"
+    kind: Literal["affine"] = "affine"
     has_closed_form = True
 
     @classmethod
@@ -82,7 +82,7 @@ class AffineSettings(TransformSettings):
 class OrthogonalSettings(TransformSettings):
     """Q z with orthonormal rows."""
 
-    kind = "orthogonal"
+    kind: Literal["orthogonal"] = "orthogonal"
     has_closed_form = True
 
     @classmethod
@@ -95,7 +95,7 @@ class OrthogonalSettings(TransformSettings):
 class LowRankSettings(TransformSettings):
     """L R z of rank `rank`."""
 
-    kind = "low_rank"
+    kind: Literal["low_rank"] = "low_rank"
     has_closed_form = True
     rank: Positive = 32
 
@@ -109,7 +109,7 @@ class LowRankSettings(TransformSettings):
 class LambdaOrthogonalSettings(TransformSettings):
     """W z, with `orthogonality` · ‖W Wᵀ − I‖² in training."""
 
-    kind = "lambda_orthogonal"
+    kind: Literal["lambda_orthogonal"] = "lambda_orthogonal"
     orthogonality: Weight = 0.1
 
     @classmethod
@@ -125,7 +125,7 @@ class LambdaOrthogonalSettings(TransformSettings):
 class ResidualMLPSettings(TransformSettings):
     """W z + V relu(U z + a) + b, `transform_hidden` wide."""
 
-    kind = "residual_mlp"
+    kind: Literal["residual_mlp"] = "residual_mlp"
     transform_hidden: Positive = 128
 
     @classmethod
@@ -138,14 +138,23 @@ class ResidualMLPSettings(TransformSettings):
         return {"hidden": self.transform_hidden}
 
 
-TRANSFORMS: dict[str, type[TransformSettings]] = table_of(
-    LinearSettings,
-    TruncateSettings,
-    AffineSettings,
-    OrthogonalSettings,
-    LowRankSettings,
-    LambdaOrthogonalSettings,
-    ResidualMLPSettings,
+class _Transforms(Kinds[TransformSettings]):
+    """The table of transforms: `transform = "affine"` is short for `{kind = "affine"}`."""
+
+    is_short = True
+
+
+TRANSFORMS: Kinds[TransformSettings] = _Transforms(
+    "upgrade.transform",
+    (
+        LinearSettings,
+        TruncateSettings,
+        AffineSettings,
+        OrthogonalSettings,
+        LowRankSettings,
+        LambdaOrthogonalSettings,
+        ResidualMLPSettings,
+    ),
 )
 
 
@@ -166,14 +175,12 @@ def build_transform(
     """
     if kind not in TRANSFORMS:
         raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
-    settings = TRANSFORMS[kind]
-    built = settings.transform_class()
-    for owner in (settings, built):
-        if owner.kind != kind:
-            raise ShapeError(
-                f"{owner.__name__}.kind is {owner.kind!r}, and TRANSFORMS has it as {kind!r}: a "
-                f"version would be read again by another class. Set kind = {kind!r} in it."
-            )
+    built = TRANSFORMS[kind].transform_class()
+    if built.kind != kind:
+        raise ShapeError(
+            f"{built.__name__}.kind is {built.kind!r}, and TRANSFORMS has it as {kind!r}: a "
+            f"version would be read again by another class. Set kind = {kind!r} in it."
+        )
     make: Callable[..., Transform] = built
     try:
         return make(old_dim, new_dim, generator=generator, **(options or {}))

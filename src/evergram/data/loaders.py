@@ -1,176 +1,266 @@
-"""The table of loaders: the function that makes the corpus of each `data.kind` of a recipe.
+"""The table of loaders: for each `data.kind` of a recipe, its keys and how its corpus is made.
 
-Importing this does not import torch: each entry imports its loader when it is called, so that a
-recipe is checked at once.
+Importing this does not import torch: each class imports its loader when it loads, so that a recipe
+is checked at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from evergram.data.data_sets import existing
 from evergram.errors import DataError
+from evergram.kinds import Finite, Kinds, KindSettings, Positive, Weight, traits_where
+from evergram.requirements import Needs, Trait
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
 
+# The name of a column in a file, by what it holds.
+Columns = dict[
+    Literal["query", "candidate", "value", "time", "weight", "query_id", "candidate_id"], str
+]
+# What is done about rows that cannot be used: an error counts them, or they are left out with a
+# warning.
+BadRows = Literal["refuse", "drop"]
 
-class DataSettings(Protocol):
-    """The table [data] of a recipe; docs/recipes.md explains each key."""
 
-    path: str | None
-    metadata: str | None
-    minimum_products: int
-    described_only: bool
-    prefix: str | None
-    query_features: str | None
-    candidate_features: str | None
-    shared_ids: bool
-    bad_rows: Literal["refuse", "drop"]
-    queries: int
-    candidates: int
-    interactions: int
-    drift: float
+class DataSettings(KindSettings):
+    """The settings of one kind of data; docs/recipes.md explains each key.
+
+    Paths are relative to the recipe's folder, or begin with `$EVERGRAM_DATA/`, the folder of data
+    sets.
+    """
+
+    # Whether the corpus depends on the recipe's seed.
+    is_drawn: ClassVar[bool] = True
+
+    @abstractmethod
+    def load(self, seed: int) -> Corpus:
+        """Return all interactions.
+
+        Raises: DataError: a file is missing or cannot be used.
+        """
+
+
+class NamedData(DataSettings):
+    """Data that a recipe names; interactions of a value below `minimum_value` are left out."""
+
+    minimum_value: Finite | None = None
+
+
+class PathData(NamedData):
+    """Data in a file or a folder."""
+
+    path: str
+    is_drawn = False
 
     @property
-    def columns(self) -> Mapping[Any, str]: ...
-    @property
-    def weights(self) -> Mapping[str, float]: ...
+    def source(self) -> Path:
+        """The file or folder. Raises: DataError: there is none."""
+        return existing(self.path)
 
 
-@dataclass
-class LoaderSettings:
-    """`DataSettings` outside of a recipe."""
+class MovieLensData(PathData):
+    """A folder or zip of MovieLens."""
 
-    path: str | None
-    metadata: str | None = None
-    minimum_products: int = 1
+    kind: Literal["movielens"] = "movielens"
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.movielens import load_movielens
+
+        return load_movielens(self.source)
+
+
+class AmazonData(PathData):
+    """Amazon reviews, with their metadata in the same folder.
+
+    Brands and categories of fewer than `minimum_products` are left out, and with `described_only`
+    reviews of products that the metadata lacks.
+    """
+
+    kind: Literal["amazon"] = "amazon"
+    minimum_products: Positive = 1
     described_only: bool = False
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.amazon import load_amazon
+
+        return load_amazon(
+            self.source,
+            minimum_products=self.minimum_products,
+            described_only=self.described_only,
+        )
+
+
+class MediaWikiData(PathData):
+    """MediaWiki's dumps; `prefix`: of their names."""
+
+    kind: Literal["mediawiki"] = "mediawiki"
     prefix: str | None = None
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.wikipedia.dump import load_mediawiki
+
+        corpus, report = load_mediawiki(self.source, self.prefix)
+        for sentence in report.warnings():
+            logging.getLogger(__name__).warning(sentence)
+        return corpus
+
+
+class WikispeediaData(PathData):
+    """The folder of Wikispeedia."""
+
+    kind: Literal["wikispeedia"] = "wikispeedia"
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.wikipedia.wikispeedia import load_wikispeedia
+
+        return load_wikispeedia(self.source)
+
+
+class AdjacencyListData(PathData):
+    """Lines of a query and its candidates, divided by spaces."""
+
+    kind: Literal["adjacency_list"] = "adjacency_list"
+    bad_rows: BadRows = "refuse"
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.tables import load_adjacency_list
+
+        return load_adjacency_list(self.source, self.bad_rows)
+
+
+class TableData(PathData):
+    """A table of interactions in Parquet, Arrow or CSV, with files of features.
+
+    `columns`: the file's own names; `weights`: of each event, where the column of weights holds
+    their names; `test`: the file of test pairs.
+    """
+
+    kind: Literal["table"] = "table"
+    columns: Columns = Field(default={})
+    weights: dict[str, Weight] = Field(default={})
+    bad_rows: BadRows = "refuse"
+    test: Annotated[str | None, Needs(Trait.GIVEN_SPLIT)] = None
     query_features: str | None = None
     candidate_features: str | None = None
     shared_ids: bool = False
-    bad_rows: Literal["refuse", "drop"] = "refuse"
-    queries: int = 0
-    candidates: int = 0
-    interactions: int = 0
-    drift: float = 0.0
-    columns: Mapping[Any, str] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return traits_where({Trait.TEST_FILE: self.test is not None})
+
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.tables import load_table
+
+        return load_table(
+            self.source,
+            query_features=self.query_features,
+            candidate_features=self.candidate_features,
+            shared_ids=self.shared_ids,
+            columns={str(name): own for name, own in self.columns.items()},
+            weights=self.weights,
+            bad_rows=self.bad_rows,
+        )
 
 
-# Makes a corpus from the settings and the recipe's seed.
-Loader = Callable[[DataSettings, int], "Corpus"]
+class PairsFile(DataSettings):
+    """Data whose keys of a table are of the file of test pairs alone."""
+
+    columns: Annotated[Columns, Needs(Trait.GIVEN_SPLIT)] = Field(default={})
+    weights: Annotated[dict[str, Weight], Needs(Trait.GIVEN_SPLIT)] = Field(default={})
+    bad_rows: Annotated[BadRows, Needs(Trait.GIVEN_SPLIT)] = "refuse"
+    test: Annotated[str | None, Needs(Trait.GIVEN_SPLIT)] = None
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return traits_where({Trait.TEST_FILE: self.test is not None})
 
 
-def _movielens(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.movielens import load_movielens
+class PreparedData(PairsFile, PathData):
+    """The folder that `evergram prepare` wrote."""
 
-    return load_movielens(path_of(data))
+    kind: Literal["prepared"] = "prepared"
 
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.prepared.mapped_corpus import load_prepared
 
-def _amazon(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.amazon import load_amazon
-
-    return load_amazon(
-        path_of(data),
-        None if data.metadata is None else Path(data.metadata),
-        minimum_products=data.minimum_products,
-        described_only=data.described_only,
-    )
+        return load_prepared(self.source)
 
 
-def _mediawiki(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.wikipedia.dump import load_mediawiki
+class PythonData(PairsFile):
+    """A corpus that is passed in Python, which a recipe cannot name."""
 
-    corpus, report = load_mediawiki(path_of(data), data.prefix)
-    for sentence in report.warnings():
-        logging.getLogger(__name__).warning(sentence)
-    return corpus
+    kind: Literal["python"] = "python"
 
-
-def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.wikipedia.wikispeedia import load_wikispeedia
-
-    return load_wikispeedia(path_of(data))
+    def load(self, seed: int) -> Corpus:
+        raise DataError(
+            "data.kind = 'python' stands for a corpus that is passed in Python, which a recipe "
+            "cannot hold; pass it, as in train(recipe, corpus), or name files in [data]."
+        )
 
 
-def _adjacency_list(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.tables import load_adjacency_list
+class SyntheticData(NamedData):
+    """A planted corpus."""
 
-    return load_adjacency_list(path_of(data), data.bad_rows)
+    kind: Literal["synthetic"] = "synthetic"
+    queries: Positive = 2000
+    candidates: Positive = 1000
+    interactions: Positive = 60_000
+    drift: Weight = 0.3
 
+    def load(self, seed: int) -> Corpus:
+        from evergram.data.synthetic import generate
 
-def _table(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.tables import load_table
-
-    return load_table(
-        path_of(data),
-        query_features=data.query_features,
-        candidate_features=data.candidate_features,
-        shared_ids=data.shared_ids,
-        columns=dict(data.columns),
-        weights=data.weights,
-        bad_rows=data.bad_rows,
-    )
-
-
-def _prepared(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.prepared.mapped_corpus import load_prepared
-
-    return load_prepared(path_of(data))
+        return generate(
+            queries=self.queries,
+            candidates=self.candidates,
+            interactions=self.interactions,
+            drift=self.drift,
+            seed=seed,
+        ).corpus
 
 
-def _synthetic(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.synthetic import generate
-
-    return generate(
-        queries=data.queries,
-        candidates=data.candidates,
-        interactions=data.interactions,
-        drift=data.drift,
-        seed=seed,
-    ).corpus
-
-
-# In the order in which errors list them. A new loader is one line here: docs/extend/loader.md.
-LOADERS: dict[str, Loader] = {
-    "movielens": _movielens,
-    "amazon": _amazon,
-    "mediawiki": _mediawiki,
-    "wikispeedia": _wikispeedia,
-    "adjacency_list": _adjacency_list,
-    "table": _table,
-    "prepared": _prepared,
-    "synthetic": _synthetic,
-}
-
-# The package's kinds that need `data.path`, and whose corpus does not depend on the seed.
-READ_FROM_A_PATH = tuple(kind for kind in LOADERS if kind != "synthetic")
+# In the order in which errors list them. A new loader is one class: docs/extend/loader.md.
+LOADERS: Kinds[DataSettings] = Kinds(
+    "data",
+    (
+        MovieLensData,
+        AmazonData,
+        MediaWikiData,
+        WikispeediaData,
+        AdjacencyListData,
+        TableData,
+        PreparedData,
+        SyntheticData,
+        PythonData,
+    ),
+    required=True,
+)
 
 
-def load(kind: str, data: DataSettings, seed: int) -> Corpus:
+def load(data: DataSettings, seed: int) -> Corpus:
     """Return all interactions that the settings name.
 
     Raises: DataError: a file is missing or cannot be used; or a loader returned no corpus.
     """
     from evergram.data.corpus import Corpus
 
-    corpus = LOADERS[kind](data, seed)
+    corpus = data.load(seed)
     if not isinstance(corpus, Corpus):
         raise DataError(
-            f"The loader of {kind!r} returned {type(corpus).__name__}; it must return a Corpus, "
-            "and Corpus.of makes one of a table."
+            f"The loader of {data.kind!r} returned {type(corpus).__name__}; it must return a "
+            "Corpus, and Corpus.of makes one of a table."
         )
     return corpus
 
 
-def path_of(data: DataSettings) -> Path:
-    """Return `data.path`. Raises: DataError: it is not set, or there is no such file or folder."""
-    if data.path is None:
-        raise DataError("The data is read from data.path, which is not set; set it in [data].")
-    return existing(data.path)
+def path_kinds() -> list[str]:
+    """Return the kinds of data in a file or a folder."""
+    return [kind for kind, settings in LOADERS.items() if issubclass(settings, PathData)]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Draw, EntitySampler, moved_to, places
-from evergram.errors import RecipeError
 
 # The share of draws that are uniform over the pool: no weight is multiplied by more than 1/MIX.
 MIX = 0.1
@@ -99,7 +98,6 @@ def entity_sampler(
     *,
     kind: str,
     batch_size: int,
-    pool_size: int | None = None,
     seed: int,
 ) -> EntitySampler:
     """Return the sampler of one side's entities that a recipe names.
@@ -109,15 +107,8 @@ def entity_sampler(
         measures: float64 [N, R].
         kind: "uniform", "sqrt", "linear" or "adaptive".
         batch_size: B, entities of a step.
-        pool_size: P of "adaptive"; None is eight times B.
-    Raises: RecipeError: the pool is smaller than what is kept of it.
     """
     if kind != "adaptive":
         return EntitySampler(counts, measures, kind=kind, batch_size=batch_size, seed=seed)
-    pool = pool_size or POOL_FACTOR * batch_size
-    if pool < batch_size:
-        raise RecipeError(
-            f"gramian.pool_size is {pool} and {batch_size} entities of a pool are kept a step; "
-            f"make it {batch_size} or more, or set a smaller gramian.batch_size."
-        )
+    pool = POOL_FACTOR * batch_size
     return PoolSampler(counts, measures, pool_size=pool, batch_size=batch_size, seed=seed)

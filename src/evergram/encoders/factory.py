@@ -30,19 +30,16 @@ def build_encoder(
             of the factor that candidates are published with.
         generator: draws the initial parameters.
         folder: where its tables are mapped from files, for a kind that `maps_tables`.
-    Raises: RecipeError: the kind is unknown, or its settings or its class say that they are of
-        another.
+    Raises: RecipeError: the kind is unknown, or its class says that it is of another.
     """
     if kind not in ENCODERS:
         raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
-    settings = ENCODERS[kind]
-    built = settings.encoder_class()
-    for owner in (settings, built):
-        if owner.kind != kind:
-            raise RecipeError(
-                f"{owner.__name__}.kind is {owner.kind!r}, and ENCODERS has it as {kind!r}: a "
-                f"version would be read again by another class. Set kind = {kind!r} in it."
-            )
+    built = ENCODERS[kind].encoder_class()
+    if built.kind != kind:
+        raise RecipeError(
+            f"{built.__name__}.kind is {built.kind!r}, and ENCODERS has it as {kind!r}: a version "
+            f"would be read again by another class. Set kind = {kind!r} in it."
+        )
     make: Callable[..., Encoder] = built
     place = {} if folder is None else {"folder": folder}
     own = {name: value for name, value in options.items() if name != "popularity"}

@@ -7,14 +7,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-from evergram.kinds import KindSettings, PerVersion, Positive, Rate, table_of
+from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, Rate, traits_where
+from evergram.requirements import Needs, Trait
 
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Encoder
+
+
+def _exponent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Say in one clause what may stand here, in place of what each form of it lacks."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("it must be a number from -1 to 1, or 'auto'") from None
 
 
 class EncoderSettings(KindSettings):
@@ -35,12 +50,24 @@ class EncoderSettings(KindSettings):
     mixes_precision: ClassVar[bool] = False
     # True if its class takes `folder`, from whose files its tables are then mapped.
     maps_tables: ClassVar[bool] = False
-    # True if its tables can start from vectors that are made of the pairs.
-    takes_start: ClassVar[bool] = False
     # The keys that are lists with one entry for each version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
     # The keys besides `dim` that set its size; errors about memory name them.
     size_keys: ClassVar[tuple[str, ...]] = ()
+
+    # D; a list has one entry for each version, and the last holds for all later ones.
+    dim: Annotated[PerVersion, Needs(Trait.SIZED)] = Field(default=[64])
+    scale: Annotated[Rate, Needs(Trait.SIZED)] = 0.1
+    # Rows of unit norm.
+    normalize: bool = False
+    # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the
+    # selection pairs, see `evergram.training.monitors.popularity_choice`. Rows that are free to
+    # grow have the popularity of their candidates in their norms.
+    popularity: Annotated[
+        Annotated[float, Field(ge=-1, le=1)] | Literal["auto"],
+        WrapValidator(_exponent),
+        Needs(Trait.UNIT_ROWS, free=(0,)),
+    ] = 0.0
 
     @classmethod
     @abstractmethod
@@ -52,8 +79,43 @@ class EncoderSettings(KindSettings):
 
         `dim`, `scale` and `normalize` are not among them.
         """
-        values = self.model_dump()
-        return {name: self._at(name, version) for name in values}
+        own = type(self).model_fields.keys() - EncoderSettings.model_fields.keys()
+        return {name: self._at(name, version) for name in type(self).model_fields if name in own}
+
+    def dim_of(self, version: int) -> int:
+        """Return D of a version."""
+        return at_version(self.dim, version)
+
+    def as_of(self, version: int) -> Self:
+        """Return the settings that are at every version what these are at `version`."""
+        lists = {name: getattr(self, name) for name in ("dim", *self.per_version)}
+        return self.model_copy(
+            update={name: [at_version(values, version)] for name, values in lists.items()}
+        )
+
+    @property
+    def exponent(self) -> float | None:
+        """γ of `popularity`: None without a factor, and 0 for "auto" until it is chosen."""
+        if self.popularity == "auto":
+            return 0.0
+        return self.popularity or None
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return traits_where(
+            {
+                Trait.SIZED: self.made_by_recipe,
+                Trait.UNIT_ROWS: self.normalize,
+                Trait.FREE_NORMS: not self.normalize,
+                Trait.PLAIN_VECTORS: not self.popularity,
+                Trait.ID_TABLES: "table_rate" in self.rates,
+                Trait.FEATURE_TABLES: "feature_rate" in self.rates,
+                Trait.LAYERS: "layer_rate" in self.rates,
+                Trait.BATCH_LAYERS: self.mixes_precision,
+                Trait.MAPPABLE: self.maps_tables,
+                Trait.RANDOM_START: True,
+            }
+        )
 
     def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
         """Return the rows of all tables of ids, for so many entities.
@@ -87,6 +149,15 @@ class IdTableSettings(EncoderSettings):
     hash_rows: Annotated[Positive, Field(lt=2**31)] | None = None
     hash_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
+    @model_validator(mode="after")
+    def _seed_of_a_hash(self) -> Self:
+        if self.hash_seed and self.hash_rows is None:
+            raise ValueError(
+                f"model.hash_seed is {self.hash_seed}, and without model.hash_rows nothing is "
+                "hashed; leave it out"
+            )
+        return self
+
     def options(self, version: int) -> dict[str, Any]:
         options = super().options(version)
         if self.hash_rows is None:  # as published versions have it that know of no hash
@@ -102,10 +173,29 @@ class IdTableSettings(EncoderSettings):
 class FactorizationSettings(IdTableSettings):
     """A free vector for each entity."""
 
-    kind = "factorization"
+    kind: Literal["factorization"] = "factorization"
     reads_features = False
-    takes_start = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
+    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
+    start: Literal["random", "smooth", "svd", "als"] = "random"
+
+    @model_validator(mode="after")
+    def _starts_with_own_rows(self) -> Self:
+        if self.start != "random" and self.hash_rows is not None:
+            raise ValueError(
+                f"model.start = {self.start!r} writes a vector into the row of each id, and ids "
+                "share the rows of model.hash_rows; leave one of them out"
+            )
+        return self
+
+    def options(self, version: int) -> dict[str, Any]:
+        return {k: v for k, v in super().options(version).items() if k != "start"}
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        start = Trait.RANDOM_START if self.start == "random" else Trait.MADE_START
+        own = {Trait.OWN_ROWS} if self.hash_rows is None else set()
+        return (super().traits - {Trait.RANDOM_START}) | {Trait.FREE_VECTORS, start} | own
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
@@ -122,7 +212,7 @@ class TwoTowerSettings(IdTableSettings):
     without it they may be concatenated instead of summed.
     """
 
-    kind = "two_tower"
+    kind: Literal["two_tower"] = "two_tower"
     mixes_precision = True
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
@@ -161,7 +251,7 @@ class GraphSageSettings(EncoderSettings):
     interaction, not of each pair.
     """
 
-    kind = "graphsage"
+    kind: Literal["graphsage"] = "graphsage"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
@@ -196,7 +286,7 @@ class GraphSageSettings(EncoderSettings):
 class LightGCNSettings(EncoderSettings):
     """Free vectors, smoothed `layers` times over the graph."""
 
-    kind = "lightgcn"
+    kind: Literal["lightgcn"] = "lightgcn"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
@@ -213,7 +303,7 @@ class LightGCNSettings(EncoderSettings):
 class MeanOfCandidatesSettings(EncoderSettings):
     """A free vector for each candidate; a query is the mean of those that it met."""
 
-    kind = "mean_of_candidates"
+    kind: Literal["mean_of_candidates"] = "mean_of_candidates"
     reads_features = False
     needs_graph = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
@@ -231,7 +321,7 @@ class MeanOfCandidatesSettings(EncoderSettings):
 class ModuleSettings(EncoderSettings):
     """The user's own modules, passed in from Python as `EncoderModules`."""
 
-    kind = "module"
+    kind: Literal["module"] = "module"
     made_by_recipe = False
     mixes_precision = True
     reads_features = False
@@ -244,11 +334,14 @@ class ModuleSettings(EncoderSettings):
         return ModuleEncoder
 
 
-ENCODERS: dict[str, type[EncoderSettings]] = table_of(
-    FactorizationSettings,
-    TwoTowerSettings,
-    GraphSageSettings,
-    LightGCNSettings,
-    MeanOfCandidatesSettings,
-    ModuleSettings,
+ENCODERS: Kinds[EncoderSettings] = Kinds(
+    "model",
+    (
+        FactorizationSettings,
+        TwoTowerSettings,
+        GraphSageSettings,
+        LightGCNSettings,
+        MeanOfCandidatesSettings,
+        ModuleSettings,
+    ),
 )

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.kinds import TRANSFORMS
-from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
 
 # A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
@@ -141,9 +140,10 @@ def _by_closed_form(recipe: Mapping[str, Any]) -> str:
     model has a closed form; "" where it is not so."""
     upgrade = recipe.get("upgrade", {})
     by_gradient = upgrade.get("fit") == "posthoc" and upgrade.get("solver") == "gradient"
-    if not by_gradient or upgrade.get("transform") not in kinds_where(
-        TRANSFORMS, "has_closed_form"
-    ):
+    transform = upgrade.get("transform")
+    kind = transform.get("kind") if isinstance(transform, Mapping) else transform
+    transform = TRANSFORMS.get(str(kind))
+    if not by_gradient or transform is None or not transform.has_closed_form:
         return ""
     return "; upgrade.solver = 'closed' gives the least error that a transform of its kind can have"
 

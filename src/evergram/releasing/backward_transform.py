@@ -30,7 +30,14 @@ from evergram.training.build import build_sampler
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.upgrade import UpgradeRecipe
+from evergram.training.recipe.upgrade import (
+    ComparedUpgrade,
+    FittedUpgrade,
+    GradientUpgrade,
+    JointUpgrade,
+    PosthocUpgrade,
+    UpgradeSettings,
+)
 
 # The share of the least error on these that is given for a smaller transform. Without it, what new
 # vectors hardly say is stretched as far as it gains anything: the next version's multi-step loss
@@ -79,6 +86,7 @@ class PairFit:
         settings = FitSettings.of(recipe, corpus, version)
         sampler = build_sampler(settings, corpus)
         upgrade = recipe.upgrade
+        assert isinstance(upgrade, PosthocUpgrade)
         every = settings.training.evaluate_every
         return cls(sampler, upgrade.fit_epochs, every, upgrade.select_after)
 
@@ -182,7 +190,7 @@ class BackwardTransformFit:
 
     def __init__(
         self,
-        settings: UpgradeRecipe,
+        settings: UpgradeSettings,
         seed: int,
         chain: Chain,
         before: PastModel,
@@ -201,14 +209,14 @@ class BackwardTransformFit:
         self.used: dict[str, Tensor] = {
             side: self.known[side] & ~self.aside[side] for side in SIDES
         }
-        self.loss: AlignmentLoss = AlignmentLoss(chain, settings.steps, settings.unit)
+        self.loss: AlignmentLoss = self._loss()
         self.candidate_loss: AlignmentLoss | None = None
         generator = torch.Generator().manual_seed(seed)
-        kind, transform_options = settings.built
+        chosen = settings.transform
         self.transform: Transform = build_transform(
-            kind, before.dim, new_dim, transform_options, generator
+            chosen.kind, before.dim, new_dim, chosen.options(), generator
         )
-        if settings.transform_start == "uniform":
+        if isinstance(settings, GradientUpgrade) and settings.transform_start == "uniform":
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
@@ -219,11 +227,13 @@ class BackwardTransformFit:
             metrics: by side, A [D_j, D_j] by the step j of the chain; empty leaves all as it is.
         """
         if metrics:
-            settings = self.settings
-            self.loss, self.candidate_loss = (
-                AlignmentLoss(self.chain, settings.steps, settings.unit, metrics.get(side))
-                for side in SIDES
-            )
+            self.loss, self.candidate_loss = (self._loss(metrics.get(side)) for side in SIDES)
+
+    def _loss(self, metrics: Mapping[int, Tensor] | None = None) -> AlignmentLoss:
+        settings = self.settings
+        if not isinstance(settings, FittedUpgrade):
+            return AlignmentLoss(self.chain, unit="paper")
+        return AlignmentLoss(self.chain, settings.steps, settings.unit, metrics)
 
     def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
@@ -233,7 +243,7 @@ class BackwardTransformFit:
             factors: of each candidate, [N], see `JointAlignment`.
         """
         settings = self.settings
-        if settings.fit != "joint":
+        if not isinstance(settings, JointUpgrade | ComparedUpgrade) or settings.fit != "joint":
             return None
         strength = alignment_weight(settings.weight, settings.unit, self.transform.old_dim)
         return self._alignment(strength, factors)
@@ -245,6 +255,7 @@ class BackwardTransformFit:
             strength: of the loss.
         """
         settings = self.settings
+        assert isinstance(settings, GradientUpgrade)
         chosen = JointAlignmentSettings(
             strength=strength,
             rate=settings.transform_rate,
@@ -261,8 +272,11 @@ class BackwardTransformFit:
     def fits_over_pairs(self) -> bool:
         """Whether the transform is fitted after the model, over batches of pairs."""
         settings = self.settings
-        by_gradient = settings.fit == "posthoc" and settings.solver == "gradient"
-        return by_gradient and settings.objects != "all" and settings.chosen.is_learned
+        return (
+            isinstance(settings, PosthocUpgrade)
+            and settings.objects != "all"
+            and settings.transform.is_learned
+        )
 
     def finish(
         self,
@@ -279,12 +293,12 @@ class BackwardTransformFit:
                 objects of a closed form.
         """
         settings = self.settings
-        if settings.solver == "closed" and settings.fit != "none":
+        if isinstance(settings, FittedUpgrade) and settings.solver == "closed":
             self.transform = self._solved(new, together)
         elif self.fits_over_pairs:
             assert pairs is not None
             fit_over_pairs(self._alignment(1.0), new, pairs)
-        elif settings.fit == "posthoc":
+        elif isinstance(settings, PosthocUpgrade):
             fit_by_gradient(
                 self.transform,
                 *self._fitted_to(new),
@@ -324,7 +338,7 @@ class BackwardTransformFit:
 
         Both have seen the pairs that they are compared on, those that chose the ridge.
         """
-        kind, options = self.settings.transform, self.settings.chosen.options()
+        kind, options = self.settings.transform.kind, self.settings.transform.options()
         if self.candidate_loss is None:
             moments = moments_by_use(*self._fitted_to(new), together)
             whole = SideMoments(*moments, self.loss.metric)

@@ -24,6 +24,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.split import TimeSplit
 
 CONSUMERS = 3
 
@@ -90,6 +91,7 @@ def run_demo(
     consumers: ConsumerClassifiers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
+    assert isinstance(recipe.split, TimeSplit)
     count = len(recipe.split.versions)
     # In a file or a pipe one line a version: an epoch a line would hide the result.
     progress = progress.without_epochs()

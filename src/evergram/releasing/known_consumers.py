@@ -24,7 +24,7 @@ from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, Pr
 from evergram.lineage.consumers.record import Consumer, Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.training.recipe.upgrade import UpgradeRecipe
+from evergram.training.recipe.upgrade import UpgradeSettings, WeighingUpgrade
 
 # Objects, or pairs, that a consumer's sensitivity is a mean over; those of a probe are fewer, as it
 # is run on 2 D more rows for each.
@@ -176,7 +176,7 @@ class ConsumerWeighing:
 
 
 def weigh_consumers(
-    settings: UpgradeRecipe, lineage: Lineage, past: PastObjects, extra: Sequence[KnownConsumer]
+    settings: UpgradeSettings, lineage: Lineage, past: PastObjects, extra: Sequence[KnownConsumer]
 ) -> ConsumerWeighing:
     """Return what the registered consumers with a probe and those of `extra` make of errors.
 
@@ -186,7 +186,7 @@ def weigh_consumers(
     Raises: RecipeError: consumers are named or given and do not count, or none is known. DataError:
         a model or its files cannot be used. LineageError: a name is no consumer.
     """
-    if not (settings.consumer_weight and settings.weighs_consumers):
+    if not (isinstance(settings, WeighingUpgrade) and settings.consumer_weight):
         _refuse_idle(settings, extra)
         return ConsumerWeighing()
     steps = {v.version: step for step, v in enumerate(lineage.versions)}
@@ -215,9 +215,9 @@ def weigh_consumers(
     return ConsumerWeighing(settings.consumer_weight, metrics, tuple(counted))
 
 
-def _refuse_idle(settings: UpgradeRecipe, extra: Sequence[KnownConsumer]) -> None:
+def _refuse_idle(settings: UpgradeSettings, extra: Sequence[KnownConsumer]) -> None:
     """Raises: RecipeError: consumers were given, and nothing is weighed by them."""
-    if extra and not settings.consumer_weight:
+    if extra and isinstance(settings, WeighingUpgrade):
         raise RecipeError(
             "consumers= were given, and upgrade.consumer_weight is 0, so that they would not "
             "count; set it above 0 (0.5, say), or leave them out."
@@ -225,12 +225,12 @@ def _refuse_idle(settings: UpgradeRecipe, extra: Sequence[KnownConsumer]) -> Non
     if extra:
         raise RecipeError(
             f"consumers= were given, and upgrade.fit = {settings.fit!r} with upgrade.solver = "
-            f"{settings.solver!r} weighs no errors by them; leave them out, or set upgrade.fit = "
-            "'joint'."
+            f"{getattr(settings, 'solver', None)!r} weighs no errors by them; leave them out, or "
+            "set upgrade.fit = 'joint'."
         )
 
 
-def _refuse_none(settings: UpgradeRecipe, every: Sequence[object], newest: int) -> NoReturn:
+def _refuse_none(settings: WeighingUpgrade, every: Sequence[object], newest: int) -> NoReturn:
     """Raises: RecipeError: no consumer counts."""
     of_newest = settings.steps == "single" and every
     where = f"reads version {newest} (upgrade.steps = 'single')" if of_newest else "counts"
@@ -242,7 +242,7 @@ def _refuse_none(settings: UpgradeRecipe, every: Sequence[object], newest: int) 
 
 
 def _registered(
-    settings: UpgradeRecipe, lineage: Lineage, past: PastObjects, read_at: _ReadAt
+    settings: WeighingUpgrade, lineage: Lineage, past: PastObjects, read_at: _ReadAt
 ) -> Iterator[tuple[str, _Sensitivity]]:
     """Yield the consumers of the lineage that have a probe, or those that the recipe names."""
     registry = ConsumerRegistry.open(lineage.address)

@@ -312,17 +312,7 @@ def upgrade_lost(
             "train a new one."
         )
     model = restore_any(*lost.encoder(), "the kept model", encoder)
-    closed = recipe.upgrade.chosen.has_closed_form
-    settings = recipe.upgrade.model_copy(
-        update={
-            "fit": "posthoc",
-            "solver": "closed",
-            "start": "fresh",
-            "alone": False,
-            "consumer_weight": 0.0,
-            "transform": recipe.upgrade.transform if closed else "linear",
-        }
-    )
+    settings = recipe.upgrade.solved()
     options = UpgradeOptions(
         trained=model,
         trained_as=lost.manifest.version,

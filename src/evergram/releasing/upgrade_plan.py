@@ -13,6 +13,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import publish_by_popularity
+from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.popularity.popularity_factor import popularity_factors
 from evergram.errors import RecipeError
@@ -34,7 +35,7 @@ from evergram.releasing.known_consumers import (
 )
 from evergram.releasing.past_versions import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
-from evergram.training.recipe import ModelRecipe, Recipe
+from evergram.training.recipe import Recipe
 from evergram.training.selecting_metric import with_selecting_metric
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -159,9 +160,9 @@ def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Re
     Raises: RecipeError: its model is a user's modules, and none were given.
     """
     if isinstance(modules, EncoderModules):
-        return recipe.model_copy(
-            update={"model": recipe.model.model_copy(update={"kind": ModuleEncoder.kind})}
-        )
+        model = recipe.model
+        own = ModuleSettings(normalize=model.normalize, popularity=model.popularity)
+        return recipe.model_copy(update={"model": own})
     if recipe.model.kind == ModuleEncoder.kind and modules is None:
         raise RecipeError(
             "model.kind = 'module' stands for modules of your own, which a recipe cannot hold; "
@@ -179,7 +180,7 @@ def refuse_both(encoder: object, trained: object) -> None:
 
 
 def trained_encoder(
-    trained: Encoder | EncoderModules | None, corpus: Corpus, model: ModelRecipe
+    trained: Encoder | EncoderModules | None, corpus: Corpus, model: EncoderSettings
 ) -> Encoder | None:
     """Return a model that is not trained again, in evaluation mode; copies of a user's modules.
 

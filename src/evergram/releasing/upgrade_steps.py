@@ -41,13 +41,13 @@ from evergram.training.pilots import Pilots, run_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import TrainingSettings
 
 log: logging.Logger = logging.getLogger(__name__)
 
 
 def version_report(
-    version: int, split: Split, trained: Trained, settings: TrainingRecipe
+    version: int, split: Split, trained: Trained, settings: TrainingSettings
 ) -> dict[str, Any]:
     """Return a version's metrics as JSON: its own, its training's, and its data's size.
 
@@ -67,7 +67,6 @@ def version_report(
             "history": trained.history,
             "gramian_bytes": trained.state_bytes,
             **({"watched": trained.watched} if settings.watch_minutes else {}),
-            **({"seconds_to_reach": trained.reached} if settings.reach else {}),
         },
         "data": {
             "queries": len(training.queries),
@@ -94,7 +93,7 @@ def reads_features(trained: Trained) -> bool:
 def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
     """Say what each feature of a corpus is, and warn of those that say nothing of a new object; of
     a model that reads them."""
-    if not recipe.model.chosen.reads_features:
+    if not recipe.model.reads_features:
         return
     for feature in summaries(corpus.queries, corpus.candidates):
         progress.say(feature.sentence)

@@ -6,12 +6,22 @@ Importing this does not import torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from evergram.errors import DataError
-from evergram.kinds import KindSettings, Positive, Rate, Weight, table_of
+from evergram.gramian.kinds import LARGEST_POWER
+from evergram.kinds import Kinds, KindSettings, Positive, Rate, Weight, as_list, traits_where
+from evergram.requirements import Needs, Trait
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
@@ -20,14 +30,31 @@ if TYPE_CHECKING:
 
 # Bytes of a number, and of a row's index.
 FLOAT, INDEX = 4, 8
+# Of a candidate, in `SoftmaxAllSettings`.
+NEIGHBOURS = 10
+
+
+# One measure of a side, or a list of them: a power γ, or a file of weights.
+Measures = Annotated[list[float | str], Field(min_length=1), BeforeValidator(as_list)]
+
+
+def _penalty(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Say in one clause what may stand here, in place of what each form of it lacks."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("it must be a number ≥ 0, a list of them, or 'auto'") from None
 
 
 class TaskSettings(KindSettings):
-    """Settings of a task, what training must provide for it, and how it is made."""
+    """Settings of an objective, what training must provide for it, and how its task is made.
 
-    # Default of drawing pairs: each once an epoch, a query and then one of its pairs, or queries
-    # with all of their pairs.
-    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
+    The objective is a loss on observed pairs, and λ times the penalty on all pairs.
+    """
+
+    # How pairs are drawn: each once an epoch, a query and then one of its pairs, or queries with
+    # all of their pairs.
+    drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
     # As the class attributes of the `Task` that is built.
     wants_negatives: ClassVar[bool] = False
     wants_means: ClassVar[bool] = False
@@ -35,15 +62,73 @@ class TaskSettings(KindSettings):
     # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
+    # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.automatic`.
+    penalty: Annotated[
+        Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
+        WrapValidator(_penalty),
+    ] = "auto"
+    # Squared norms: of every example's, or under the penalty's (first) measure.
+    l2: Annotated[Weight | Literal["auto"], Needs(Trait.FREE_NORMS, free=("auto", 0))] = "auto"
+    # "penalty" for an automatic l2, "examples" for a given one, where it is absent.
+    l2_measure: Annotated[
+        Literal["examples", "penalty"] | None, Needs(Trait.NORMS, Trait.FREE_NORMS)
+    ] = None
+    # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
+    query_measure: Annotated[Measures, Needs(Trait.MEASURES)] = Field(default=[0.0])
+    candidate_measure: Annotated[Measures, Needs(Trait.MEASURES)] = Field(default=[0.0])
+    # The sparse part of the penalty's weights: observed pairs taken out, or a column `weight`.
+    sparse: Literal["none", "exclude", "weight"] = "none"
+    # Global orthogonal regularisation of both sides.
+    orthogonal: Annotated[Weight, Needs(Trait.UNIT_ROWS, free=(0,))] = 0.0
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Self:
+        lengths = {len(self.query_measure), len(self.candidate_measure)}
+        if self.penalty == "auto" and max(lengths) > 1:
+            raise ValueError(
+                "task.penalty = 'auto' is one λ for one measure; give a list of numbers, one for "
+                "each entry of task.query_measure and task.candidate_measure"
+            )
+        if len({*lengths, 1 if self.penalty == "auto" else len(self.penalty)}) > 1:
+            raise ValueError(
+                "task.penalty, task.query_measure and task.candidate_measure must be as long as "
+                "one another, one entry a measure"
+            )
+        for side in ("query", "candidate"):
+            for power in self.measures_of(side):
+                if isinstance(power, float) and not 0 <= power <= LARGEST_POWER:
+                    raise ValueError(
+                        f"task.{side}_measure is {power}; a power must be 0 to {LARGEST_POWER}"
+                    )
+        return self
+
+    def measures_of(self, side: str) -> list[float | str]:
+        """Return the measures of a side: powers of the counts, or files of weights."""
+        return self.query_measure if side == "query" else self.candidate_measure
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        # See `strengths_of` for the numbers of "auto".
+        penalises = self.needs_penalty if self.penalty == "auto" else any(self.penalty)
+        shortens = self.needs_penalty if self.l2 == "auto" else self.l2 > 0
+        under = self.l2_measure or ("penalty" if self.l2 == "auto" else "examples")
+        gramians = penalises or self.orthogonal > 0 or self.wants_means
+        return traits_where(
+            {
+                Trait.PENALTY: penalises or self.sparse != "none",
+                Trait.GRAMIANS: gramians,
+                Trait.NORMS: shortens,
+                Trait.MEASURES: gramians or (shortens and under == "penalty"),
+                Trait.LAYERS: self.has_parameters,
+                Trait.SINGLE_PAIRS: self.drawn != "whole_queries",
+                Trait.SOME_CANDIDATES: not self.wants_all_candidates,
+            }
+        )
+
     @property
     def pair_target(self) -> Literal["one", "value"]:
         """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
-
-    @property
-    def sees_whole_queries(self) -> bool:
-        """Whether the loss is defined by all pairs of a query together."""
-        return False
 
     @property
     def has_parameters(self) -> bool:
@@ -69,7 +154,7 @@ def _is_loss(name: str) -> str:
 class PointwiseSettings(TaskSettings):
     """Each observed pair reaches a score; `loss` is a name in `pointwise_losses.LOSSES`."""
 
-    kind = "pointwise"
+    kind: Literal["pointwise"] = "pointwise"
     needs_penalty = True
     loss: Annotated[str, AfterValidator(_is_loss)] = "squared"
     target: Literal["one", "value"] = "one"
@@ -77,6 +162,10 @@ class PointwiseSettings(TaskSettings):
     @property
     def pair_target(self) -> Literal["one", "value"]:
         return self.target
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return super().traits | traits_where({Trait.SQUARED_LOSS: self.loss == "squared"})
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.pointwise import Pointwise
@@ -98,8 +187,8 @@ class PointwiseSettings(TaskSettings):
 class BPRSettings(TaskSettings):
     """Each observed pair scores above one that was not observed."""
 
-    kind = "bpr"
-    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "queries"
+    kind: Literal["bpr"] = "bpr"
+    drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "queries"
     wants_negatives = True
 
     def build(self, corpus: Corpus) -> Task:
@@ -111,123 +200,82 @@ class BPRSettings(TaskSettings):
 class TemperedSettings(TaskSettings):
     """A task by whose `temperature` scores are divided."""
 
-    learns_temperature: ClassVar[bool] = False
-    temperature: Rate | Literal["learned"] = 1.0
-
-    @model_validator(mode="after")
-    def _learned_where_it_can_be(self) -> Self:
-        if self.temperature == "learned" and not self.learns_temperature:
-            raise ValueError(
-                f"task.temperature is 'learned', which task.kind = {self.kind!r} cannot; give it a "
-                "number, or set task.kind = 'softmax_all'"
-            )
-        return self
-
-    @property
-    def has_parameters(self) -> bool:
-        return self.temperature == "learned"
-
-    @property
-    def tau(self) -> float:
-        """τ; 1.0 where it is learned, as it is no part of the settings then."""
-        return 1.0 if self.temperature == "learned" else self.temperature
+    temperature: Rate = 1.0
 
 
 class SoftmaxSettings(TemperedSettings):
     """The observed candidate against those of its batch; scores are divided by `temperature`."""
 
-    kind = "softmax"
+    kind: Literal["softmax"] = "softmax"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.softmax import Softmax
 
-        return Softmax(len(corpus.candidates), self.tau)
+        return Softmax(len(corpus.candidates), self.temperature)
 
 
 class SecondOrderSettings(TemperedSettings):
     """The observed candidate against all. `centred`: take off the squared mean (False is RG²)."""
 
-    kind = "second_order"
+    kind: Literal["second_order"] = "second_order"
     wants_means = True
     centred: bool = True
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.second_order import SecondOrderSoftmax
 
-        return SecondOrderSoftmax(self.tau, self.centred)
+        return SecondOrderSoftmax(self.temperature, self.centred)
 
 
 class SphericalSettings(TemperedSettings):
     """The observed candidate against all, by a quadratic in place of the exponential."""
 
-    kind = "spherical"
+    kind: Literal["spherical"] = "spherical"
     wants_means = True
     form: Literal["taylor", "square"] = "taylor"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.spherical import Spherical
 
-        return Spherical(self.tau, self.form)
+        return Spherical(self.temperature, self.form)
 
 
-class SoftmaxAllSettings(TemperedSettings):
+class SoftmaxAllSettings(TaskSettings):
     """The observed candidate against all, by the softmax itself: no sample and no expansion.
 
-    A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
     A "learned" temperature is trained with the model, on unit rows.
-    With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
-    `denominator` "unobserved" a query's own pairs are not in its partition function. The
-    log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
-    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to so many
-    `neighbours` of its candidate, which are the most like it by their queries. `products`: of
+    The log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
+    `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the
+    neighbours of its candidate, which are the most like it by their queries. `products`: of
     queries and all candidates, summed in float32 either way.
     """
 
-    kind = "softmax_all"
-    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "whole_queries"
+    kind: Literal["softmax_all"] = "softmax_all"
+    drawn: ClassVar[Literal["examples", "queries", "whole_queries"]] = "whole_queries"
     wants_all_candidates = True
-    learns_temperature = True
-    denominator: Literal["all", "unobserved"] = "all"
-    query_power: Weight = 0.0
-    positive_temperature: Rate | None = None
+    # Free rows have lengths to learn.
+    temperature: Annotated[
+        Rate | Literal["learned"], Needs(Trait.UNIT_ROWS, values=("learned",))
+    ] = 1.0
     push: Rate = 1.0
     largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    neighbours: Positive = 10
     products: Literal["float32", "bfloat16"] = "float32"
 
-    @model_validator(mode="after")
-    def _neighbours_of_means(self) -> SoftmaxAllSettings:
-        if self.neighbour_share and self.positive_temperature is not None:
-            raise ValueError(
-                f"task.neighbour_share is {self.neighbour_share:g}, and task.positive_temperature "
-                "is for scores of a query's own pairs alone; leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _limit_of_all(self) -> SoftmaxAllSettings:
-        if self.largest_share is not None and self.denominator == "unobserved":
-            raise ValueError(
-                f"task.largest_share is {self.largest_share:g}, and it is of all candidates; leave "
-                "it out, or set task.denominator = 'all'"
-            )
-        return self
-
     @property
-    def sees_whole_queries(self) -> bool:
-        return self.denominator == "unobserved" or self.positive_temperature is not None
+    def has_parameters(self) -> bool:
+        return self.temperature == "learned"
 
     def candidates_bytes(self, candidates: int, dim: int) -> int:
         whole = super().candidates_bytes(candidates, dim)
         if not self.neighbour_share:
             return whole
-        entries = candidates * min(self.neighbours, candidates - 1)
+        entries = candidates * min(NEIGHBOURS, candidates - 1)
         # Sums over neighbours and their gradient; neighbours and their shares, there and back.
         return whole + 2 * FLOAT * candidates * dim + 2 * (INDEX + FLOAT) * entries
 
     def build(self, corpus: Corpus) -> Task:
-        from evergram.tasks.softmax_all import SoftmaxAll, check_share, query_weights
+        from evergram.tasks.softmax_all import SoftmaxAll, check_share
 
         if self.largest_share is not None:
             check_share(self.largest_share, len(corpus.candidates))
@@ -237,12 +285,9 @@ class SoftmaxAllSettings(TemperedSettings):
 
             pairs = corpus.column("query"), corpus.column("candidate")
             sizes = len(corpus.queries), len(corpus.candidates)
-            neighbours = CandidateNeighbours.of(*pairs, *sizes, self.neighbours)
+            neighbours = CandidateNeighbours.of(*pairs, *sizes, NEIGHBOURS)
         return SoftmaxAll(
-            None if self.temperature == "learned" else self.tau,
-            positive_temperature=self.positive_temperature,
-            excludes_observed=self.denominator == "unobserved",
-            query_weight=query_weights(corpus.counts("query"), self.query_power),
+            None if self.temperature == "learned" else self.temperature,
             push=self.push,
             largest_share=self.largest_share,
             neighbours=neighbours,
@@ -258,7 +303,7 @@ class ClusteredSoftmaxSettings(TemperedSettings):
     `ClusteredSoftmax`.
     """
 
-    kind = "softmax_clustered"
+    kind: Literal["softmax_clustered"] = "softmax_clustered"
     clusters: Positive = 512
     cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
     cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
@@ -267,15 +312,20 @@ class ClusteredSoftmaxSettings(TemperedSettings):
         from evergram.tasks.clustered_softmax import ClusteredSoftmax
 
         size = int((corpus.counts("candidate") > 0).sum())
-        return ClusteredSoftmax(size, self.tau, self.clusters, self.cluster_rate, self.cluster_push)
+        return ClusteredSoftmax(
+            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
+        )
 
 
-TASKS: dict[str, type[TaskSettings]] = table_of(
-    PointwiseSettings,
-    BPRSettings,
-    SoftmaxSettings,
-    SecondOrderSettings,
-    SphericalSettings,
-    SoftmaxAllSettings,
-    ClusteredSoftmaxSettings,
+TASKS: Kinds[TaskSettings] = Kinds(
+    "task",
+    (
+        PointwiseSettings,
+        BPRSettings,
+        SoftmaxSettings,
+        SecondOrderSettings,
+        SphericalSettings,
+        SoftmaxAllSettings,
+        ClusteredSoftmaxSettings,
+    ),
 )

@@ -18,39 +18,30 @@ START, LEAST = 0.1, 0.01
 class SoftmaxAll(Task):
     """Cross entropy of each pair's candidate among all candidates: no negatives are sampled.
 
-    A pair (a, b) costs w_a (−s_ab/τ + κ log Z_a), where Z_a is the sum of e^{s/τ} over all
+    A pair (a, b) costs −s_ab/τ + κ log Z_a, where Z_a is the sum of e^{s/τ} over all
     candidates, computed once for each different query of the batch. The loss is the sum over the
     batch's pairs, divided by how many a batch has on average.
 
     Args:
         temperature: τ; None makes it a parameter, which begins at `START`; only for unit rows.
-        positive_temperature: τ₊ of the bilateral softmax: the m scores of a query's pairs enter as
-            τ₊ log((1/m) Σ e^{s/τ₊}) in place of their mean, which is its limit for large τ₊; None
-            is the mean. The batch must have all pairs of its queries.
-        excludes_observed: True leaves a query's own pairs out of Z_a. The batch must have all of
-            them. A query that met every candidate then has no Z_a, and is pulled only.
-        query_weight: float32 [N] of all queries, w; None is one for each.
         push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
         largest_share: q, which no candidate's share of a query's softmax is above; None is no
-            limit. There must be more than 1/q candidates, and `excludes_observed` be False.
+            limit. There must be more than 1/q candidates.
         neighbours, neighbour_share: K and ε: a pair's score is (1 − ε) s_ab + ε Σ_c K_bc s_ac, so
-            that candidates which the same queries met are pulled, too; not with τ₊.
+            that candidates which the same queries met are pulled, too.
         lower_products: multiply the batch's queries and all candidates in bfloat16, with sums in
             float32, where the processor can.
-    Source: docs/method.md, "The softmax over all candidates", and the sections below it. The two
-        temperatures, and κ: Wu et al. 2024, Eq. (18), and the authors' code, where κ is their
-        ratio.
+    Source: docs/method.md, "The softmax over all candidates", and the sections below it. κ: the
+        code of Wu et al. 2024, where it is the ratio of two temperatures.
     """
 
     wants_all_candidates = True
+    is_mean_of_pairs = True
 
     def __init__(
         self,
         temperature: float | None = 1.0,
         *,
-        positive_temperature: float | None = None,
-        excludes_observed: bool = False,
-        query_weight: Tensor | None = None,
         push: float = 1.0,
         largest_share: float | None = None,
         neighbours: CandidateNeighbours | None = None,
@@ -58,10 +49,6 @@ class SoftmaxAll(Task):
         lower_products: bool = False,
     ) -> None:
         super().__init__()
-        if neighbours is not None and positive_temperature is not None:
-            raise ValueError("A second temperature is of a query's own pairs, without neighbours.")
-        if largest_share is not None and excludes_observed:
-            raise ValueError("A largest share is of all candidates; observed ones are excluded.")
         self._fixed = temperature
         self.log_temperature: nn.Parameter | None = None
         if temperature is None:
@@ -71,12 +58,6 @@ class SoftmaxAll(Task):
         self.neighbours = neighbours
         self.neighbour_share = neighbour_share
         self.lower_products = lower_products
-        self.positive_temperature = positive_temperature
-        self.excludes_observed = excludes_observed
-        # Elsewhere a query's pairs may be shared out among processes.
-        self.is_mean_of_pairs: bool = positive_temperature is None and not excludes_observed
-        self.query_weight: Tensor | None
-        self.register_buffer("query_weight", query_weight, persistent=False)
 
     @property
     def temperature(self) -> float:
@@ -95,13 +76,10 @@ class SoftmaxAll(Task):
         assert encoded.all_candidates is not None
         if self.largest_share is not None:
             check_share(self.largest_share, len(encoded.all_candidates))
-        ids, own, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
+        _, own, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
         # The first pair of each query has the query's row.
         first = torch.argsort(own, stable=True)[times.cumsum(0) - times]
-        excluded = (own, batch.candidate) if self.excludes_observed else None
         weight = times.to(encoded.query)
-        if self.query_weight is not None:
-            weight = weight * self.query_weight[ids].to(weight)
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
         tau, queries, fixed = self._tau(), encoded.queries[first], self._fixed
@@ -112,11 +90,12 @@ class SoftmaxAll(Task):
             encoded.all_candidates,
             weight,
             fixed,
-            excluded,
             largest_share=self.largest_share,
             lower_products=self.lower_products,
         )
-        pulled = (weight * (self._pull(self._scores(encoded, batch), own, times) / tau)).sum()
+        scores = self._scores(encoded, batch)
+        mean = scores.new_zeros(len(times)).index_add(0, own, scores) / times
+        pulled = (weight * (mean / tau)).sum()
         loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
 
@@ -129,18 +108,6 @@ class SoftmaxAll(Task):
         spread = self.neighbours(encoded.all_candidates)[batch.candidate]
         return torch.lerp(own, (encoded.query * spread).sum(-1), self.neighbour_share)
 
-    def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
-        """Return the mean of each query's scores, or τ₊ times their log-mean-exp at τ₊, [Q]."""
-        zeros = scores.new_zeros(len(times))
-        if self.positive_temperature is None:
-            total = zeros.index_add(0, own, scores)
-            return total / times
-        logits = scores / self.positive_temperature
-        most = zeros.scatter_reduce(0, own, logits.detach(), "amax", include_self=False)
-        total = zeros.index_add(0, own, (logits - most[own]).exp())
-        mean = most + (total / times).log()
-        return mean * self.positive_temperature
-
 
 def check_share(share: float, candidates: int) -> None:
     """Check that shares of at most so much can add up to one. Raises: DataError."""
@@ -150,15 +117,3 @@ def check_share(share: float, candidates: int) -> None:
             f"do not make a whole; it must be above 1/{candidates:,} and below 1, such as "
             f"{min(2 / candidates, (1 + 1 / candidates) / 2):.2g}."
         )
-
-
-def query_weights(counts: Tensor, power: float) -> Tensor | None:
-    """Return w_a ∝ count_a^-power with mean one over all pairs, float32 [N]; None for power 0.
-
-    Args:
-        counts: int64 [N], pairs of each query; one without any has weight zero.
-    """
-    if not power:
-        return None
-    weight = torch.where(counts > 0, counts.double().clamp(min=1) ** -power, 0.0)
-    return (weight * (counts.sum() / (weight * counts).sum())).float()

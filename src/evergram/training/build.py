@@ -21,21 +21,26 @@ from evergram.did_you_mean import did_you_mean
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.kinds import EstimatorSettings
+from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.joint import Joint
-from evergram.training.memory import place_tables, refuse_candidates
+from evergram.training.memory import (
+    place_tables,
+    refuse_candidates,
+    refuse_shares,
+    refuse_unmet,
+    run_traits,
+)
 from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.optimizers import build_optimizers
 from evergram.training.priors.factors import build_measures, prior_constant, sparse_weights
-from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.training import StepSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
-from evergram.training.sharding.sharding_limits import refuse_unshardable
-from evergram.training.solvers.sweep_limits import refuse_unsweepable
 from evergram.training.solvers.sweep_step import SweepStep
 from evergram.training.starting_vectors import start_tables
 from evergram.training.step import Step
@@ -58,12 +63,12 @@ class Companions:
     own: ModuleEncoder | None = None
 
 
-def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
+def encoder_options(model: EncoderSettings, version: int) -> dict[str, Any]:
     """Return the keywords that `build_encoder` takes for a version, as JSON."""
     options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
     if model.normalize:
         options["normalize"] = True
-    return options | model.chosen.options(version)
+    return options | model.options(version)
 
 
 def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
@@ -74,9 +79,9 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     task, size, seed = settings.task, settings.batch_size, settings.version_seed
     measures = {side: build_measures(task.measures_of(side), corpus, side) for side in SIDES}
     draws = PairDraws(
-        task.chosen.pair_target,
+        task.pair_target,
         task.drawn,
-        task.chosen.wants_negatives,
+        task.wants_negatives,
         settings.training.short_batch,
     )
     whole = task.drawn == "whole_queries"
@@ -100,19 +105,15 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
 
 
 def build_independent(
-    settings: GramianRecipe, corpus: Corpus, sampler: ExampleSampler, seed: int
+    settings: BatchEstimatorSettings, corpus: Corpus, sampler: ExampleSampler, seed: int
 ) -> dict[str, EntitySampler]:
-    """Return, for each side, the sampler of the entities that estimators learn from.
-
-    Raises: RecipeError: a pool is smaller than what is kept of it.
-    """
+    """Return, for each side, the sampler of the entities that estimators learn from."""
     return {
         side: entity_sampler(
             corpus.counts(side),
             sampler.measures[side],
             kind=settings.sampler,
             batch_size=settings.batch_size or sampler.batch_size,
-            pool_size=settings.pool_size,
             seed=2 * seed + 1 + i,
         )
         for i, side in enumerate(SIDES)
@@ -167,10 +168,11 @@ def prepare(
     companions = Companions() if companions is None else companions
     place, sweeps = folder, settings.training.sweeps
     refuse_candidates(settings, corpus)
-    if sweeps:
-        refuse_unsweepable(settings, companions, collectives)
+    joint = companions.joint is not None
+    alone = not any((companions.joint, companions.past, companions.start))
+    refuse_unmet(settings, run_traits(settings, device, joint=joint, alone=alone))
     if settings.training.tables == "sharded":
-        refuse_unshardable(settings, corpus, companions, collectives)
+        refuse_shares(settings, corpus, collectives.size)
     elif companions.own is None:  # a user's modules are in memory already
         place = place_tables(settings, corpus, device, folder)
     encoder = _encoder(settings, corpus, companions, place, collectives)
@@ -183,7 +185,7 @@ def prepare(
     if companions.joint is not None:
         companions.joint.to(device)
     sampler = build_sampler(settings, corpus)
-    prior = settings.prior.chosen.build(corpus, companions.past, settings.seed)
+    prior = settings.prior.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
     factors = {
         s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if objective.task.wants_means else f
@@ -191,8 +193,7 @@ def prepare(
     }
     estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
     if objective.wants_moments and not sweeps:  # a sweep has exact ones
-        chosen = settings.gramian.chosen
-        made = build_estimators(chosen, encoder.dim, sampler.measures, factors, folder)
+        made = build_estimators(settings.gramian, encoder.dim, sampler.measures, factors, folder)
         estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
     independent = settings.gramian.is_independent and objective.wants_moments
     step = (partial(SweepStep, sampler=sampler) if sweeps else Step)(
@@ -203,21 +204,21 @@ def prepare(
         sampler.measures,
         {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
-        []
-        if sweeps
-        else build_optimizers(
+        build_optimizers(
             *(encoder, settings.training, settings.table_rate, companions.joint, objective.task)
-        ),
+        )
+        if isinstance(settings.training, StepSettings)
+        else [],
         companions.joint,
         independent,
-        0.0 if sweeps else settings.training.precondition,
-        samples_gradient=settings.gramian.gradient == "sampled",
+        settings.training.precondition,
+        samples_gradient=settings.gramian.samples_gradient,
         decay=settings.training.decay,
         rescales=settings.training.rescale_rows,
     )
     if isinstance(encoder, ShardedFactorization):
         encoder.attach(step.optimizers)
-    if not independent:
+    if not independent or not isinstance(settings.gramian, BatchEstimatorSettings):
         return step, sampler, None
     return (
         step,
@@ -257,7 +258,7 @@ def _encoder(
         return companions.own.copied()
     model = settings.model
     generator = torch.Generator().manual_seed(settings.version_seed)
-    schema = Schema.of(corpus, features=model.chosen.reads_features)
+    schema = Schema.of(corpus, features=model.reads_features)
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
         return ShardedFactorization(schema, options, generator, collectives, folder)
@@ -276,10 +277,10 @@ def _objective(
     """Return the task's loss with its penalties, by priors [N, K] and measures [N, R]."""
     task, strengths = settings.task, settings.strengths
     return Objective(
-        task.chosen.build(corpus),
+        task.build(corpus),
         strengths.penalty,
         strengths.l2,
-        {"query": task.query_orthogonal, "candidate": task.candidate_orthogonal},
+        dict.fromkeys(SIDES, task.orthogonal),
         prior_constant(prior, measures, strengths.penalty),
         strengths.l2_measure,
     )

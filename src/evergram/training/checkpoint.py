@@ -19,6 +19,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.kinds import EncoderSettings
 from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import (
     ModuleEncoder,
@@ -33,7 +34,6 @@ from evergram.lineage.manifest import EncoderRecord
 from evergram.lineage.unseen_objects import canary_rows, id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
-from evergram.training.recipe import ModelRecipe
 
 # Rows that are published at once of vectors that are mapped from a file.
 BLOCK = 65_536
@@ -168,7 +168,7 @@ def make_artefact(
     )
 
 
-def options_of(encoder: Encoder, model: ModelRecipe, version: int) -> dict[str, Any]:
+def options_of(encoder: Encoder, model: EncoderSettings, version: int) -> dict[str, Any]:
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options

@@ -8,7 +8,7 @@ from dataclasses import replace
 from evergram.data import holdout_rules as rules
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
-from evergram.data.loaders import READ_FROM_A_PATH, load
+from evergram.data.loaders import NamedData, PairsFile, PythonData, TableData, load
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
@@ -21,10 +21,11 @@ from evergram.data.split import (
 )
 from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
+from evergram.kinds import kind_of
 from evergram.lineage.catalog import PairHistory
 from evergram.lineage.lineage import Lineage
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.data import PYTHON, DataRecipe, SplitRecipe
+from evergram.training.recipe.split import GivenSplit, RandomSplit, SplitSettings, TimeSplit
 
 # Fewer interactions than this are rarely enough to hold pairs out of.
 FEW = 200
@@ -36,13 +37,8 @@ def load_corpus(recipe: Recipe) -> Corpus:
     Raises: DataError: a file cannot be used; or data.kind is 'python', which names none.
     """
     data = recipe.data
-    if data.kind == PYTHON:
-        raise DataError(
-            "data.kind = 'python' stands for a corpus that is passed in Python, which a recipe "
-            "cannot hold; pass it, as in train(recipe, corpus), or name files in [data]."
-        )
-    corpus = load(data.kind, data, recipe.seed)
-    if data.minimum_value is not None:
+    corpus = load(data, recipe.seed)
+    if isinstance(data, NamedData) and data.minimum_value is not None:
         if not corpus.has_values:
             raise DataError(
                 "data.minimum_value needs a column 'value', and there is none; leave it out."
@@ -71,7 +67,7 @@ def corpus_for(recipe: Recipe, corpus: Corpus | None, lineage: Lineage | None = 
     if lineage is None:
         return load_corpus(recipe)
     newest = lineage.newest
-    if lineage.manifest(newest).recipe.get("data", {}).get("kind") == PYTHON:
+    if lineage.manifest(newest).recipe.get("data", {}).get("kind") == kind_of(PythonData):
         raise DataError(
             f"Version {newest} was trained on a corpus that was passed in Python, which the "
             "lineage does not hold; pass it again from Python, as corpus=…."
@@ -84,16 +80,16 @@ def recorded_recipe(recipe: Recipe, corpus: Corpus) -> Recipe:
     unless `load_corpus` gives the same corpus by the recipe."""
     if corpus.origin == _origin(recipe):
         return recipe
-    data = DataRecipe(
-        kind=PYTHON, test=recipe.data.test, columns=recipe.data.columns, weights=recipe.data.weights
-    )
-    return recipe.model_copy(update={"data": data})
+    data, own = recipe.data, {}
+    if isinstance(recipe.split, GivenSplit):
+        own = {key: getattr(data, key) for key in PairsFile.model_fields if key != "kind"}
+    return recipe.model_copy(update={"data": PythonData(**own)})
 
 
 def _origin(recipe: Recipe) -> str:
     """Return all that a recipe says of its corpus, as JSON."""
     data = recipe.data.model_dump(mode="json", exclude={"test"})
-    seed = None if recipe.data.kind in READ_FROM_A_PATH else recipe.seed
+    seed = recipe.seed if recipe.data.is_drawn else None
     return json.dumps({**data, "seed": seed}, sort_keys=True)
 
 
@@ -110,12 +106,12 @@ def split_for(
     """
     salt = salt_of(recipe.split, recipe.name, history)
     trained = TrainedPairs() if history is None else history.trained
-    held_out = HeldOut(salt, trained, recipe.split.selection)
-    if recipe.split.kind == "given":
-        columns = {str(k): v for k, v in recipe.data.columns.items()}
-        test = read_interactions(
-            existing(str(recipe.data.test)), columns, recipe.data.bad_rows, recipe.data.weights
-        )
+    held_out = HeldOut(salt, trained, recipe.split.selects_by)
+    if isinstance(recipe.split, GivenSplit):
+        data = recipe.data
+        assert isinstance(data, TableData | PairsFile)  # as it has a file of test pairs
+        columns = {str(k): v for k, v in data.columns.items()}
+        test = read_interactions(existing(str(data.test)), columns, data.bad_rows, data.weights)
         test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     else:
@@ -132,10 +128,11 @@ def split_for(
     return split
 
 
-def _split_of(settings: SplitRecipe, corpus: Corpus, version: int, held_out: HeldOut) -> Split:
+def _split_of(settings: SplitSettings, corpus: Corpus, version: int, held_out: HeldOut) -> Split:
     """Return the split of one corpus at random or by time."""
-    if settings.kind == "random":
+    if isinstance(settings, RandomSplit):
         return random_split(corpus, share=settings.share, held_out=held_out)
+    assert isinstance(settings, TimeSplit)
     if settings.last is not None:
         last = RollingWindow.parse(settings.last)
         return window_split(corpus, last=last, held_out=held_out)
@@ -149,7 +146,7 @@ def _split_of(settings: SplitRecipe, corpus: Corpus, version: int, held_out: Hel
     return time_split(corpus, share=share, until=until, held_out=held_out)
 
 
-def _refuse_too_few(split: Split, interactions: int, settings: SplitRecipe) -> None:
+def _refuse_too_few(split: Split, interactions: int, settings: SplitSettings) -> None:
     """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
     if len(split.selection) and (len(split.test) or split.untested):
         return
@@ -169,7 +166,7 @@ def _refuse_too_few(split: Split, interactions: int, settings: SplitRecipe) -> N
     )
 
 
-def _more_pairs(settings: SplitRecipe, split: Split, interactions: int) -> str:
+def _more_pairs(settings: SplitSettings, split: Split, interactions: int) -> str:
     """Return what to do so that pairs are held out, in words."""
     if settings.kind == "given":
         return "give a data.test with other pairs of queries and candidates of the training data"
@@ -200,7 +197,7 @@ def final_split(split: Split, *, refits: bool) -> Split:
     return split.final()
 
 
-def salt_of(settings: SplitRecipe, name: str, history: PairHistory | None = None) -> str:
+def salt_of(settings: SplitSettings, name: str, history: PairHistory | None = None) -> str:
     """Return the salt of held-out pairs: the lineage's, else the recipe's, else the recipe's name.
 
     Raises: RecipeError: the recipe has another salt than the lineage.

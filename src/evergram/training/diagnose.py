@@ -15,7 +15,7 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.evaluation.sampled_gramian_error import Interval
-from evergram.gramian.kinds import ESTIMATORS
+from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, EstimatorSettings
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, pick_device, prepare
 from evergram.training.callbacks import ProgressReport
@@ -25,7 +25,7 @@ from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.priors.factors import build_measures
 from evergram.training.progress import Progress
-from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
 # Entities of a side that a measure embeds at most: seconds with a tower.
@@ -101,7 +101,9 @@ class Diagnosis:
         }
 
 
-def rivals(batch_sizes: list[int], own: GramianRecipe | None = None) -> dict[str, GramianRecipe]:
+def rivals(
+    batch_sizes: list[int], own: EstimatorSettings | None = None
+) -> dict[str, EstimatorSettings]:
     """Return the settings of every estimator by its name in tables, for each of the batch sizes;
     the recipe's `own` is among them if it is not the package's."""
     settings: dict[str, dict[str, Any]] = {
@@ -117,14 +119,14 @@ def rivals(batch_sizes: list[int], own: GramianRecipe | None = None) -> dict[str
         "sagram 1/n": {"kind": "sagram", "beta": "1/n"},
         "sagram 1": {"kind": "sagram", "beta": "1"},
     }
-    others: dict[str, GramianRecipe] = {}
+    others: dict[str, EstimatorSettings] = {}
     for size in batch_sizes:
         draws = {"sampler": "uniform", "batch_size": size}
         for name, chosen in settings.items():
-            others[f"{name}, |B| = {size}"] = GramianRecipe.of(draws | chosen)
-        if own is not None and own.kind not in ESTIMATORS.own and own.chosen.learns_from_batches:
+            others[f"{name}, |B| = {size}"] = ESTIMATORS.of(draws | chosen)
+        if isinstance(own, BatchEstimatorSettings) and own.kind not in ESTIMATORS.own:
             name = f"{own.kind}, |B| = {size}"
-            others[name] = own.model_copy(update={**draws, "pool_size": None})
+            others[name] = own.model_copy(update=draws)
     return others
 
 
@@ -183,10 +185,10 @@ def diagnose(
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
     run = Trainer(step, sampler, draws, callbacks=callbacks, seed=settings.version_seed)
     run.fit(steps=steps)
-    learned = recipe.gramian.batch_size if draws is not None else None
-    own_row = f"{recipe.gramian.kind} ({OWN}, |B| = {learned or sampler.batch_size})"
-    if not recipe.gramian.chosen.learns_from_batches:
-        own_row = f"{recipe.gramian.kind} ({OWN})"
+    own_row = f"{recipe.gramian.kind} ({OWN})"
+    if isinstance(recipe.gramian, BatchEstimatorSettings):
+        learned = recipe.gramian.batch_size if draws is not None else None
+        own_row = f"{recipe.gramian.kind} ({OWN}, |B| = {learned or sampler.batch_size})"
     return Diagnosis(version, sides, histograms, tracking, own_row)
 
 

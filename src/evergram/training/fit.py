@@ -45,6 +45,7 @@ from evergram.training.monitors.run_warnings import warned
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.upgrade import GradientUpgrade
 from evergram.training.sharding.sharded_checkpoints import keep_shards
 from evergram.training.sharding.sharded_factorization import GatheredFactorization
 
@@ -117,7 +118,6 @@ class Trained:
         best_epoch: epochs that the kept encoder has had.
         seconds: of training, without evaluations.
         watched: one entry every `training.watch_minutes`.
-        reached: seconds of training until `training.reach`; None if it was not reached.
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
@@ -136,7 +136,6 @@ class Trained:
     best_epoch: int = 0
     seconds: float = 0.0
     watched: list[dict[str, float]] = field(default_factory=list)
-    reached: float | None = None
     state_bytes: int = 0
     ended: str = ""
     refit: dict[str, float] | None = None
@@ -176,7 +175,8 @@ def fit_encoder(
         refuse_unchoosable(split)  # before training
     job = _Job.of(recipe, split, version, context, companions)
     # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-    select_after = recipe.upgrade.select_after if companions.joint is not None else 0
+    upgrade = recipe.upgrade if companions.joint is not None else None
+    select_after = upgrade.select_after if isinstance(upgrade, GradientUpgrade) else 0
     stopping = EarlyStopping(settings.metric, settings.patience, select_after)
     watch = MapWatch.of(settings, split, recipe.seed)
     if refit is not None:  # it takes about as long again
@@ -212,7 +212,6 @@ def fit_encoder(
         best_epoch=stopping.best_epoch,
         seconds=seconds,
         watched=[] if watch is None else watch.records,
-        reached=early_stopping.time_to_reach(stopping.history, settings.metric, settings.reach),
         state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
@@ -283,7 +282,7 @@ class _Job:
         """Let the selection rank as many queries, as often, as the recipe's share allows. Return
         the multiply-adds of an epoch of training."""
         settings, seed, split = self.settings.training, self.settings.seed, self.split
-        passes = self.settings.model.chosen.passes_over_graph
+        passes = self.settings.model.passes_over_graph
         an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
         queries = distinct(split.selection.query)
         work = RankingWork.of(run.encoder, queries, split.training)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -13,9 +14,12 @@ import torch
 from evergram.atomic_files import make_folder
 from evergram.collectives import process_count
 from evergram.data.corpus import Corpus
+from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import RecipeError, TrainingError
-from evergram.training.recipe import ModelRecipe
+from evergram.kinds import traits_where
+from evergram.requirements import Trait
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.recipe.training import MAPPED
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -43,14 +47,12 @@ def place_tables(
         here. TrainingError: the disk has no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
-    obstacle = _obstacle(settings, device)
-    if choice == "mapped" and obstacle:
-        raise RecipeError(
-            f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'"
-            f"{'' if device.type == 'cpu' else ', or train with --device cpu'}."
-        )
+    has = settings.traits | run_traits(settings, device)
+    can_map = all(trait in has for trait in MAPPED.traits)
+    if choice == "mapped":
+        refuse_unmet(settings, has)
     exceeds = needed_bytes(model, corpus, version) > memory_bytes()
-    if choice == "memory" or obstacle or (choice == "auto" and not exceeds):
+    if choice == "memory" or not can_map or (choice == "auto" and not exceeds):
         refuse_too_large(model, corpus, version)
         return None
     tables, vectors = _tables_bytes(model, corpus, version), _vectors_bytes(model, corpus, version)
@@ -75,23 +77,53 @@ def place_tables(
     return place
 
 
-def _obstacle(settings: FitSettings, device: torch.device) -> str:
-    """Return why a model's tables cannot be mapped, in a clause; empty if they can."""
-    model, task = settings.model, settings.task
-    if task.chosen.wants_all_candidates:
-        return f"task.kind = {task.kind!r} reads and moves all candidates in each step"
-    if settings.training.optimizer in ("adam", "als"):
-        return f"training.optimizer = {settings.training.optimizer!r} moves every row in each step"
-    if not model.chosen.maps_tables:
-        return f"the tables of {model.kind} take part in every step as a whole"
-    if device.type != "cpu":
-        return f"tables on {device.type} are in the device's memory"
-    if process_count() > 1:
-        return f"{process_count()} processes share each batch, each with tables of its own"
-    return ""
+def run_traits(
+    settings: FitSettings, device: torch.device, *, joint: bool = False, alone: bool = True
+) -> frozenset[Trait]:
+    """Return the traits of a run.
+
+    Args:
+        joint: whether a transform is trained with the model.
+        alone: whether it is trained without any other version.
+    """
+    return traits_where(
+        {
+            Trait.CPU: device.type == "cpu",
+            Trait.ONE_PROCESS: process_count() == 1,
+            Trait.NO_JOINT_TRANSFORM: not joint,
+            Trait.FIRST_VERSION: settings.version == 0 and alone,
+        }
+    )
 
 
-def refuse_too_large(model: ModelRecipe, corpus: Corpus, version: int) -> None:
+def refuse_unmet(settings: FitSettings, run: Collection[Trait]) -> None:
+    """Raises: RecipeError: a run does not have what a key of [training] needs."""
+    sentence = settings.unmet(run)
+    if sentence:
+        raise RecipeError(sentence)
+
+
+def refuse_shares(settings: FitSettings, corpus: Corpus, processes: int) -> None:
+    """Refuse tables that so many processes cannot share.
+
+    Raises: RecipeError: a process would have no row, or has too little memory.
+    """
+    for name, side in (("queries", corpus.queries), ("candidates", corpus.candidates)):
+        if -(-len(side) // processes) * (processes - 1) >= len(side):
+            raise RecipeError(
+                f"{len(side)} {name} cannot be divided among {processes} processes so that each "
+                "has a row; start fewer processes, or set training.tables = 'memory'."
+            )
+    needed = needed_bytes(settings.model, corpus, settings.version) // processes
+    if needed > memory_bytes():
+        raise RecipeError(
+            f"Each of {processes} processes needs at least {needed:,} bytes of memory, and this "
+            f"machine has {memory_bytes():,}; start more processes on more machines, or lower "
+            "model.dim."
+        )
+
+
+def refuse_too_large(model: EncoderSettings, corpus: Corpus, version: int) -> None:
     """Compare what a training with tables in memory needs at least with what the machine has.
 
     Raises: RecipeError: the training needs more.
@@ -99,7 +131,7 @@ def refuse_too_large(model: ModelRecipe, corpus: Corpus, version: int) -> None:
     needed, there = needed_bytes(model, corpus, version), memory_bytes()
     if needed > there:
         entities = len(corpus.queries) + len(corpus.candidates)
-        keys = [f"model.{key}" for key in ("dim", *model.chosen.size_keys)]
+        keys = [f"model.{key}" for key in ("dim", *model.size_keys)]
         sizes = " or ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
         raise RecipeError(
             f"Training {entities:,} entities with model.dim = {model.dim_of(version)} needs "
@@ -109,49 +141,43 @@ def refuse_too_large(model: ModelRecipe, corpus: Corpus, version: int) -> None:
 
 
 def refuse_candidates(settings: FitSettings, corpus: Corpus) -> None:
-    """Refuse a training whose every step needs all candidates, where they cannot be at hand.
+    """Refuse a training whose every step needs all candidates, where memory cannot hold them.
 
     Raises: RecipeError.
     """
     task = settings.task
-    if not task.chosen.wants_all_candidates:
+    if not task.wants_all_candidates:
         return
-    other = "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
-    if settings.training.tables == "sharded":
-        raise RecipeError(
-            f"task.kind = {task.kind!r} reads all candidates in each step, and training.tables = "
-            "'sharded' divides them among processes; set training.tables = 'memory', or "
-            f"{other}."
-        )
     dim = settings.model.dim_of(settings.version)
-    needed = task.chosen.candidates_bytes(len(corpus.candidates), dim)
+    needed = task.candidates_bytes(len(corpus.candidates), dim)
     needed += needed_bytes(settings.model, corpus, settings.version)
     there = memory_bytes()
     if needed > there:
         raise RecipeError(
             f"task.kind = {task.kind!r} has all {len(corpus.candidates):,} candidates in memory in "
             f"each step, so that training needs at least {needed:,} bytes, and this machine has "
-            f"{there:,}; lower model.dim, or {other}."
+            f"{there:,}; lower model.dim, or set task.kind = 'pointwise', whose penalty on all "
+            "pairs needs a batch's rows only."
         )
 
 
-def needed_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
+def needed_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
     """Return the bytes that a training of this version needs at least; it will use far more."""
     dim = model.dim_of(version)
     # Both sides' second moments are published in float64.
     total = 2 * 2 * FLOAT * dim * dim + _vectors_bytes(model, corpus, version)
     total += _tables_bytes(model, corpus, version)
-    return total + LAYER_COPIES * FLOAT * model.chosen.layer_numbers(dim, version)
+    return total + LAYER_COPIES * FLOAT * model.layer_numbers(dim, version)
 
 
-def _tables_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
+def _tables_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
     """Return the bytes of the tables of ids."""
     sizes = len(corpus.queries), len(corpus.candidates)
-    rows = model.chosen.table_rows(*sizes, shared=corpus.shared_ids)
+    rows = model.table_rows(*sizes, shared=corpus.shared_ids)
     return FLOAT * rows * model.dim_of(version)
 
 
-def _vectors_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
+def _vectors_bytes(model: EncoderSettings, corpus: Corpus, version: int) -> int:
     """Return the bytes of one vector for each entity."""
     entities = len(corpus.queries) + len(corpus.candidates)
     return FLOAT * entities * model.dim_of(version)

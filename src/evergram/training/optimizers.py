@@ -16,7 +16,7 @@ from evergram.errors import RecipeError
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.task import Encoded, Moments
 from evergram.training.joint import Joint
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import StepSettings
 
 
 def id_tables(encoder: Encoder) -> list[nn.Parameter]:
@@ -32,7 +32,7 @@ def id_tables(encoder: Encoder) -> list[nn.Parameter]:
 
 def build_optimizers(
     encoder: Encoder,
-    rates: TrainingRecipe,
+    rates: StepSettings,
     table_rate: float,
     joint: Joint | None = None,
     task: nn.Module | None = None,

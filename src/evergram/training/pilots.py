@@ -17,6 +17,8 @@ import torch
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import RowPairs, Split, among
 from evergram.errors import TrainingError
+from evergram.gramian.kinds import SOGramSettings
+from evergram.requirements import OF_A_RUN, Trait
 from evergram.training.build import Companions
 from evergram.training.checkpoints.journal import Journal
 from evergram.training.checkpoints.run_identity import RunIdentity
@@ -25,7 +27,7 @@ from evergram.training.monitors.evaluation_work import FREE, SELECTING, distinct
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.solvers.sweep_limits import why_unsweepable
+from evergram.training.recipe.training import StepSettings, Training
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
@@ -191,8 +193,7 @@ def _seconds(recipe: Recipe, split: Split, version: int) -> float:
 
 
 def _by_the_solver(recipe: Recipe) -> Recipe:
-    training = recipe.training.model_copy(update={"optimizer": "als"})
-    return recipe.model_copy(update={"training": training})
+    return recipe.model_copy(update={"training": recipe.training.swept()})
 
 
 @dataclass(frozen=True)
@@ -215,19 +216,16 @@ class _Search:
     def of(cls, recipe: Recipe, split: Split, version: int, together: Collectives) -> Self:
         if recipe.training.thorough:
             return cls(recipe, MOST_PILOTS, climbs=True)
-        update = {
-            "optimizer": "als",
-            "epochs": PILOT_SWEEPS,
-            "evaluate_every": PILOT_SWEEPS,
-            "patience": 0,
-        }
-        training = recipe.training.model_copy(update=update)
+        training = recipe.training.swept(
+            epochs=PILOT_SWEEPS, evaluate_every=PILOT_SWEEPS, patience=0
+        )
         swept = recipe.model_copy(update={"training": training})
         settings = FitSettings.of(swept, split.training, version)
-        if why_unsweepable(settings, Companions(), together):
+        run = OF_A_RUN - ({Trait.ONE_PROCESS} if together.size > 1 else set())
+        if settings.unmet(run) or recipe.training.tables in ("mapped", "sharded"):
             return cls(recipe)
         # Upgrades may learn a transform beside the model, which the solver cannot.
-        by_default = recipe.gramian == type(recipe.gramian)()
+        by_default = recipe.gramian == SOGramSettings()
         return cls(swept, solves=version == 0 and recipe.training.may_sweep and by_default)
 
 
@@ -246,8 +244,9 @@ class _Settings:
         penalty = [self.penalty] if recipe.task.penalty == "auto" else recipe.task.penalty
         strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
-        rate = {"table_rate": self.table_rate} if self.table_rate else {}  # sweeps have none
-        training = recipe.training.model_copy(update=rate)
+        training: Training = recipe.training
+        if isinstance(training, StepSettings):
+            training = training.model_copy(update={"table_rate": self.table_rate})
         return recipe.model_copy(update={"task": task, "training": training})
 
 
@@ -302,7 +301,8 @@ def _moves(recipe: Recipe) -> list[_Move]:
 
 
 def _has_open_rate(recipe: Recipe) -> bool:
-    return recipe.training.table_rate == "auto" and not recipe.training.sweeps
+    training = recipe.training
+    return isinstance(training, StepSettings) and training.table_rate == "auto"
 
 
 _OTHER = {"penalty": "examples", "examples": "penalty"}

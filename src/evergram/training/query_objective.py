@@ -45,7 +45,7 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
         return None
     if isinstance(trained.encoder, MeanOfCandidates):
         return QueryForm.mean(trained.encoder.dim, normalize=trained.encoder.normalize)
-    task = recipe.task.chosen if trained.penalty else None
+    task = recipe.task if trained.penalty else None
     normalize = trained.encoder.normalize
     if isinstance(task, PointwiseSettings):
         terms = [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
@@ -59,8 +59,8 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
     push, temperature = 1.0, 1.0
     if trained.temperature is not None:
         temperature = trained.temperature
-    elif isinstance(task, TemperedSettings):
-        temperature = task.tau
+    elif isinstance(task, TemperedSettings | SoftmaxAllSettings) and task.temperature != "learned":
+        temperature = task.temperature
     if isinstance(task, SoftmaxAllSettings):
         push = task.push
     second = isinstance(task, SecondOrderSettings)
@@ -86,7 +86,7 @@ def _penalties(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Ter
     if not any(trained.penalty):
         return
     gramians, means = _moments(recipe, corpus, trained)
-    prior = recipe.prior.chosen
+    prior = recipe.prior
     value = prior.value if isinstance(prior, ConstantSettings) else 0.0
     for r, penalty in enumerate(trained.penalty):
         if penalty:
@@ -149,7 +149,7 @@ def _is_quadratic(recipe: Recipe) -> bool:
     """Return whether all terms beside the pairs' loss are in the form."""
     return (
         recipe.task.sparse == "none"
-        and not recipe.task.query_orthogonal
-        and isinstance(recipe.prior.chosen, ZeroSettings | ConstantSettings)
+        and not recipe.task.orthogonal
+        and isinstance(recipe.prior, ZeroSettings | ConstantSettings)
         and not any(isinstance(power, str) for power in recipe.task.query_measure)
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -20,8 +19,8 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
+from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import RecipeError
-from evergram.training.recipe import ModelRecipe
 from evergram.training.recipe.automatic import Strengths, pointwise_strengths
 from evergram.training.recipe.fit_settings import FitSettings
 
@@ -96,10 +95,15 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
         absent.
     """
     model, seed = settings.model, settings.version_seed
-    if model.start == "random":
+    if not isinstance(model, FactorizationSettings) or model.start == "random":
         return
-    refuse_unstartable(model, encoder.tables_folder)
     assert isinstance(encoder, Factorization)
+    if encoder.tables_folder is not None:
+        raise RecipeError(
+            f"model.start = {model.start!r} writes vectors into tables in memory, and the tables "
+            "are mapped from files, as training.tables or too little memory has it; set "
+            "model.start = 'random', or change the other."
+        )
     if model.start == "als":
         vectors = als_start(corpus, settings.strengths, encoder.dim, seed)
     else:
@@ -114,24 +118,6 @@ def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> Non
             rows = rows if model.normalize else rows * scale
         with torch.no_grad():
             table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
-
-
-def refuse_unstartable(model: ModelRecipe, folder: Path | None) -> None:
-    """Raises: RecipeError: the tables, mapped from files in `folder` or in memory, cannot start
-    from vectors."""
-    if model.kind != "factorization":
-        reason = f"model.kind is {model.kind!r}"
-    elif getattr(model, "hash_rows", None) is not None:
-        reason = "model.hash_rows is set, whose rows several ids share"
-    elif folder is not None:
-        reason = "the tables are mapped from files, as training.tables or too little memory has it"
-    else:
-        return
-    raise RecipeError(
-        f"model.start = {model.start!r} writes vectors into the tables of model.kind = "
-        f"'factorization' in memory, with a row for each id, and {reason}; set model.start = "
-        "'random', or change the other."
-    )
 
 
 # Added to the pairs of an entity, so that one with few of them does not weigh as much as its few.

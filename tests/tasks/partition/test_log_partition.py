@@ -19,52 +19,37 @@ from evergram.tasks.partition import bfloat16_products, limited_shares
 from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
 from evergram.tasks.partition.limited_shares import limit_shares
 from evergram.tasks.partition.log_partition import log_partition_sum
-from evergram.tasks.softmax_all import SoftmaxAll, check_share
-
-EXCLUDED = torch.tensor([0, 2, 2, 1, 2]), torch.tensor([6, 1, 0, 3, 1])
+from evergram.tasks.softmax_all import check_share
 
 
-def dense(
-    query: Tensor, candidates: Tensor, temperature: float, excluded: tuple[Tensor, Tensor] | None
-) -> Tensor:
+def dense(query: Tensor, candidates: Tensor, temperature: float) -> Tensor:
     """All scores at once, by torch's own gradient."""
-    logits = query @ candidates.T / temperature
-    if excluded is not None:
-        mask = torch.zeros(logits.shape, dtype=torch.bool)
-        mask[excluded] = True
-        logits = logits.masked_fill(mask, -torch.inf)
-    return torch.logsumexp(logits, 1)
+    return torch.logsumexp(query @ candidates.T / temperature, 1)
 
 
 WEIGHT = torch.tensor([1.0, 2.0, 0.3], dtype=torch.float64)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 40), st.floats(0.05, 3), st.booleans())
-def test_value_and_gradients_are_the_dense_softmaxs(
-    scores: int, temperature: float, masked: bool
-) -> None:
-    excluded = EXCLUDED if masked else None
+@given(st.integers(1, 40), st.floats(0.05, 3))
+def test_value_and_gradients_are_the_dense_softmaxs(scores: int, temperature: float) -> None:
     results = []
     for tiled in (False, True):
         query = normal(3, 4).requires_grad_()
         candidates = normal(7, 4, seed=1).requires_grad_()
         if tiled:
-            value = log_partition_sum(
-                query, candidates, WEIGHT, temperature, excluded, tile_scores=scores
-            )
+            value = log_partition_sum(query, candidates, WEIGHT, temperature, tile_scores=scores)
         else:
-            value = (WEIGHT * dense(query, candidates, temperature, excluded)).sum()
+            value = (WEIGHT * dense(query, candidates, temperature)).sum()
         (1.7 * value).backward()  # type: ignore[no-untyped-call]
         results.append((value.detach(), query.grad, candidates.grad))
     torch.testing.assert_close(results[0], results[1], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("excluded", [None, EXCLUDED])
-def test_gradients_are_those_of_finite_differences(excluded: tuple[Tensor, Tensor] | None) -> None:
+def test_gradients_are_those_of_finite_differences() -> None:
     query, candidates = normal(3, 4).requires_grad_(), normal(7, 4, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda u, v: log_partition_sum(u, v, WEIGHT, 0.4, excluded, tile_scores=14),
+        lambda u, v: log_partition_sum(u, v, WEIGHT, 0.4, tile_scores=14),
         (query, candidates),
     )
 
@@ -74,25 +59,10 @@ def test_large_scores_do_not_overflow() -> None:
     weight = torch.tensor([1.0, 0.5])
     value = log_partition_sum(query.requires_grad_(), candidates, weight, 0.01, tile_scores=5)
     value.backward()  # type: ignore[no-untyped-call]
-    expected = weight.double() @ dense(query.detach().double(), candidates.double(), 0.01, None)
+    expected = weight.double() @ dense(query.detach().double(), candidates.double(), 0.01)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
     assert query.grad is not None
     assert query.grad.isfinite().all()
-
-
-def test_a_query_that_excludes_all_adds_nothing_and_has_no_gradient() -> None:
-    query, candidates = normal(2, 3).requires_grad_(), normal(3, 3, seed=1).requires_grad_()
-    every = torch.tensor([0, 0, 0]), torch.arange(3)
-    value = log_partition_sum(query, candidates, WEIGHT[:2], 1, every, tile_scores=3)
-    value.backward()  # type: ignore[no-untyped-call]
-    assert query.grad is not None
-    assert candidates.grad is not None
-    assert query.grad[0].tolist() == [0, 0, 0]
-    alone = candidates.detach().clone().requires_grad_()
-    other = WEIGHT[1] * dense(query[1:].detach(), alone, 1, None).sum()
-    other.backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(value, other)
-    torch.testing.assert_close(candidates.grad, alone.grad)
 
 
 def test_no_more_scores_are_at_once_than_a_tile_has() -> None:
@@ -242,10 +212,6 @@ def test_shares_that_make_no_whole_are_refused() -> None:
     with pytest.raises(DataError, match=r"above 1/2 and below 1, such as 0.75"):
         check_share(0.4, 2)
     check_share(0.75, 2)
-    with pytest.raises(ValueError, match="all candidates"):
-        SoftmaxAll(largest_share=0.5, excludes_observed=True)
-    with pytest.raises(ValueError, match=r"task.denominator = 'all'"):
-        SoftmaxAllSettings(largest_share=0.5, denominator="unobserved")
     for share in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="largest_share"):
             SoftmaxAllSettings(largest_share=share)

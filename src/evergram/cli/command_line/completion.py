@@ -16,7 +16,6 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
 
 from evergram.errors import EvergramError
 
@@ -36,19 +35,12 @@ def choices(*words: str) -> Offer:
 
 def recipe_settings(incomplete: str) -> list[str]:
     """Offer `table.key=` for `--set`; of a single key, the values that it chooses among."""
-    from evergram.data.loaders import LOADERS
     from evergram.training.recipe import Recipe
     from evergram.training.recipe.methods import METHODS
 
-    kinds: dict[str, Any] = {}
-    for name, field in Recipe.with_kinds().model_fields.items():
-        table = field.annotation
-        if isinstance(table, type) and issubclass(table, BaseModel):
-            kinds |= {f"{name}.{k}": f.annotation for k, f in table.model_fields.items()}
-        else:
-            kinds[name] = table
+    kinds = Recipe.key_types()
     # Choices that are in a table of the package, and not in the key's type.
-    named: dict[str, Iterable[str]] = {"data.kind": LOADERS, "upgrade.method": METHODS}
+    named: dict[str, Iterable[str]] = {"upgrade.method": METHODS}
     keys = [f"{key}=" for key in kinds if f"{key}=".startswith(incomplete.partition("=")[0])]
     whole = [key for key in keys if incomplete.startswith(key)] or keys
     if len(whole) == 1:

@@ -25,7 +25,7 @@ from evergram.atomic_files import (
 )
 from evergram.data.data_sets import existing, whole_path
 from evergram.data.feature_types import is_measure
-from evergram.data.loaders import READ_FROM_A_PATH, LoaderSettings, load
+from evergram.data.loaders import LOADERS, load, path_kinds
 from evergram.data.prepared.parts import stored_features
 from evergram.data.prepared.preparation import Features, Preparation, kept_settings
 from evergram.data.prepared.record import NAME, SIDES, PreparedRecord, SideName
@@ -169,7 +169,7 @@ def _of_paths(
     kind = settings.kind
     if kind == "table":
         return sources_of_files(source_files(paths), settings.columns), {}, None
-    kinds = [one for one in READ_FROM_A_PATH if one not in ("table", "prepared")]
+    kinds = [one for one in path_kinds() if one not in ("table", "prepared")]
     if kind not in kinds:
         raise DataError(
             f"kind (--kind) is {kind!r}; it is one of: table, {', '.join(kinds)}"
@@ -193,7 +193,10 @@ def _of_paths(
         if not (path / IN_COLUMNS).is_file():
             source, products = stage_amazon(path, folder, report)
             return [source], {} if products is None else {"candidate": products}, None
-    return [], {}, load(kind, LoaderSettings(str(path), prefix=settings.prefix), 0)
+    values = {"kind": kind, "path": str(path)}
+    if settings.prefix is not None:
+        values["prefix"] = settings.prefix
+    return [], {}, load(LOADERS.of(values), 0)
 
 
 def _source_of_corpus(corpus: Corpus) -> InteractionSource:

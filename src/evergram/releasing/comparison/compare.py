@@ -30,6 +30,8 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.split import TimeSplit
+from evergram.training.recipe.upgrade import ComparedUpgrade, CompareSettings
 from evergram.training.selecting_metric import with_selecting_metric
 
 
@@ -57,7 +59,8 @@ def compare(
         TrainingError.
     Source: [BC] §4, §5, App. A.
     """
-    if recipe.split.kind != "time" or len(recipe.split.versions) < 2:
+    recipe = recipe.compared()
+    if not isinstance(recipe.split, TimeSplit) or len(recipe.split.versions) < 2:
         raise RecipeError(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
         )
@@ -66,6 +69,7 @@ def compare(
             "training.epochs = 0 trains nothing, and most methods of a comparison learn their "
             "transform while they train; set training.epochs above 0."
         )
+    assert isinstance(recipe.upgrade, ComparedUpgrade)
     if recipe.upgrade.consumer_weight:
         raise RecipeError(
             f"upgrade.consumer_weight is {recipe.upgrade.consumer_weight:g}, and the lineages of a "
@@ -92,16 +96,21 @@ class Comparison:
     def __init__(
         self, recipe: Recipe, out: Path, corpus: Corpus, device: str, progress: Progress
     ) -> None:
+        assert isinstance(recipe.split, TimeSplit)
+        assert isinstance(recipe.upgrade, ComparedUpgrade)
+        self.settings: CompareSettings = recipe.comparison
+        self.upgrade: ComparedUpgrade = recipe.upgrade
+        self.times: list[float] = recipe.split.versions
         self.recipe = recipe
         self.out = out
         self.corpus = corpus
         self.device = device
         self.progress = progress
-        self.protocol = recipe.compare.protocol or recipe.split.selection
+        self.protocol = self.settings.protocol or recipe.split.selection
         self.runs: list[Run] = runs_of(recipe)
         self.seeds: Sequence[int] = seeds_of(recipe)
         # Seeds choose who selects an epoch, and nothing of what a version learns from.
-        splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
+        splits = [split_for(recipe, corpus, k) for k in range(len(self.times))]
         # One metric for all versions: that of the first one's candidates, which are the fewest.
         self.recipe, _ = with_selecting_metric(recipe, splits[0], progress)
         self.training: list[Corpus] = [split.training for split in splits]
@@ -111,8 +120,8 @@ class Comparison:
             corpus,
             recipe.split.ends,
             self.training,
-            minimum=recipe.compare.minimum_ratings,
-            limit=recipe.compare.max_examples,
+            minimum=self.settings.minimum_ratings,
+            limit=self.settings.max_examples,
             seed=recipe.seed,
         )
         for sentence in unmeasurable(
@@ -120,7 +129,7 @@ class Comparison:
             self.tasks,
             self.left_out,
             seeds=len(self.seeds),
-            reads_features=recipe.model.chosen.reads_features,
+            reads_features=recipe.model.reads_features,
         ):
             progress.say(sentence)
 
@@ -133,14 +142,14 @@ class Comparison:
             "name": recipe.name,
             "protocol": self.protocol,
             "metric": recipe.training.metric,
-            "lambda": recipe.upgrade.weight,
-            "unit": recipe.upgrade.unit,
-            "times": recipe.split.versions,
+            "lambda": self.upgrade.weight,
+            "unit": self.upgrade.unit,
+            "times": self.times,
             "seeds": list(self.seeds),
             "reference_budget": asdict(REFERENCE),
             "tasks": {task.name: _sizes(task) for task in self.tasks},
             "left_out": self.left_out,
-            **summarise(measured, recipe.compare.methods, sweep),
+            **summarise(measured, self.settings.methods, sweep),
             "runs": measured,
         }
 
@@ -153,7 +162,7 @@ class Comparison:
             self._publish_missing(run, seed, lineage, lineages, progress.of(run.name))
             lineages[run.name] = lineage
         scores = ConsumerScores(
-            folder, self.recipe.compare, self.tasks, self.training, pick_device(self.device)
+            folder, self.recipe.comparison, self.tasks, self.training, pick_device(self.device)
         ).of(lineages, progress)
         return {
             run.name: {
@@ -200,7 +209,7 @@ class Comparison:
             lineages: of the runs before it, by name.
         """
         recipe = recipe_of(self.recipe, run, seed, self.protocol)
-        for version in range(lineage.next_version, len(recipe.split.versions)):
+        for version in range(lineage.next_version, len(self.times)):
             trained = load_encoder(lineages["keep-all"], version) if run.shares_models else None
             lineage.publish(
                 run_version(recipe, lineage, self.corpus, trained, self.device, progress)

@@ -27,7 +27,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import known_vectors
 from evergram.training.checkpoint import load_encoder
 from evergram.training.progress import Progress
-from evergram.training.recipe import CompareRecipe
+from evergram.training.recipe.upgrade import CompareSettings
 
 Vectors = Mapping[str, Tensor]
 
@@ -43,7 +43,7 @@ class ConsumerScores:
     def __init__(
         self,
         folder: Path,
-        settings: CompareRecipe,
+        settings: CompareSettings,
         tasks: Sequence[ConsumerTask],
         training: Sequence[Corpus],
         device: torch.device,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.upgrade import by_method
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Run:
 def runs_of(recipe: Recipe) -> list[Run]:
     """Return Keep-All, which all others are measured beside, then the methods and the sweep; λ =
     `upgrade.weight` is the method itself."""
-    settings = recipe.compare
+    settings = recipe.comparison
     named = map(Run, ["keep-all", *settings.methods])
     swept = (run for runs in sweep_of(recipe).values() for run in runs.values())
     return list(dict.fromkeys([*named, *swept]))
@@ -44,7 +45,7 @@ def runs_of(recipe: Recipe) -> list[Run]:
 
 def sweep_of(recipe: Recipe) -> dict[str, dict[float, Run]]:
     """Return the runs of each method of the sweep, by λ, ascending."""
-    settings, own = recipe.compare, recipe.upgrade.weight
+    settings, own = recipe.comparison, getattr(recipe.upgrade, "weight", None)
     return {
         method: {w: Run(method, None if w == own else w) for w in sorted(set(settings.lambdas))}
         for method in (settings.lambda_methods if settings.lambdas else ())
@@ -53,7 +54,7 @@ def sweep_of(recipe: Recipe) -> dict[str, dict[float, Run]]:
 
 def seeds_of(recipe: Recipe) -> Sequence[int]:
     """Return the seeds of `compare.seeds`; a number n means the recipe's and n - 1 more."""
-    seeds = recipe.compare.seeds
+    seeds = recipe.comparison.seeds
     return seeds if isinstance(seeds, list) else range(recipe.seed, recipe.seed + seeds)
 
 
@@ -73,10 +74,9 @@ def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     # Methods are compared on every test query, whatever that takes.
     values["training"]["final_metrics"] = "full"
     values["training"]["epochs"] = epochs_of(run.method, recipe.training.epochs)
-    preset = {key for settings in METHODS.values() for key in settings}
-    table = {k: v for k, v in values["upgrade"].items() if k not in preset}
-    table |= {"method": run.method, "alone": False}
+    named = {key for settings in METHODS.values() for key in settings}
+    own = {k: v for k, v in values["upgrade"].items() if k not in named} | {"alone": False}
     if run.weight is not None:
-        table["weight"] = run.weight
-    values["upgrade"] = table
+        own["weight"] = run.weight
+    values["upgrade"] = by_method(own, run.method).model_dump(mode="json")
     return Recipe.stored(values)

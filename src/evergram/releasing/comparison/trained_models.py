@@ -10,10 +10,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison.runs import Run, epochs_of
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
-from evergram.training.recipe.presets import PAPER
 
 # [BC]'s from scratch: 500 epochs of as many draws as there are edges, 2,048 a step.
-REFERENCE = Budget(PAPER["training"]["epochs"], PAPER["training"]["batch_size"])
+REFERENCE = Budget(500, 2048)
 
 
 def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict[str, Any]]:
@@ -38,7 +37,7 @@ def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict
             report["data"]["interactions"],
             training["history"],
             recipe.training.metric,
-            after=recipe.upgrade.select_after if joint else 0,
+            after=getattr(recipe.upgrade, "select_after", 0) if joint else 0,
         )
         lengths[manifest.version] = {**asdict(length), "on_plateau": length.on_plateau}
     return lengths

@@ -24,7 +24,6 @@ def log_partition_sum(
     candidates: Tensor,
     weight: Tensor,
     temperature: float,
-    excluded: tuple[Tensor, Tensor] | None = None,
     *,
     largest_share: float | None = None,
     lower_products: bool = False,
@@ -41,10 +40,8 @@ def log_partition_sum(
         candidates: [N, D].
         weight: w, [Q]; it has no gradient.
         temperature: τ.
-        excluded: int64 [M] rows of `query` and of `candidates`: pairs that are not in Z_a. A query
-            that excludes all candidates adds nothing, and has no gradient.
         largest_share: q: no p_ab is above it, and log Z_a is the A of `limit_shares`; None is no
-            limit. It needs more than 1/q candidates, and none excluded.
+            limit. It needs more than 1/q candidates.
         lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
             can; all else is float32.
         tile_scores: of which a tile is made.
@@ -52,9 +49,8 @@ def log_partition_sum(
     if lower_products:
         warn_without_bfloat16(query.device.type)
     rows = max(1, tile_scores // max(1, len(candidates)))
-    of_rows = None if excluded is None else _by_query(excluded)
     value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
-        *(query, candidates, weight.detach(), 1 / temperature, of_rows, rows),
+        *(query, candidates, weight.detach(), 1 / temperature, rows),
         *(largest_share, lower_products),
     )
     return value
@@ -70,7 +66,6 @@ class _LogPartitionSum(torch.autograd.Function):
         candidates: Tensor,
         weight: Tensor,
         scale: float,
-        excluded: tuple[Tensor, Tensor] | None,
         rows: int,
         largest_share: float | None,
         lower_products: bool,
@@ -83,14 +78,13 @@ class _LogPartitionSum(torch.autograd.Function):
             part = max(1, torch.get_num_threads() * CACHED_SCORES // max(1, len(candidates)))
         spare = None if largest_share is None else torch.empty_like(buffer[:part])
         with _products(lower=lower_products):
-            for place, chance in _tiles(query * scale, candidates, excluded, buffer):
+            for place, chance in _tiles(query * scale, candidates, buffer):
                 parts = [
                     _into_shares(rows, largest_share, spare) for rows in torch.split(chance, part)
                 ]
                 value, partition = (torch.cat(columns) for columns in zip(*parts, strict=True))
-                some = value > -torch.inf  # a query that excludes all has no sum
-                own = torch.where(some, weight[place], 0.0)
-                total += torch.where(some, own * value, 0.0).sum()
+                own = weight[place]
+                total += (own * value).sum()
                 pushed = (own * scale / partition)[:, None]
                 of_query[place] = (chance @ candidates) * pushed
                 of_candidates.addmm_(chance.T, query[place] * pushed)
@@ -101,7 +95,7 @@ class _LogPartitionSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_query, of_candidates = ctx.saved_tensors
-        return of_query * grad, of_candidates * grad, *(None,) * 6
+        return of_query * grad, of_candidates * grad, *(None,) * 5
 
 
 def _into_shares(
@@ -109,41 +103,22 @@ def _into_shares(
 ) -> tuple[Tensor, Tensor]:
     """Turn scores [T, N] into p, in place; return log Z [T], and by what rows are to be divided."""
     most = scores.amax(1, keepdim=True)
-    # Of an empty sum every exp(−∞ − 0) is zero.
-    most = torch.where(most > -torch.inf, most, 0.0)
     scores.sub_(most).exp_()
     if largest_share is not None and spare is not None:
         value, total = limit_shares(scores, largest_share, spare[: len(scores)])
     else:
         total = scores.sum(1)
-        value, total = total.log(), torch.where(total > 0, total, 1.0)
+        value = total.log()
     return value + most[:, 0], total
 
 
-def _tiles(
-    query: Tensor, candidates: Tensor, excluded: tuple[Tensor, Tensor] | None, buffer: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of queries with their scores [T, N], in `buffer`; −∞ where a pair is excluded.
-
-    Args:
-        excluded: ordered by query.
-    """
+def _tiles(query: Tensor, candidates: Tensor, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield tiles of queries with their scores [T, N], in `buffer`."""
     for start in range(0, len(query), len(buffer)):
         place = slice(start, min(start + len(buffer), len(query)))
         logits = buffer[: place.stop - place.start]
         torch.mm(query[place], candidates.T, out=logits)
-        if excluded is not None:
-            rows, columns = excluded
-            ends = torch.tensor([place.start, place.stop], device=rows.device)
-            first, last = torch.searchsorted(rows, ends).tolist()
-            logits[rows[first:last] - start, columns[first:last]] = -torch.inf
         yield place, logits
-
-
-def _by_query(excluded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    rows, columns = excluded
-    rows, order = torch.sort(rows)
-    return rows, columns[order]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from evergram.data.loaders import READ_FROM_A_PATH
+from evergram.data.loaders import path_kinds
 from evergram.data.prepared.record import NAME as PREPARED_RECORD
 from evergram.data.reading.column_names import (
     guess,
@@ -81,10 +81,10 @@ def source_at(
             f"There is no file or folder {path}; give the interactions' own path{_SEVERAL}."
         )
     chosen = _kind_of(path) if kind is None else kind
-    if chosen not in READ_FROM_A_PATH:
+    if chosen not in path_kinds():
         raise DataError(
-            f"--kind is {chosen!r}; it is one of: {', '.join(READ_FROM_A_PATH)}"
-            f"{did_you_mean(chosen, READ_FROM_A_PATH)}."
+            f"--kind is {chosen!r}; it is one of: {', '.join(path_kinds())}"
+            f"{did_you_mean(chosen, path_kinds())}."
         )
     if chosen != "table":
         for option, given in (("--column", named), ("--weight", weights)):
@@ -203,7 +203,7 @@ def _kind_of(path: Path) -> str:
             return "table"
         raise DataError(
             f"{path} is a folder of no known kind; give a file in it, or say by --kind what it is: "
-            f"{', '.join(READ_FROM_A_PATH)}{_SEVERAL}."
+            f"{', '.join(path_kinds())}{_SEVERAL}."
         )
     name = path.name.lower()
     if name.endswith(".txt") and (separator := _header_of_a_table(path)):
@@ -220,7 +220,7 @@ def _kind_of(path: Path) -> str:
         return "movielens"
     raise DataError(
         f"{path} is of no known format; tables end in: {', '.join(SUFFIXES)}. Say by --kind what "
-        f"else it is: {', '.join(READ_FROM_A_PATH)}."
+        f"else it is: {', '.join(path_kinds())}."
     )
 
 

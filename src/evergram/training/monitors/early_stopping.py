@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -159,12 +159,3 @@ class SelectionMetric:
             return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
         values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]
         return MetricSample(values, self.population)
-
-
-def time_to_reach(
-    history: Sequence[Mapping[str, float]], metric: str, value: float | None
-) -> float | None:
-    """Return the seconds of training at the first evaluation of at least `value`, or None."""
-    if value is None:
-        return None
-    return next((h["seconds"] for h in history if h[metric] >= value), None)

@@ -23,10 +23,10 @@ from evergram.evaluation.sampled_gramian_error import (
     gramian_error_interval,
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
+from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings, SOGramSettings
 from evergram.training.callbacks import Callback, Point
 from evergram.training.loop import named
 from evergram.training.monitors.estimator_checks import build_estimator
-from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
 
 # The name of the run's own estimator in the records.
@@ -90,7 +90,7 @@ class Tracking(Callback):
 
     def __init__(
         self,
-        rivals: Mapping[str, GramianRecipe],
+        rivals: Mapping[str, EstimatorSettings],
         counts: Mapping[str, Tensor],
         *,
         every: int = 20,
@@ -99,7 +99,7 @@ class Tracking(Callback):
     ) -> None:
         if sample is not None and sample < 2 * GROUPS:
             raise ValueError(f"The sample is {sample}; it must be at least {2 * GROUPS} entities.")
-        self.rivals: dict[str, GramianRecipe] = dict(rivals)
+        self.rivals: dict[str, EstimatorSettings] = dict(rivals)
         self.counts = counts
         self.every = every
         self.sample = sample
@@ -173,24 +173,25 @@ class Tracking(Callback):
         self._restored = dict(state)
 
     def _shadow(
-        self, run: Step, now: Embeddings, settings: GramianRecipe, prefix: str
+        self, run: Step, now: Embeddings, settings: EstimatorSettings, prefix: str
     ) -> dict[str, _Shadow]:
         """Return an estimator of each side, as new, or as it was in the run that is resumed, by its
         prefix in a checkpoint."""
         shadows: dict[str, _Shadow] = {}
+        # One that looks at every entity is shown batches all the same.
+        draws_by = settings if isinstance(settings, BatchEstimatorSettings) else SOGramSettings()
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
             share, dim = measures[:, 0], run.encoder.dim
-            estimator = build_estimator(settings.chosen, dim, share, factors.cpu())
+            estimator = build_estimator(settings, dim, share, factors.cpu())
             estimator.to(factors.device)
             estimator.begin(run.population(now, side))
             draws = entity_sampler(
                 self.counts[side],
                 measures,
-                kind=settings.sampler,
-                batch_size=settings.batch_size or 1024,
-                pool_size=settings.pool_size,
+                kind=draws_by.sampler,
+                batch_size=draws_by.batch_size or 1024,
                 seed=self.seed + i,
             )
             shadows[side] = _Shadow(estimator, partial(draws.epoch, 0, 1 << 40))

@@ -13,11 +13,13 @@ from evergram.data.sampling import Batch
 from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import TrainingSettings
 
 METRIC = "map@10"
 # Queries judged of each part.
 QUERIES = 2000
+# Candidates that they are judged against, beside their own.
+CANDIDATES = 50_000
 
 
 class MapWatch(Callback):
@@ -35,11 +37,11 @@ class MapWatch(Callback):
     """
 
     @classmethod
-    def of(cls, settings: TrainingRecipe, split: Split, seed: int) -> MapWatch | None:
+    def of(cls, settings: TrainingSettings, split: Split, seed: int) -> MapWatch | None:
         """Return the measurements that a recipe asks for, if any."""
         if settings.watch_minutes is None:
             return None
-        return cls(split, minutes=settings.watch_minutes, size=settings.watch_candidates, seed=seed)
+        return cls(split, minutes=settings.watch_minutes, size=CANDIDATES, seed=seed)
 
     def __init__(self, split: Split, *, minutes: float, size: int, seed: int) -> None:
         self.every: float = 60 * minutes

@@ -9,11 +9,11 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import DataError
 from evergram.evaluation.large_catalogues.metric_sample import MetricSample
 from evergram.training.distributed.shares import embed_together
 from evergram.training.monitors.early_stopping import EarlyStopping, SelectionMetric
-from evergram.training.recipe import ModelRecipe
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -46,7 +46,7 @@ def refuse_unchoosable(split: Split) -> None:
 
 
 def settle_popularity(
-    model: ModelRecipe, run: Trainer, corpus: Corpus, stopping: EarlyStopping
+    model: EncoderSettings, run: Trainer, corpus: Corpus, stopping: EarlyStopping
 ) -> PopularityChoice | None:
     """Return the γ that a trained model publishes its candidates with; None without a factor.
 

@@ -6,7 +6,7 @@ import logging
 
 from evergram.encoders.features import Schema
 from evergram.training.monitors.early_stopping import EarlyStopping
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import TrainingSettings
 
 # An objective that ends so many times above its first epoch's is no noise: it grows.
 RISEN = 1.1
@@ -16,7 +16,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def warned(
-    settings: TrainingRecipe,
+    settings: TrainingSettings,
     stopping: EarlyStopping,
     ended: str,
     title: str,

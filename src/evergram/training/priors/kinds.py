@@ -8,12 +8,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Literal
 
 from evergram.errors import RecipeError
-from evergram.kinds import Finite, KindSettings, Positive, table_of
+from evergram.kinds import Finite, Kinds, KindSettings, Positive
+from evergram.requirements import Trait
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 class PriorSettings(KindSettings):
     """Settings of a prior π_ab = ⟨q_a, r_b⟩, and how it is made. [G2] App. B."""
+
+    needs = (Trait.PENALTY,)
 
     @abstractmethod
     def build(
@@ -40,7 +41,7 @@ class PriorSettings(KindSettings):
 class ZeroSettings(PriorSettings):
     """Every score is pulled to 0."""
 
-    kind = "zero"
+    kind: Literal["zero"] = "zero"
 
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
@@ -53,7 +54,7 @@ class ZeroSettings(PriorSettings):
 class ConstantSettings(PriorSettings):
     """Every score is pulled to `value`."""
 
-    kind = "constant"
+    kind: Literal["constant"] = "constant"
     value: Finite = 0.0
 
     def build(
@@ -67,28 +68,22 @@ class ConstantSettings(PriorSettings):
 class FilesSettings(PriorSettings):
     """Inner products of given vectors: files with columns `id` and `vector`, of both sides."""
 
-    kind = "files"
-    query: str | None = None
-    candidate: str | None = None
-
-    @model_validator(mode="after")
-    def _needs_files(self) -> Self:
-        if self.query is None or self.candidate is None:
-            raise ValueError("prior.kind = 'files' needs prior.query and prior.candidate")
-        return self
+    kind: Literal["files"] = "files"
+    query: str
+    candidate: str
 
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
     ) -> dict[str, Tensor]:
         from evergram.training.priors.factors import prior_of_files
 
-        return prior_of_files(corpus, Path(str(self.query)), Path(str(self.candidate)))
+        return prior_of_files(corpus, Path(self.query), Path(self.candidate))
 
 
 class SVDSettings(PriorSettings):
     """The truncated decomposition of the observed matrix, of rank `rank`."""
 
-    kind = "svd"
+    kind: Literal["svd"] = "svd"
     rank: Positive = 32
 
     def build(
@@ -102,7 +97,7 @@ class SVDSettings(PriorSettings):
 class VersionSettings(PriorSettings):
     """The scores of the version before, which are distilled into the new one."""
 
-    kind = "version"
+    kind: Literal["version"] = "version"
 
     def build(
         self, corpus: Corpus, past: Mapping[str, Tensor] | None, seed: int
@@ -115,6 +110,6 @@ class VersionSettings(PriorSettings):
         return {side: vectors.float() for side, vectors in past.items()}
 
 
-PRIORS: dict[str, type[PriorSettings]] = table_of(
-    ZeroSettings, ConstantSettings, FilesSettings, SVDSettings, VersionSettings
+PRIORS: Kinds[PriorSettings] = Kinds(
+    "prior", (ZeroSettings, ConstantSettings, FilesSettings, SVDSettings, VersionSettings)
 )

@@ -21,12 +21,14 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
-from evergram.training.recipe import Recipe, TaskRecipe
+from evergram.tasks.kinds import TaskSettings
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.training import AdamTraining, StepSettings
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2 = 0.5
 TABLE_RATE, ADAM_RATE = 0.1, 0.01
-# A pass of fewer steps is no pass: early stopping would look after every other step.
+# Fewer steps an epoch would make early stopping evaluate too often.
 STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
 # Queries of a step that has all of their pairs, at most.
 WHOLE_QUERIES = 256
@@ -59,12 +61,12 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
 def rate_of(recipe: Recipe) -> float:
     """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
     `ADAM_RATE`. A sweep has none: 0."""
-    if recipe.training.sweeps:
+    training = recipe.training
+    if not isinstance(training, StepSettings):
         return 0.0
-    rate = recipe.training.table_rate
-    if rate != "auto":
-        return rate
-    return ADAM_RATE if recipe.training.optimizer == "adam" else TABLE_RATE
+    if training.table_rate != "auto":
+        return training.table_rate
+    return ADAM_RATE if isinstance(training, AdamTraining) else TABLE_RATE
 
 
 def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
@@ -75,7 +77,7 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
     steps an epoch, if these are fewer. A sweep has all pairs.
     """
-    if recipe.training.sweeps:
+    if not isinstance(recipe.training, StepSettings):
         return len(corpus)
     size = recipe.training.batch_size
     if size != "auto":
@@ -84,7 +86,7 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
         met = int((corpus.counts("query") > 0).sum())
         queries = min(WHOLE_QUERIES, max(1, met // STEPS))
         return max(1, round(queries * len(corpus) / met))
-    if recipe.model.chosen.passes_over_graph:
+    if recipe.model.passes_over_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
@@ -96,17 +98,17 @@ def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
     return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
 
 
-def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
-    if not task.chosen.needs_penalty:
+def _penalty(task: TaskSettings, corpus: Corpus) -> list[float]:
+    if not task.needs_penalty:
         return [0.0]
     return pointwise_strengths(*_sizes(corpus)).penalty
 
 
-def _l2(task: TaskRecipe, corpus: Corpus) -> float:
-    if not task.chosen.needs_penalty:
+def _l2(task: TaskSettings, corpus: Corpus) -> float:
+    if not task.needs_penalty:
         return 0.0
     value = pointwise_strengths(*_sizes(corpus)).l2
-    if task.chosen.pair_target == "value":
+    if task.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= _root_mean_square(corpus)
     return value

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
 from evergram.data.corpus import Corpus
-from evergram.training.recipe import GramianRecipe, ModelRecipe, PriorRecipe, Recipe, TaskRecipe
+from evergram.encoders.kinds import EncoderSettings
+from evergram.gramian.kinds import EstimatorSettings
+from evergram.requirements import Trait, unmet
+from evergram.tasks.kinds import TaskSettings
+from evergram.training.priors.kinds import PriorSettings
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths, batch_size_of, rate_of, strengths_of
-from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.training import StepSettings, Training
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,11 @@ class FitSettings:
         version: number of the version that is trained.
     """
 
-    model: ModelRecipe
-    task: TaskRecipe
-    prior: PriorRecipe
-    gramian: GramianRecipe
-    training: TrainingRecipe
+    model: EncoderSettings
+    task: TaskSettings
+    prior: PriorSettings
+    gramian: EstimatorSettings
+    training: Training
     strengths: Strengths
     batch_size: int
     table_rate: float
@@ -41,15 +47,12 @@ class FitSettings:
 
         Raises: DataError: the corpus lacks a column that "auto" is computed from.
         """
-        training = recipe.training
-        if training.optimizer == "auto":
-            training = training.model_copy(update={"optimizer": "adaptive"})
         return cls(
             model=recipe.model,
             task=recipe.task,
             prior=recipe.prior,
             gramian=recipe.gramian,
-            training=training,
+            training=recipe.training.decided(),
             strengths=strengths_of(recipe, corpus),
             batch_size=batch_size_of(recipe, corpus),
             table_rate=rate_of(recipe),
@@ -58,17 +61,33 @@ class FitSettings:
         )
 
     @property
+    def traits(self) -> frozenset[Trait]:
+        """What the settings have, for keys of [training] that need it."""
+        tables = (self.model, self.task, self.prior, self.gramian, self.training)
+        return frozenset[Trait]().union(*(table.traits for table in tables))
+
+    def unmet(self, run: Collection[Trait]) -> str:
+        """Return a sentence on the optimizer's or the tables' needs that a run does not meet; "" if
+        it meets all.
+
+        Args:
+            run: the traits of the run.
+        """
+        found = unmet({"training": self.training}, self.traits | set(run), ())
+        return found.get("training.optimizer") or found.get("training.tables", "")
+
+    @property
     def rates(self) -> dict[str, float]:
         """The learning rates that parameters of the encoder have, by key of [training]."""
         training = self.training
-        if training.sweeps:
+        if not isinstance(training, StepSettings):
             return {}
         rates = {
             "table_rate": self.table_rate,
             "feature_rate": training.feature_rate,
             "layer_rate": training.layer_rate,
         }
-        return {name: rate for name, rate in rates.items() if name in self.model.chosen.rates}
+        return {name: rate for name, rate in rates.items() if name in self.model.rates}
 
     @property
     def version_seed(self) -> int:

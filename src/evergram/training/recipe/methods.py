@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ALONE = {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"}
+ALONE = {"fit": "none", "transform": "truncate", "start": "fresh"}
 LINEAR = {"transform": "linear", "start": "fresh", "solver": "gradient"}
 POSTHOC = {**LINEAR, "fit": "posthoc", "steps": "single"}
 JOINT = {**LINEAR, "fit": "joint", "steps": "multi"}

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, ValidationError, create_model, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.data.loaders import LOADERS, DataSettings
+from evergram.encoders.kinds import ENCODERS, EncoderSettings, FactorizationSettings
 from evergram.errors import RecipeError
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings, SOGramSettings
+from evergram.kinds import Kinds, Settings, keys_of
 from evergram.lineage.paths import RULE, is_name
-from evergram.training.recipe.data import DataRecipe, SplitRecipe
-from evergram.training.recipe.objective import GramianRecipe, ModelRecipe, PriorRecipe, TaskRecipe
-from evergram.training.recipe.presets import PresetName, with_preset
-from evergram.training.recipe.table import KindTable, Metric, RecipeTable
-from evergram.training.recipe.training import TrainingRecipe
-from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
-from evergram.training.recipe.used_keys import unused
-from evergram.training.recipe.values import (
-    copied,
-    overridden,
-    override_keys,
-    resolve_paths,
-    written_keys,
+from evergram.requirements import OF_A_RUN, Trait, unmet
+from evergram.tasks.kinds import TASKS, PointwiseSettings, TaskSettings
+from evergram.tasks.pointwise_losses import LOSSES
+from evergram.training.priors.kinds import PRIORS, PriorSettings, ZeroSettings
+from evergram.training.recipe.split import SPLITS, RandomSplit, SplitSettings
+from evergram.training.recipe.training import (
+    TRAININGS,
+    AdaptiveTraining,
+    Metric,
+    Training,
 )
+from evergram.training.recipe.upgrade import (
+    UPGRADES,
+    ComparedUpgrade,
+    CompareSettings,
+    JointUpgrade,
+    UpgradeSettings,
+    compared,
+)
+from evergram.training.recipe.values import copied, overridden, override_keys, resolve_paths
 from evergram.validation import sentence_of
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -39,8 +49,8 @@ def _named(value: str) -> str:
     return value
 
 
-class Recipe(RecipeTable):
-    """One TOML file. Made by `load`, `of` or `stored`, which know the keys of every kind.
+class Recipe(Settings):
+    """One TOML file. Made by `load`, `of` or `stored`.
 
     >>> from evergram import Recipe
     >>> recipe = Recipe.of({"data": {"kind": "synthetic"}, "model": {"dim": [32, 40]}})
@@ -50,107 +60,107 @@ class Recipe(RecipeTable):
     5
     """
 
+    # The tables whose keys one of them chooses.
+    kinds: ClassVar[Mapping[str, Kinds[Any]]] = {
+        each.table: each
+        for each in (LOADERS, SPLITS, ENCODERS, TASKS, PRIORS, ESTIMATORS, TRAININGS, UPGRADES)
+    }
+
     name: Annotated[str, AfterValidator(_named)] = "embeddings"
     seed: Seed = 0
-    # Settings for every key that is not written, see `presets`.
-    preset: PresetName | None = None
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
         default=["recall@20", "ndcg@20", "map@10"]
     )
-    data: DataRecipe
-    split: SplitRecipe = SplitRecipe()
-    model: ModelRecipe
-    task: TaskRecipe
-    prior: PriorRecipe
-    gramian: GramianRecipe
-    training: TrainingRecipe = TrainingRecipe()
-    upgrade: UpgradeRecipe
-    compare: CompareRecipe = CompareRecipe()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is made of the tables of kinds, and has no place to be imported from.
-        return Recipe._checked, (self.model_dump(), "The recipe")
+    data: Annotated[DataSettings, LOADERS]
+    split: Annotated[SplitSettings, SPLITS] = RandomSplit()
+    model: Annotated[EncoderSettings, ENCODERS] = FactorizationSettings()
+    task: Annotated[TaskSettings, TASKS] = PointwiseSettings()
+    prior: Annotated[PriorSettings, PRIORS] = ZeroSettings()
+    gramian: Annotated[EstimatorSettings, ESTIMATORS] = SOGramSettings()
+    training: Annotated[Training, TRAININGS] = AdaptiveTraining()
+    upgrade: Annotated[UpgradeSettings, UPGRADES] = JointUpgrade(solver="closed")
+    # Of `evergram compare`; with it, [upgrade] may have the keys of every method.
+    compare: CompareSettings | None = None
 
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
 
     @model_validator(mode="before")
     @classmethod
-    def _with_preset(cls, values: Any) -> Any:
-        return with_preset(values) if isinstance(values, dict) else values
+    def _completed(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        upgrade, compare = values.get("upgrade"), values.get("compare")
+        if compare is None or not isinstance(upgrade, dict):
+            return values
+        try:
+            methods = CompareSettings.model_validate(compare).methods
+        except ValidationError:  # which the field itself reports
+            return values
+        return {**values, "upgrade": compared(upgrade, methods)}
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        if self.split.kind == "given" and self.data.test is None:
-            raise ValueError("split.kind = 'given' needs data.test, the file of test pairs")
-        orthogonal = self.task.query_orthogonal or self.task.candidate_orthogonal
-        if self.gramian.gradient == "sampled" and orthogonal:
+        if self.gramian.samples_gradient and self.task.orthogonal:
             raise ValueError(
                 "gramian.gradient = 'sampled' takes a side's gradient over the entities that its "
                 "own Gramian was just estimated from, which the orthogonal terms would multiply "
                 "with it; set gramian.gradient = 'examples'"
             )
-        if self.training.epochs == 0:
-            self._fits_without_training()
-        elif self.upgrade.select_after >= self.training.epochs:
+        after = getattr(self.upgrade, "select_after", 0)
+        if after and after >= self.training.epochs:
             raise ValueError(
-                f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
-                f"{self.training.epochs}; no epoch would be left to select"
-            )
-        if self.training.refit is True and self.split.selection == "paper":
-            raise ValueError(
-                "training.refit = true trains on the pairs that chose the epoch, and with "
-                "split.selection = 'paper' those are the test pairs; set split.selection = "
-                "'strict' or leave training.refit at 'auto'"
-            )
-        task = self.task
-        if (task.query_orthogonal or task.candidate_orthogonal) and not self.model.normalize:
-            raise ValueError(
-                "global orthogonal regularisation is of rows of unit norm; set model.normalize = "
-                "true or leave task.query_orthogonal and task.candidate_orthogonal at 0"
-            )
-        if getattr(task.chosen, "temperature", None) == "learned" and not self.model.normalize:
-            raise ValueError(
-                "task.temperature = 'learned' is for unit rows, as free rows have lengths to "
-                "learn; set model.normalize = true, or give task.temperature a number"
+                f"upgrade.select_after is {after} and training.epochs {self.training.epochs}; no "
+                "epoch would be left to select"
             )
         return self
 
-    def _fits_without_training(self) -> None:
-        """Raises: ValueError: without an epoch there is no model, or nothing fits a transform."""
-        if self.model.start == "random":
-            raise ValueError(
-                "training.epochs = 0 publishes the vectors that training would start from, and "
-                "with model.start = 'random' they say nothing; set model.start = 'svd' or "
-                "'smooth', or training.epochs above 0"
-            )
-        if self.upgrade.start == "previous":
-            raise ValueError(
-                "upgrade.start = 'previous' leaves rows of new ids to be trained, and "
-                "training.epochs = 0 trains none; set upgrade.start = 'fresh'"
-            )
-        if self.upgrade.fit == "joint":
-            raise ValueError(
-                "upgrade.fit = 'joint' learns the transform while the model is trained, and "
-                "training.epochs = 0 trains none; set upgrade.fit = 'posthoc' or 'none'"
-            )
+    @classmethod
+    def key_types(cls) -> dict[str, Any]:
+        """Return the type of each key that a recipe may have, by its path."""
+        types = keys_of(cls, "")
+        del types["compare"]
+        return {**types, **keys_of(CompareSettings, "compare")}
+
+    @property
+    def tables(self) -> dict[str, Settings]:
+        """The tables whose needs are compared, by name."""
+        return {name: getattr(self, name) for name in self.kinds}
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What the recipe has."""
+        has = frozenset[Trait]().union(*(table.traits for table in self.tables.values()))
+        if Trait.UNIT_ROWS in has and self.task.l2 == "auto":
+            has -= {Trait.NORMS}  # rows of unit norm have no length to weigh
+        return has
+
+    def written_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of a recipe's values, as they are written, that this one has."""
+        kept = copied(values)
+        for name, table in self.tables.items():
+            if isinstance(kept.get(name), dict):
+                fields = type(table).model_fields
+                kept[name] = {key: kept[name][key] for key in kept[name] if key in fields}
+        return kept
+
+    def compared(self) -> Recipe:
+        """Return the recipe as `evergram compare` reads it: with [compare], and in [upgrade] the
+        keys of every method."""
+        if self.compare is not None:
+            return self
+        return Recipe.stored({**self.model_dump(mode="json"), "compare": {}})
+
+    @property
+    def comparison(self) -> CompareSettings:
+        """The table [compare], or its defaults."""
+        return self.compare or CompareSettings()
 
     @property
     def refits(self) -> bool:
         """Whether the published model is trained once more, on all but the test pairs."""
         refit = self.training.refit
         return self.split.kind == "given" if refit == "auto" else refit
-
-    @classmethod
-    def with_kinds(cls) -> type[Recipe]:
-        """Return the model with the keys of every kind that the rooms' tables have now."""
-        return _with_kinds(
-            tuple(
-                (name, field.annotation.with_kinds())
-                for name, field in Recipe.model_fields.items()
-                if isinstance(field.annotation, type) and issubclass(field.annotation, KindTable)
-            )
-        )
 
     @classmethod
     def load(
@@ -198,8 +208,8 @@ class Recipe(RecipeTable):
     ) -> Recipe:
         """Return the recipe of nested dicts, as a person writes them or as `model_dump` gives them.
 
-        A key that was written and changes nothing is refused, see `used_keys`. A key that an
-        override has put out of use is left out with a warning.
+        A key that was written and changes nothing is refused. A key that an override has put out of
+        use is left out with a warning.
 
         Args:
             folder: where relative paths in `values` start; those in overrides start from the
@@ -211,67 +221,145 @@ class Recipe(RecipeTable):
         tables = copied(values)
         if folder is not None:
             resolve_paths(tables, folder)
-        chosen = overridden(tables, overrides)
-        recipe = cls._checked(chosen, source)
-        written, added = written_keys(tables, cls.with_kinds()), override_keys(overrides)
-        comparing = comparing or "compare" in tables
-        idle = unused(recipe, written | added, comparing=comparing)
-        displaced = set()
-        if idle and added:
-            displaced = idle.keys() - added - cls._idle_before(tables, written, comparing)
-        for key in sorted(idle.keys() - displaced):
-            raise RecipeError(f"{source}: {idle[key]}")
-        if not displaced:
-            return recipe
-        logging.getLogger(__name__).warning(
-            "%s: left out, as what was set in its place does not use it: %s.",
-            source,
-            ", ".join(sorted(displaced)),
-        )
-        for key in displaced:
-            table, _, name = key.partition(".")
-            chosen[table].pop(name, None)  # an override of the whole table has none
-        return cls._checked(chosen, source)
+        if comparing and tables.get("compare") is None:
+            tables["compare"] = {}
+        return cls._checked(tables, overrides, _written(tables), source)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
         """Return the recipe of a lineage, which has every key whether or not it was written: only
-        the keys of `overrides` must be used by something.
+        the keys of `overrides` must be used by something. Keys that there are no longer are left
+        out.
 
         Raises: RecipeError: as `load`.
         """
-        recipe = cls._checked(overridden(copied(values), overrides), "The recipe")
-        for sentence in unused(recipe, override_keys(overrides)).values():
-            raise RecipeError(f"--set: {sentence}")
+        tables = {k: v for k, v in copied(values).items() if k in cls.model_fields}
+        for name, kinds in cls.kinds.items():
+            table = tables.get(name)
+            settings = _class_of(kinds, table) if isinstance(table, dict) else None
+            if kinds is UPGRADES and tables.get("compare") is not None:
+                settings = ComparedUpgrade
+            if isinstance(table, dict) and settings is not None:
+                own = kinds.completed(table).items()
+                tables[name] = {k: v for k, v in own if k in settings.model_fields}
+        return cls._checked(tables, overrides, set(), "The recipe")
+
+    @classmethod
+    def _checked(
+        cls, values: dict[str, Any], overrides: Sequence[str], written: set[str], source: str
+    ) -> Recipe:
+        """Return the recipe of values with overrides, without the keys that these put out of use.
+
+        Args:
+            written: keys of `values` that a person wrote, "table.key".
+        """
+        chosen, added = overridden(values, overrides), override_keys(overrides)
+        displaced = cls._displaced(chosen, added)
+        recipe = cls._valid(chosen, source)
+        while True:
+            asked = (written - displaced) | added
+            idle = unmet(recipe.tables, recipe.traits | OF_A_RUN, asked)
+            for key, sentence in sorted(idle.items()):
+                table, _, name = key.partition(".")
+                if key in added or not overrides or name not in chosen.get(table, {}):
+                    raise RecipeError(f"{source}: {sentence}")
+                del chosen[table][name]
+            if not idle:
+                break
+            displaced |= idle.keys()
+            recipe = cls._valid(chosen, source)
+        if displaced & written:
+            logging.getLogger(__name__).warning(
+                "%s: left out, as what was set in its place does not use it: %s.",
+                source,
+                ", ".join(sorted(displaced & written)),
+            )
         return recipe
 
     @classmethod
-    def _checked(cls, values: Mapping[str, Any], source: str) -> Recipe:
-        model = cls.with_kinds()
-        try:
-            return model.model_validate(values)
-        except ValidationError as error:
-            raise RecipeError(f"{source}: {sentence_of(error, model)}") from None
+    def _displaced(cls, values: dict[str, Any], added: Collection[str]) -> set[str]:
+        """Take out the keys of each table that another kind has than the one that was set."""
+        displaced = set()
+        for name, kinds in cls.kinds.items():
+            table = values.get(name)
+            if not isinstance(table, dict) or not any(k.startswith(f"{name}.") for k in added):
+                continue
+            settings = _class_of(kinds, table)
+            fields = set() if settings is None else settings.model_fields.keys()
+            others = {k for each in kinds.every() for k in each.model_fields}
+            for key in (others - fields) & table.keys():
+                if settings is not None and f"{name}.{key}" not in added:
+                    displaced.add(f"{name}.{key}")
+                    del table[key]
+        return displaced
 
     @classmethod
-    def _idle_before(cls, values: Mapping[str, Any], keys: set[str], comparing: bool) -> set[str]:
-        """Return those of `keys` that change nothing without any override either."""
+    def _valid(cls, values: Mapping[str, Any], source: str) -> Recipe:
         try:
-            return set(unused(cls.with_kinds().model_validate(values), keys, comparing=comparing))
-        except ValidationError:  # the overrides have what it lacks
-            return keys
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RecipeError(f"{source}: {sentence_of(error, cls)}") from None
 
 
-@lru_cache
-def _with_kinds(tables: tuple[tuple[str, type[KindTable]], ...]) -> type[Recipe]:
-    """`Recipe.with_kinds`; one class for the same kinds."""
-    fields: dict[str, Any] = {
-        name: (table, Field(default_factory=_default_of(table))) for name, table in tables
-    }
-    return create_model(
-        "Recipe", __base__=Recipe, __module__=__name__, __doc__=Recipe.__doc__, **fields
-    )
+def _written(values: Mapping[str, Any]) -> set[str]:
+    """Return the keys that a person wrote, "table.key": all of them, but for tables of
+    `model_dump`, which have every key."""
+    is_dump = Recipe.model_fields.keys() <= values.keys()
+    written = set()
+    for name, table in values.items():
+        if name in Recipe.kinds and isinstance(table, dict):
+            settings = _class_of(Recipe.kinds[name], table)
+            fields = set() if settings is None else settings.model_fields.keys()
+            if not (is_dump and fields <= table.keys()):
+                written |= {f"{name}.{key}" for key in table}
+    return written
 
 
-def _default_of(table: type[KindTable]) -> Callable[[], KindTable]:
-    return lambda: table.model_validate({})
+def _class_of(kinds: Kinds[Any], table: Mapping[str, Any]) -> type[Settings] | None:
+    """Return the class that a table's values choose; None where they are wrong."""
+    try:
+        return kinds.class_of(kinds.completed(table))
+    except (TypeError, ValueError):
+        return None
+
+
+def unknown_kinds(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return {key: name} of what a stored recipe chooses and this process does not know, as it was
+    registered in another, such as {"gramian.kind": "window"}."""
+    tables = {name: values.get(name) or {} for name in Recipe.kinds}
+    chosen = {f"{n}.{k.chooser}": (k, tables[n].get(k.chooser)) for n, k in Recipe.kinds.items()}
+    transform = tables["upgrade"].get("transform")
+    kind = transform.get("kind") if isinstance(transform, dict) else transform
+    chosen["upgrade.transform"] = (TRANSFORMS, kind)
+    unknown = {k: str(name) for k, (kinds, name) in chosen.items() if name and name not in kinds}
+    loss = tables["task"].get("loss", "squared")
+    return unknown if loss in LOSSES else {**unknown, "task.loss": str(loss)}
+
+
+def without_unknown_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored recipe for what reads stored embeddings only: where it chooses something that
+    this process does not know, the keys of every kind stay, and the others are the default's."""
+    kept = copied(values)
+    for key in unknown_kinds(values):
+        name, _, own = key.partition(".")
+        if own == Recipe.kinds[name].chooser:
+            base = Recipe.model_fields[name].annotation
+            common = base.model_fields.keys() - {own} if isinstance(base, type) else set()
+            kept[name] = {k: v for k, v in kept[name].items() if k in common}
+        else:
+            kept[name].pop(own)
+    return kept
+
+
+def refuse_unknown_kinds(values: Mapping[str, Any], owner: str) -> None:
+    """Raises: RecipeError: a stored recipe chooses what this process does not know.
+
+    Args:
+        owner: whose recipe it is, such as "version 1 of films".
+    """
+    for key, name in unknown_kinds(values).items():
+        raise RecipeError(
+            f"The recipe of {owner} has {key} = {name!r}, which this process does not know; call "
+            "evergram.diagnose from Python where it is registered, or add it to the package "
+            "(docs/extend/index.md)."
+        )

@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from evergram.kinds import Positive, Rate, Weight
-from evergram.training.recipe.table import Metric, RecipeTable
+from evergram.kinds import Kinds, Positive, Rate, Settings, Weight, traits_where
+from evergram.requirements import Needs, Trait
 
 
-class TrainingRecipe(RecipeTable):
-    """The loop.
+def _is_metric(value: str) -> str:
+    if not re.fullmatch(r"(recall|ndcg|map)@[1-9]\d{0,5}", value):
+        raise ValueError(
+            "it must be recall@K, ndcg@K or map@K with K from 1 to 999999, such as 'recall@20'"
+        )
+    return value
 
-    `optimizer` "auto" is "als" where pilots chose a first version's λ or l2 by it, else "adaptive".
-    `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
-    many entities share; `layer_rate` is Adam's on the rest. With "sgd" they are the rates of plain
-    SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too. "als" has no rates: it
-    solves for the rows of tables, side by side.
-    """
 
+Metric = Annotated[str, AfterValidator(_is_metric)]
+# Where tables of ids and features are while they are trained.
+Tables = Literal["auto", "memory", "mapped", "sharded"]
+
+
+# What tables in files need.
+MAPPED = Needs(
+    *(Trait.MAPPABLE, Trait.SOME_CANDIDATES, Trait.SOME_ROWS, Trait.CPU, Trait.ONE_PROCESS),
+    values=("mapped",),
+)
+
+
+class TrainingSettings(Settings):
+    """The keys of every loop, whatever its optimizer."""
+
+    optimizer: str
+    tables: Tables = "auto"
     # At most; training ends when so many evaluations in a row were no better (0: never).
     # 0 publishes the start as it is, see `model.start`.
-    epochs: Annotated[int, Field(ge=0)] = 100
+    epochs: Annotated[
+        int,
+        Field(ge=0),
+        Needs(Trait.MADE_START, Trait.NEW_MODEL, Trait.FITTED_AFTERWARDS, values=(0,)),
+    ] = 100
     patience: Annotated[int, Field(ge=0)] = 10
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
-    refit: bool | Literal["auto"] = "auto"
-    # Pairs a step; "auto" makes about 32 steps an epoch of small data.
-    batch_size: Positive | Literal["auto"] = "auto"
-    # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
-    short_batch: bool = False
-    optimizer: Literal["auto", "adaptive", "adam", "sgd", "als"] = "auto"
+    refit: Annotated[
+        bool | Literal["auto"], Needs(Trait.SEPARATE_SELECTION, free=("auto", False))
+    ] = "auto"
     # Whether pilots search longer: more settings, each trained to its end by the recipe's steps.
     thorough: bool = False
-    # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
-    table_rate: Rate | Literal["auto"] = "auto"
-    feature_rate: Rate = 0.005
-    layer_rate: Rate = 2e-4
-    # Each epoch's rates are so many times those of the epoch before.
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # Of unit rows: set tables' rows to norm 1 before each epoch; rows that have grown would learn
-    # ever more slowly.
-    rescale_rows: bool = False
-    # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
-    precondition: Weight = 0.1
-    # Of the layers' products in a step; parameters, Gramians and evaluations are float32.
-    precision: Literal["float32", "bfloat16"] = "float32"
-    # Where tables of ids and features are while they are trained: "mapped" is in files, "auto" is
-    # in files where memory cannot hold them; "sharded" is divided by rows among all processes.
-    tables: Literal["auto", "memory", "mapped", "sharded"] = "auto"
     # Epochs between evaluations, and the metric that keeps the best.
     evaluate_every: Positive = 1
     metric: Metric = "recall@20"
@@ -62,22 +63,134 @@ class TrainingRecipe(RecipeTable):
     # Seconds of training (evaluation not counted) after which the last epoch ends.
     budget: Rate | None = None
     # The papers' metric while training goes on: MAP@10 on training and validation, every so many
-    # minutes, against this many candidates.
+    # minutes.
     watch_minutes: Rate | None = None
-    watch_candidates: Positive = 50_000
-    # A value of `metric`: how long it took to reach it is reported.
-    reach: Rate | None = None
+
+    # Whether an epoch is one sweep over all rows, in place of steps over batches of pairs.
+    sweeps: ClassVar[bool] = False
 
     @property
-    def sweeps(self) -> bool:
-        """Whether an epoch is one sweep over all rows, in place of steps over batches of pairs."""
-        return self.optimizer == "als"
+    def traits(self) -> frozenset[Trait]:
+        return traits_where(
+            {
+                Trait.STEPS: not self.sweeps,
+                Trait.EPOCHS: self.epochs > 0,
+                Trait.NO_WATCH: self.watch_minutes is None,
+            }
+        )
+
+    def swept(self, **changes: Any) -> SweepTraining:
+        """Return the settings by which the solver trains instead."""
+        keys = TrainingSettings.model_fields.keys() - {"optimizer", "tables"}
+        return SweepTraining(**{key: getattr(self, key) for key in keys} | changes)
+
+
+class StepSettings(TrainingSettings):
+    """The loop that takes steps over batches of pairs.
+
+    `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
+    many entities share; `layer_rate` is Adam's on the rest. With "sgd" they are the rates of plain
+    SGD, [G2]'s Algorithms 1 and 2.
+    """
+
+    # Pairs a step; "auto" makes about 32 steps an epoch of small data.
+    batch_size: Positive | Literal["auto"] = "auto"
+    # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
+    short_batch: Annotated[bool, Needs(Trait.SINGLE_PAIRS)] = False
+    # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
+    table_rate: Annotated[Rate | Literal["auto"], Needs(Trait.ID_TABLES)] = "auto"
+    feature_rate: Annotated[Rate, Needs(Trait.FEATURE_TABLES)] = 0.005
+    layer_rate: Annotated[Rate, Needs(Trait.LAYERS)] = 2e-4
+    # Each epoch's rates are so many times those of the epoch before.
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
+    precondition: Annotated[Weight, Needs(Trait.GRAMIANS)] = 0.1
+    # Of the layers' products in a step; parameters, Gramians and evaluations are float32.
+    precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_LAYERS)] = "float32"
+    # "mapped" is in files, "auto" is in files where memory cannot hold them; "sharded" is divided
+    # by rows among all processes.
+    tables: Annotated[
+        Tables,
+        MAPPED,
+        Needs(
+            *(Trait.OWN_ROWS, Trait.RANDOM_START, Trait.PLAIN_VECTORS, Trait.SOME_CANDIDATES),
+            *(Trait.NO_ROWS, Trait.SOME_ROWS, Trait.NO_WATCH, Trait.FIRST_VERSION),
+            values=("sharded",),
+        ),
+        Needs(Trait.MAPPABLE),
+    ] = "auto"
+
+
+class AdaptiveTraining(StepSettings):
+    """Row-wise Adagrad for tables and Adam for layers; or plain SGD for both.
+
+    `optimizer` "auto" is "als" where pilots chose a first version's λ or l2 by it, else "adaptive".
+    """
+
+    optimizer: Literal["auto", "adaptive", "sgd"] = "auto"
+    rescale_rows: ClassVar[bool] = False
 
     @property
     def may_sweep(self) -> bool:
         """Whether nothing here says that training takes steps."""
         fields = type(self).model_fields
         of_steps = ("batch_size", "short_batch", "table_rate", "decay", "precondition")
-        return self.optimizer in ("auto", "als") and all(
+        return self.optimizer == "auto" and all(
             getattr(self, name) == fields[name].default for name in of_steps
         )
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return super().traits | {Trait.SOME_ROWS}
+
+    def decided(self) -> Self:
+        """Return the settings with an optimizer in the place of "auto"."""
+        if self.optimizer != "auto":
+            return self
+        return self.model_copy(update={"optimizer": "adaptive"})
+
+
+class AdamTraining(StepSettings):
+    """Adam for all, tables included, every row of which moves in every step.
+
+    `rescale_rows`: of unit rows, set those of tables to norm 1 before each epoch; rows that have
+    grown would learn ever more slowly.
+    """
+
+    optimizer: Literal["adam"] = "adam"
+    rescale_rows: Annotated[bool, Needs(Trait.FREE_VECTORS, Trait.UNIT_ROWS)] = False
+    may_sweep: ClassVar[bool] = False
+
+    def decided(self) -> Self:
+        return self
+
+
+class SweepTraining(TrainingSettings):
+    """The solver: an epoch is one sweep over all rows, which has neither batches nor rates."""
+
+    optimizer: Annotated[
+        Literal["als"],
+        Needs(
+            *(Trait.OWN_ROWS, Trait.FREE_NORMS, Trait.SQUARED_LOSS),
+            *(Trait.NO_JOINT_TRANSFORM, Trait.ONE_PROCESS),
+            values=("als",),
+        ),
+    ] = "als"
+    tables: Literal["auto", "memory"] = "auto"
+    sweeps = True
+    # What a step would have.
+    short_batch: ClassVar[bool] = False
+    decay: ClassVar[float] = 1.0
+    precondition: ClassVar[float] = 0.0
+    precision: ClassVar[Literal["float32"]] = "float32"
+    rescale_rows: ClassVar[bool] = False
+    may_sweep: ClassVar[bool] = True
+
+    def decided(self) -> Self:
+        return self
+
+
+Training = AdaptiveTraining | AdamTraining | SweepTraining
+TRAININGS: Kinds[TrainingSettings] = Kinds(
+    "training", (AdaptiveTraining, AdamTraining, SweepTraining), chooser="optimizer"
+)

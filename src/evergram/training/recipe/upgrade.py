@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from evergram.compatibility.kinds import TRANSFORMS, LambdaUnit, TransformSettings
+from evergram.compatibility.kinds import (
+    TRANSFORMS,
+    LambdaUnit,
+    LinearSettings,
+    TransformSettings,
+    TruncateSettings,
+)
 from evergram.did_you_mean import did_you_mean
-from evergram.kinds import Positive, Rate, Share, Weight, kinds_where
+from evergram.kinds import Kinds, Positive, Rate, Settings, Share, Weight, traits_where
+from evergram.requirements import Trait
 from evergram.training.recipe.methods import METHODS
-from evergram.training.recipe.table import KindTable, RecipeTable
 
 # Which objects the mean of the joint alignment loss is over.
 AlignedObjects = Literal["all", "paper-code", "batch"]
@@ -20,26 +26,81 @@ Ratio = Annotated[float, Field(ge=0, lt=1)]
 SOLVED_BY_SIDE = ("linear", "affine")
 
 
-class UpgradeRecipe(KindTable):
+class UpgradeSettings(Settings):
     """How the next version and its backward transform are made. [BC] §3, Table 1.
 
-    `method` names four settings at once; any of the four that is written beside it wins.
+    `method` names some settings at once; any that is written with it wins.
     """
-
-    kinds: ClassVar[Mapping[str, type[TransformSettings]]] = TRANSFORMS
-    chooser = "transform"
 
     method: str | None = None
     # The transform is trained together with the model, afterwards, or not at all.
     fit: Literal["joint", "posthoc", "none"] = "joint"
-    transform: str = "linear"
-    # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
-    steps: Literal["multi", "single"] = "multi"
+    transform: Annotated[TransformSettings, TRANSFORMS] = LinearSettings()
     # The model is new, goes on from the version before, or is the version before.
     start: Literal["fresh", "previous", "frozen"] = "fresh"
-    # λ, on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
-    weight: Weight = 16.0
+    # Share of known objects that alignment never sees; its error is measured on them.
+    held_out: Share = 0.05
+    # Also train the same model without alignment, to say what compatibility cost.
+    alone: bool = True
+
+    def solved(self) -> SolvedUpgrade:
+        """Return the settings by which a model that is trained already gets its transform."""
+        own = {k: getattr(self, k) for k in ("held_out", "steps", "unit") if hasattr(self, k)}
+        transform = self.transform if self.transform.has_closed_form else LinearSettings()
+        return SolvedUpgrade(**own, transform=transform, alone=False)
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return traits_where(
+            {
+                Trait.NEW_MODEL: self.start != "previous",
+                Trait.FITTED_AFTERWARDS: self.fit != "joint",
+            }
+        )
+
+
+class UnfittedUpgrade(UpgradeSettings):
+    """Nothing is fitted: a transform that is learned would stay as it was drawn."""
+
+    fit: Literal["none"] = "none"
+    transform: Annotated[TransformSettings, TRANSFORMS] = TruncateSettings()
+
+    @model_validator(mode="after")
+    def _nothing_to_learn(self) -> Self:
+        if self.transform.is_learned:
+            raise ValueError(
+                f"upgrade.transform = {self.transform.kind!r} is fitted, and upgrade.fit = 'none' "
+                "fits nothing; leave it out, or set upgrade.fit = 'joint' or 'posthoc'"
+            )
+        return self
+
+
+class FittedUpgrade(UpgradeSettings):
+    """The keys of every way of fitting a transform."""
+
+    # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
+    steps: Literal["multi", "single"] = "multi"
+    # λ on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
     unit: LambdaUnit = "paper"
+    # The transform is Adam's, or the closed form on all objects. Joint training is "closed" where
+    # there is a closed form, unless something else is written: it replaces the trained transform
+    # where it has the smaller error.
+    solver: Literal["gradient", "closed"] = "gradient"
+
+    @model_validator(mode="after")
+    def _closed_where_there_is_one(self) -> Self:
+        if self.solver == "closed" and not self.transform.has_closed_form:
+            closed = [kind for kind, each in TRANSFORMS.items() if each.has_closed_form]
+            raise ValueError(
+                f"upgrade.transform = {self.transform.kind!r} has no closed form, "
+                f"{', '.join(closed)} have one; set upgrade.solver = 'gradient'"
+            )
+        return self
+
+
+class GradientUpgrade(FittedUpgrade):
+    """The keys of transforms that are trained by Adam."""
+
     transform_rate: Rate = 3e-3
     # linear: W starts orthonormal, or as PyTorch's layers do, uniform in ±1/√D_k.
     transform_start: Literal["orthonormal", "uniform"] = "orthonormal"
@@ -48,85 +109,159 @@ class UpgradeRecipe(KindTable):
     objects: AlignedObjects = "all"
     # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
-    # The transform is Adam's, or the closed form on all objects. Joint training is "closed" where
-    # there is a closed form, unless something else is written: it replaces the trained transform
-    # where it has the smaller error.
-    solver: Literal["gradient", "closed"] = "gradient"
-    # posthoc by gradient: passes over the objects; over the pairs, unless `objects` is "all".
-    fit_epochs: Positive = 100
+    # The best epoch (posthoc: the transform with the smallest error) is looked for after this many.
+    select_after: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _starts_a_matrix(self) -> Self:
+        if self.transform_start != "orthonormal" and self.transform.kind != "linear":
+            raise ValueError(
+                f"upgrade.transform_start = {self.transform_start!r} is of upgrade.transform = "
+                f"'linear', and it is {self.transform.kind!r}; leave it out"
+            )
+        return self
+
+
+class WeighingUpgrade(FittedUpgrade):
+    """The keys of ways of fitting that weigh errors by what known consumers make of them."""
+
     # μ: how much of an error is weighed by what consumers that have a probe make of it.
     consumer_weight: Ratio = 0.0
     # Their names; all that have a probe, where it is empty.
     consumers: list[str] = Field(default=[])
-    # Share of known objects that alignment never sees; its error is measured on them.
-    held_out: Share = 0.05
-    # Also train the same model without alignment, to say what compatibility cost.
-    alone: bool = True
-    # The best epoch (posthoc: the transform with the smallest error) is looked for after this many.
-    select_after: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_method_and_solver(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        name = values.get("method")
-        if isinstance(name, str):  # one of the wrong type is refused by its field
-            if name not in METHODS:
-                allowed = ", ".join(METHODS)
-                raise ValueError(
-                    f"upgrade.method is {name!r}; it must be one of {allowed}"
-                    f"{did_you_mean(name, METHODS)}"
-                )
-            values = {**METHODS[name], **values}
-        if values.get("fit") == "none":
-            values = {"transform": "truncate", **values}  # a learned one would stay as it was drawn
-        chosen = {key: cls.model_fields[key].default for key in ("fit", "transform")} | values
-        closed = chosen["transform"] in kinds_where(TRANSFORMS, "has_closed_form")
-        return {"solver": "closed", **values} if closed and chosen["fit"] == "joint" else values
 
     @model_validator(mode="after")
-    def _closed_where_there_is_one(self) -> UpgradeRecipe:
-        if self.solver == "closed" and self.fit != "none" and not self.chosen.has_closed_form:
-            closed = ", ".join(kinds_where(TRANSFORMS, "has_closed_form"))
-            raise ValueError(
-                f"upgrade.transform = {self.transform!r} has no closed form, {closed} have one; "
-                "set upgrade.solver = 'gradient'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weighs_consumers_where_it_can(self) -> UpgradeRecipe:
+    def _weighs_consumers_where_it_can(self) -> Self:
         if len(set(self.consumers)) < len(self.consumers):
             raise ValueError("upgrade.consumers names a consumer twice")
-        solved = self.solver == "closed" and self.fit != "none"
-        if self.consumer_weight and solved and self.transform not in SOLVED_BY_SIDE:
+        if self.consumers and not self.consumer_weight:
             raise ValueError(
-                f"upgrade.transform = {self.transform!r} cannot be solved for with "
+                "upgrade.consumers names consumers, and upgrade.consumer_weight = 0 counts none; "
+                "set it above 0, or leave upgrade.consumers out"
+            )
+        solved = self.solver == "closed" and self.transform.kind not in SOLVED_BY_SIDE
+        if self.consumer_weight and solved:
+            raise ValueError(
+                f"upgrade.transform = {self.transform.kind!r} cannot be solved for with "
                 f"upgrade.consumer_weight = {self.consumer_weight:g}, "
                 f"{' and '.join(SOLVED_BY_SIDE)} can; set upgrade.solver = 'gradient', or "
                 "upgrade.consumer_weight = 0"
             )
         return self
 
-    @property
-    def built(self) -> tuple[str, dict[str, Any]]:
-        """The transform that is made: its kind, and its options as of `build_transform`."""
-        if self.fit == "none" and self.chosen.is_learned:
-            return "truncate", {}
-        return self.transform, self.chosen.options()
 
-    @property
-    def weighs_consumers(self) -> bool:
-        """Whether its way of fitting can weigh errors by consumers."""
-        return self.fit == "joint" or (self.fit == "posthoc" and self.solver == "closed")
+class JointUpgrade(GradientUpgrade, WeighingUpgrade):
+    """The transform is trained together with the model, λ = `weight`."""
 
-    @property
-    def chosen(self) -> TransformSettings:
-        return cast(TransformSettings, super().chosen)
+    fit: Literal["joint"] = "joint"
+    weight: Weight = 16.0
 
 
-class CompareRecipe(RecipeTable):
+class PosthocUpgrade(GradientUpgrade):
+    """The transform is trained after the model, by `fit_epochs` passes over the objects; over the
+    pairs, unless `objects` is "all"."""
+
+    fit: Literal["posthoc"] = "posthoc"
+    solver: Literal["gradient"] = "gradient"
+    fit_epochs: Positive = 100
+
+    @model_validator(mode="after")
+    def _selects_an_epoch(self) -> Self:
+        if self.select_after and self.objects == "all":
+            raise ValueError(
+                f"upgrade.select_after is {self.select_after}, and passes over all objects select "
+                "none; leave it out, or set upgrade.objects = 'batch' or 'paper-code'"
+            )
+        return self
+
+
+class SolvedUpgrade(WeighingUpgrade):
+    """The transform is solved for after the model was trained."""
+
+    fit: Literal["posthoc"] = "posthoc"
+    solver: Literal["closed"] = "closed"
+
+
+class ComparedUpgrade(GradientUpgrade, WeighingUpgrade):
+    """The settings of all methods of a comparison, each of which uses some of them."""
+
+    weight: Weight = 16.0
+    fit_epochs: Positive = 100
+
+
+class _Upgrades(Kinds[UpgradeSettings]):
+    """The ways of fitting; of the two that are posthoc, `solver` chooses."""
+
+    others: ClassVar[Mapping[str, type[UpgradeSettings]]] = {
+        "'posthoc' with upgrade.solver = 'closed'": SolvedUpgrade
+    }
+
+    def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values with those of their method, the keys of a transform in its own table,
+        and the solver of joint training."""
+        method = values.get("method")
+        if isinstance(method, str):  # one of the wrong type is refused by its field
+            if method not in METHODS:
+                raise ValueError(
+                    f"upgrade.method is {method!r}; it must be one of {', '.join(METHODS)}"
+                    f"{did_you_mean(method, METHODS)}"
+                )
+            named = {**METHODS[method], **values}
+            settings = self.class_of(named) or UpgradeSettings
+            values = {k: v for k, v in named.items() if k in values or k in settings.model_fields}
+        kind = values.get("transform")
+        if isinstance(kind, str) and kind in TRANSFORMS:
+            fields = TRANSFORMS[kind].model_fields.keys() - {"kind"}
+            own = {key: values[key] for key in fields & values.keys()}
+            values = {k: v for k, v in values.items() if k not in own}
+            values["transform"] = {"kind": kind, **own}
+        if values.get("fit", "joint") != "joint" or "solver" in values:
+            return values
+        transform = TRANSFORMS.of(values.get("transform", "linear"))
+        return {**values, "solver": "closed"} if transform.has_closed_form else values
+
+    def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
+        if any(key in each.model_fields for each in TRANSFORMS.values()):
+            return (
+                f"upgrade.{key} is used with upgrade.transform = "
+                f"{' or '.join(repr(k) for k, t in TRANSFORMS.items() if key in t.model_fields)} "
+                "only; leave it out, or change upgrade.transform"
+            )
+        return super().unknown(key, settings, name)
+
+    def class_of(self, values: Mapping[str, Any]) -> type[UpgradeSettings] | None:
+        if values.get("fit") == "posthoc" and values.get("solver") == "closed":
+            return SolvedUpgrade
+        return super().class_of(values)
+
+
+UPGRADES: _Upgrades = _Upgrades(
+    "upgrade", (JointUpgrade, PosthocUpgrade, UnfittedUpgrade), chooser="fit"
+)
+
+
+def compared(values: Mapping[str, Any], methods: list[str]) -> UpgradeSettings:
+    """Return [upgrade] as it is for all methods of a comparison.
+
+    Raises: ValueError: a key is used by none of them.
+    """
+    own = UPGRADES.of({k: v for k, v in values.items() if k in UpgradeSettings.model_fields})
+    used = {key for method in methods for key in type(by_method({}, method)).model_fields}
+    for key in values.keys() - used - type(own).model_fields.keys():
+        raise ValueError(UPGRADES.unknown(key, type(own), own.fit))
+    return ComparedUpgrade.model_validate(dict(UPGRADES.completed(values)))
+
+
+def by_method(values: Mapping[str, Any], method: str) -> UpgradeSettings:
+    """Return the settings of a method, with those of `values` that it uses and does not name."""
+    named = UPGRADES.completed({"method": method})
+    settings = UPGRADES.class_of(named)
+    assert settings is not None
+    used = {k: v for k, v in values.items() if k in settings.model_fields and k not in named}
+    return UPGRADES.of({**used, "method": method})
+
+
+class CompareSettings(Settings):
     """`evergram compare`: methods side by side, by the protocol of [BC] §4 and App. A."""
 
     methods: Annotated[list[str], Field(min_length=1)] = Field(default=list(METHODS))
@@ -152,7 +287,7 @@ class CompareRecipe(RecipeTable):
     minimum_ratings: Positive = 10
 
     @model_validator(mode="after")
-    def _known(self) -> CompareRecipe:
+    def _known(self) -> Self:
         for key in ("methods", "lambda_methods"):
             names = getattr(self, key)
             for name in names:

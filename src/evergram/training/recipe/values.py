@@ -1,4 +1,4 @@
-"""The values of a recipe before they are checked: overrides, written keys, whole paths."""
+"""The values of a recipe before they are checked: overrides and whole paths."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from evergram.data.data_sets import whole_path
 from evergram.errors import RecipeError
-from evergram.training.recipe.table import RecipeTable
 
 # The keys that are paths, by table.
 _PATHS = {
-    "data": ("path", "metadata", "test", "query_features", "candidate_features"),
+    "data": ("path", "test", "query_features", "candidate_features"),
     "task": ("query_measure", "candidate_measure"),
     "prior": ("query", "candidate"),
 }
@@ -44,32 +41,6 @@ def override_keys(overrides: Sequence[str]) -> set[str]:
         for override in overrides
         for name, table in overridden({}, [override]).items()
         for key in (table if isinstance(table, dict) else ())
-    }
-
-
-def written_keys(values: Mapping[str, Any], model: type[BaseModel]) -> set[str]:
-    """Return the keys of all tables that a person wrote, "table.key" each.
-
-    A table that has every key of its kind was written by `model_dump` if [data] was, in which no
-    person writes them all; its keys are left out.
-
-    Args:
-        model: its fields are the tables.
-    """
-    tables = {name: table for name, table in values.items() if isinstance(table, dict)}
-
-    def is_whole(name: str) -> bool:
-        kind = model.model_fields[name].annotation
-        if not (isinstance(kind, type) and issubclass(kind, RecipeTable)):
-            return False
-        return kind.keys_with(tables[name]) <= tables[name].keys()
-
-    is_dumped = "data" in tables and is_whole("data")
-    return {
-        f"{name}.{key}"
-        for name, table in tables.items()
-        if not (is_dumped and is_whole(name))
-        for key in table
     }
 
 
@@ -107,7 +78,11 @@ def _set(values: dict[str, Any], override: str) -> None:
         )
     table = values
     for name in names[:-1]:
-        table = table.setdefault(name, {})
+        if table.get(name) is None:
+            table[name] = {}
+        elif isinstance(table[name], str):
+            table[name] = {"kind": table[name]}  # upgrade.transform = "affine" is short for it
+        table = table[name]
         if not isinstance(table, dict):
             raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
     table[names[-1]] = value_of(text)

@@ -56,7 +56,7 @@ def squares_of(step: Step, sampler: ExampleSampler) -> PairSquares:
     """Return what the mean of `step.objective` over an epoch estimates, in closed form.
 
     Args:
-        step, sampler: of a run that `refuse_unsweepable` lets pass; of all entities the table has
+        step, sampler: of a run that can be solved; of all entities the table has
             a row, in their order.
     """
     objective, device = step.objective, step.encoder.device

@@ -11,8 +11,7 @@ from typing import Any
 from evergram.atomic_files import write_text
 from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.used_keys import unused
-from evergram.training.recipe.values import copied, overridden, resolve_paths, written_keys
+from evergram.training.recipe.values import copied, overridden, resolve_paths
 
 FIRST_LINE = "# Written by evergram tune: the comments of {} are not kept, its paths are absolute."
 
@@ -24,11 +23,8 @@ def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
     """
     values = copied(tomllib.loads(source.read_text()))
     resolve_paths(values, source.parent)
-    wanted, values = Recipe.load(source, overrides), overridden(values, overrides)
-    written = written_keys(values, Recipe.with_kinds())
-    for key in unused(wanted, written, comparing="compare" in values):
-        table, _, name = key.partition(".")
-        del values[table][name]
+    wanted = Recipe.load(source, overrides)
+    values = wanted.written_of(overridden(values, overrides))
     text = f"{FIRST_LINE.format(source.name)}\n{toml_of(values)}"
     if Recipe.of(tomllib.loads(text), source=str(path)) != wanted:
         raise RecipeError(f"The best values cannot be written to {path} as a recipe.")

@@ -211,7 +211,7 @@ def _check_ends(recipe: Recipe, space: SearchSpace, corpus: Corpus) -> None:
             try:
                 if (one.key, end) in BY_COLUMN:
                     corpus.column(str(end))
-                with_values(recipe, {one.key: end}).task.chosen.build(corpus)
+                with_values(recipe, {one.key: end}).task.build(corpus)
             except DataError as error:
                 raise RecipeError(f"The search over {one.key}={end}: {error}") from None
 
