@@ -245,7 +245,7 @@ class _Settings:
         strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
         training: Training = recipe.training
-        if isinstance(training, StepSettings):
+        if isinstance(training, StepSettings) and self.table_rate:  # sweeps have none
             training = training.model_copy(update={"table_rate": self.table_rate})
         return recipe.model_copy(update={"task": task, "training": training})
 
