@@ -289,7 +289,7 @@ class LanceStore(TablePerVersionStore):
 
 
 def _read_record(file: Path, shown: str) -> StoreRecord:
-    return parse_record(lambda: dict(json.loads(file.read_text())), shown)
+    return parse_record(lambda: dict(json.loads(file.read_text())), f"{shown} ({file})")
 
 
 def _write_record(file: Path, record: StoreRecord) -> None:
