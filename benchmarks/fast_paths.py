@@ -26,13 +26,12 @@ from pydantic import ValidationError
 from benchmarks.serving import lineage_of
 from evergram.errors import DataError
 from evergram.serving.app import create_app
-from evergram.serving.http.answers.errors import RefusedError
-from evergram.serving.http.fast_paths.direct_routes import DirectRoutes
-from evergram.serving.http.fast_paths.inline_answers import is_quick
-from evergram.serving.http.requests.arrow_stream import read_stream
-from evergram.serving.http.requests.ids import vectors_of
-from evergram.serving.http.requests.parsing import parse
-from evergram.serving.http.requests.schemas import EmbeddingsRequest, TransformRequest
+from evergram.serving.http.arrow_stream import read_stream
+from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.json_body import parse
+from evergram.serving.http.request_handler import is_quick
+from evergram.serving.http.request_schemas import EmbeddingsRequest, TransformRequest
+from evergram.serving.http.request_values import vectors_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
@@ -46,7 +45,7 @@ class FastPath:
     """A fast path and the library's way, on the same work.
 
     Args:
-        name: of its file in serving/http/fast_paths.
+        name: of the fast path.
         around: the part of a library that it replaces.
         work: what was measured, with its unit.
         library, fast: the figure of each way; less is better.
@@ -81,16 +80,11 @@ def tiny_fast_paths() -> list[FastPath]:
 
 async def _small_requests(service: Service, rows: int, requests: int) -> list[FastPath]:
     app = create_app(service)
-    with mock.patch("evergram.serving.app.DirectRoutes", _NoDirectRoutes):
-        routed = create_app(service)
     draw = np.random.default_rng(0)
 
-    async def ask(application: Any) -> None:
+    async def ask() -> None:
         body = {"model": "bench@v0", "input": draw.integers(0, rows, IDS).tolist()}
-        await _post(application, "/v1/embeddings", json.dumps(body).encode())
-
-    work = f"p50 ms, {IDS} ids as Arrow"
-    direct = await _in_turns({"fast": lambda: ask(app), "library": lambda: ask(routed)}, requests)
+        await _post(app, "/v1/embeddings", json.dumps(body).encode())
 
     may_be_inline = True
 
@@ -100,23 +94,14 @@ async def _small_requests(service: Service, rows: int, requests: int) -> list[Fa
     async def ask_inline(allowed: bool) -> None:
         nonlocal may_be_inline
         may_be_inline = allowed
-        await ask(app)
+        await ask()
 
     with mock.patch("evergram.serving.http.request_handler.is_quick", chosen):
         inline = await _in_turns(
             {"fast": lambda: ask_inline(True), "library": lambda: ask_inline(False)}, requests
         )
-    return [
-        FastPath("direct_routes", "FastAPI's routing", work, direct["library"], direct["fast"]),
-        FastPath("inline_answers", "a thread pool", work, inline["library"], inline["fast"]),
-    ]
-
-
-class _NoDirectRoutes(DirectRoutes):
-    """Passes every request on to FastAPI."""
-
-    def __init__(self, app: Any, endpoints: Mapping[str, Any]) -> None:
-        super().__init__(app, {})
+    work = f"p50 ms, {IDS} ids as Arrow"
+    return [FastPath("inline_answers", "a thread pool", work, inline["library"], inline["fast"])]
 
 
 async def _in_turns(

@@ -138,7 +138,7 @@ def test_off_no_span_is_made_and_nothing_of_ours_asks_for_opentelemetry() -> Non
         "import sys\n"
         "sys.modules['opentelemetry.sdk'] = None\n"
         "import evergram.tracing as t, evergram.retrieval.reader, evergram.serving.app\n"
-        "from evergram.serving.monitoring.exporting import export_traces\n"
+        "from evergram.serving.traces import export_traces\n"
         "assert not export_traces({})\n"
         "assert t.tracer() is None and t.span('a', rows=1) is t.span('b')\n"
     )

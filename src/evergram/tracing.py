@@ -2,7 +2,7 @@
 tracer is set.
 
 `evergram serve` sets one where the standard variables name an exporter
-(`serving.monitoring.exporting`); a program with a provider of its own calls `trace_with`.
+(`serving.traces`); a program with a provider of its own calls `trace_with`.
 """
 
 from __future__ import annotations

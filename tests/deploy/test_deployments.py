@@ -21,28 +21,28 @@ from tests.support.running_service import running
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.serving.http.answers.errors import _STATUS_AND_CODE
 from evergram.serving.http.connections import DRAIN
+from evergram.serving.http.errors import _STATUS_AND_CODE
 from evergram.serving.settings import ADMIN_TOKEN, ServiceSettings
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "deploy" / "compose.yaml").read_text()
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 DEPLOY = ROOT / "deploy"
+COMPOSE = (DEPLOY / "compose.yaml").read_text()
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 BOARD = json.loads((DEPLOY / "grafana" / "evergram.json").read_text())
 GROUPS = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 QUERIES = [t["expr"] for panel in BOARD["panels"] for t in panel["targets"]]
 QUERIES += [rule["expr"] for rule in ALERTS.values()]
+[JOB] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
 # Prometheus's own series, and the labels that it adds to every series.
 OWN_SERIES, OWN_LABELS = {"up"}, {"job", "instance"}
 PAGE = (ROOT / "docs" / "production.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- run: ([\w-]+) -->\n```bash\n(.*?)```", PAGE, re.DOTALL))
-FOLDER = DEPLOY / "kubernetes"
-FILES = sorted(p for p in FOLDER.glob("*.yaml") if p.name != "kustomization.yaml")
-MANIFESTS: dict[str, dict[str, Any]] = {p.stem: yaml.safe_load(p.read_text()) for p in FILES}
-# The oldest and the newest Kubernetes that the manifests are checked for.
-VERSIONS = ("1.28", "1.34")
+FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS: dict[str, dict[str, Any]] = {
+    p.stem: yaml.safe_load(p.read_text()) for p in FILES if p.name != "kustomization.yaml"
+}
 PODS = {
     name: manifest["spec"].get("template", manifest)["spec"]
     for name, manifest in MANIFESTS.items()
@@ -54,13 +54,13 @@ CONTAINERS = {name: one for name, pod in PODS.items() for one in pod["containers
 @pytest.mark.long
 def test_manifests_are_valid_and_have_no_unknown_key() -> None:
     schemas = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
-    for version in VERSIONS:
+    for version in ("1.28", "1.34"):  # the oldest and the newest Kubernetes
         for manifest in MANIFESTS.values():
             schemas.validate(manifest, version, strict=True)
 
 
 def test_pods_and_containers_have_no_rights_and_limits() -> None:
-    image = (FOLDER.parents[1] / "Dockerfile").read_text()
+    image = (ROOT / "Dockerfile").read_text()
     for name, pod in PODS.items():
         own, whole = CONTAINERS[name]["securityContext"], pod["securityContext"]
         assert whole["runAsNonRoot"] is True
@@ -107,20 +107,18 @@ def test_the_service_is_started_as_its_command_line_allows() -> None:
 
 def test_probes_ask_for_paths_that_answer_without_a_token(tmp_path: Path) -> None:
     served = CONTAINERS["deployment"]
-    paths = {kind: served[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")}
-    paths["readiness"] = served["readinessProbe"]["httpGet"]
+    kinds = ("startup", "liveness", "readiness")
+    paths = {kind: served[f"{kind}Probe"]["httpGet"] for kind in kinds}
     assert {path["port"] for path in paths.values()} == {served["ports"][0]["name"]}
-    assert paths["readiness"]["path"] == "/readyz"
-    assert paths["liveness"]["path"] == "/healthz"
+    assert [paths[kind]["path"] for kind in kinds[1:]] == ["/healthz", "/readyz"]
     settings = ServiceSettings(host="0.0.0.0", admin_token="secret")
     with running(tmp_path / "line", settings) as service:
-        assert service.get("/v1/versions").status_code == 401
-        [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
-        assert service.get(job["metrics_path"]).status_code == 401
-        assert service.get(job["metrics_path"], "secret").status_code == 200
-        for path in paths.values():
-            asked = service.http.get(path["path"], headers={"Host": "10.1.2.3:8080"})
-            assert asked.status_code == 200
+        for path in ("/v1/versions", JOB["metrics_path"]):
+            assert service.get(path).status_code == 401
+            assert service.get(path, "secret").status_code == 200
+        for asked in paths.values():
+            answer = service.http.get(asked["path"], headers={"Host": "10.1.2.3:8080"})
+            assert answer.status_code == 200
 
 
 def test_pods_are_reached_at_the_port_of_the_service_alone_and_reach_nobody() -> None:
@@ -193,15 +191,14 @@ def test_every_code_that_an_alert_selects_is_one_that_the_service_gives() -> Non
 
 
 def test_alerts_are_complete_and_the_runbook_has_a_section_on_each() -> None:
-    page = (ROOT / "docs" / "production.md").read_text()
-    described = page.split("## What to do for each alert\n")[1].split("\n## ")[0]
+    described = PAGE.split("## What to do for each alert\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\*\*`(\w+)`", described, re.MULTILINE)) == set(ALERTS)
     for rule in ALERTS.values():
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+def shell(tmp_path: Path) -> Callable[..., None]:
     """Runs a block of the page in a shell, with the command `evergram` of this environment."""
     lineage_of(tmp_path / "line")
     command = tmp_path / "programs" / "evergram"
@@ -217,11 +214,10 @@ def shell(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
         "RESTORED": str(tmp_path / "restored"),
     }
 
-    def run(name: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = ["bash", "-euc", BLOCKS[name]]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    def run(name: str, code: int = 0) -> None:
+        words = ["bash", "-euc", BLOCKS[name]]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
-        return done
 
     return run
 
@@ -233,9 +229,8 @@ def test_a_lineage_is_backed_up_and_restored(shell: Any, tmp_path: Path) -> None
     (lineage.path / "stores").mkdir(exist_ok=True)
     (lineage.path / "stores" / "large").write_text("a snapshot")
     shell("back-up")
-    assert (tmp_path / "line.tar.gz").stat().st_mode & 0o077 == 0, (
-        "others can read hashes of tokens"
-    )
+    # Others must not read hashes of tokens.
+    assert (tmp_path / "line.tar.gz").stat().st_mode & 0o077 == 0
     shell("restore")
     restored = Lineage.open(tmp_path / "restored")
     assert not (restored.path / "stores").exists()
@@ -276,12 +271,9 @@ def test_versions_are_promoted_and_rolled_back_and_tokens_rotated(
     assert consumer.token_sha256 is not None
 
 
-def test_every_block_of_bash_is_run_here() -> None:
+def test_names_agree_between_manifests_and_every_block_of_bash_is_run_here() -> None:
     names = {"back-up", "restore", "promote", "roll-back", "rotate", "rotate-without-a-gap"}
     assert (set(BLOCKS), PAGE.count("```bash")) == (names, len(names))
-
-
-def test_names_agree_between_manifests() -> None:
     labels = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"]
     assert MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"] == labels
     assert MANIFESTS["service"]["spec"]["selector"] == labels
@@ -301,8 +293,7 @@ def test_the_compose_file_agrees_with_itself_and_asks_for_every_secret() -> None
     assert filled["store"] == served["store"]
     [port] = SERVICES["evergram"]["ports"]
     assert port.endswith(f":{served['port']}")
-    [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"evergram:{served['port']}"]}]
+    assert JOB["static_configs"] == [{"targets": [f"evergram:{served['port']}"]}]
     required = {ADMIN_TOKEN, "POSTGRES_PASSWORD", "GRAFANA_PASSWORD", "LINEAGE"}
-    assert set(re.findall(r"\$\{(\w+):\?", TEXT)) == required
+    assert set(re.findall(r"\$\{(\w+):\?", COMPOSE)) == required
     assert SERVICES["evergram"]["environment"].keys() == {ADMIN_TOKEN, "PGPASSWORD"}

@@ -338,28 +338,28 @@ FAULTS = (
     ),
     # The service and its consumers.
     Fault(
-        "serving/http/requests/auth.py",
+        "serving/http/access.py",
         "if number in readable:",
         "if number is not None:",
         "serving/test_access.py",
     ),
     Fault(
-        "serving/http/requests/auth.py",
+        "serving/http/access.py",
         "if len(headers) > 1:",
         "if len(headers) > 2:",
         "serving/test_access.py",
     ),
     Fault(
-        "serving/http/requests/ids.py",
+        "serving/http/request_values.py",
         "if count > limit:",
         "if count > limit + 1:",
-        "serving/test_request_handler.py serving/test_bodies.py",
+        "serving/test_routes.py serving/test_bodies.py",
     ),
     Fault(
-        "serving/http/fold_in_route.py",
+        "serving/http/vector_routes.py",
         "pc.invert(pc.is_in(hits.ids, value_set=known))",
         "pc.is_in(hits.ids, value_set=known)",
-        "serving/test_fold_in_route.py",
+        "serving/test_new_objects.py",
     ),
     Fault(
         "releasing/probes.py",

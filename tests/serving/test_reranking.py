@@ -1,12 +1,12 @@
-"""A search over HTTP that re-ranks by vectors computed from texts: an index migrates by use."""
+"""Searches over HTTP whose scores are those of a version's own vectors: re-ranked by texts, so that
+an index migrates by use, or calibrated."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
-from tests.support.running_service import ADDRESS
+from tests.support.running_service import client_of, http_of
 from tests.support.text_encoders import (
     ADDRESSES,
     CALLS,
@@ -25,16 +25,25 @@ from tests.support.text_encoders import (
     word_vectors,
 )
 
+from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
+from evergram.migration.make_sidecar import make_sidecar
 from evergram.releasing.files.align import AlignSettings, align
-from evergram.serving.app import create_app
-from evergram.serving.service import Service
+from evergram.retrieval.fill import fill, space_of, stored_rows
+from evergram.retrieval.reader import QueryVectors, Reader
+from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.serving.documents import Documents
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
+from evergram.stores import open_store
+from evergram.vector_files.open_embeddings import EmbeddingFile
 
 ALL, MOVED, DIM = 400, 150, 12
 QUERIES = word_vectors(["word1 word2 word3", "word4 word9"], 1, DIM)
+OLD_QUERY = word_vectors(["word1 word2 word3"], 0, 10)
+LOSSY = AlignSettings(transform="low_rank", rank=4, held_out=0.5)
+CALIBRATED: Any = {"scores": "calibrated", "query_vectors": "own"}
 
 
 def write_texts(path: Path, count: int = ALL) -> Path:
@@ -61,29 +70,44 @@ def half_moved(moving: Path, tmp_path: Path) -> Lineage:
     return Lineage.open(tmp_path / "line")
 
 
-@contextmanager
+@pytest.fixture(scope="module")
+def lossy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a lineage of two versions, of which the newer is read back with a loss."""
+    folder = tmp_path_factory.mktemp("lossy")
+    old, new = (encoded(folder, address) for address in ADDRESSES[:2])
+    lineage = Lineage.create(folder / "line", "line")
+    align(old, new, lineage, LOSSY)
+    make_sidecar(lineage, old, size=8).save(folder / "one.sidecar")
+    return folder
+
+
 def running(
     lineage: Lineage,
     settings: ServiceSettings | None = None,
     addresses: list[str] = ADDRESSES,
     kept: Path | None = None,
-) -> Iterator[TestClient]:
+) -> AbstractContextManager[TestClient]:
     documents = Documents(lineage.path.parent / "texts.csv", kept)
     texts = ServedTexts(addresses, documents=documents)
-    app = create_app(Service.open(lineage.path, texts=texts), settings)
-    with TestClient(app, base_url=ADDRESS) as http:
-        CALLS.clear()
-        yield http
+    return http_of(lineage.path, settings=settings, texts=texts)
 
 
 def search(http: TestClient, **fields: Any) -> Any:
-    asked = {"vectors": QUERIES.tolist(), "version": 1, "k": 10, **fields}
+    asked = {"version": 1, "k": 10, **fields}
+    if not asked.keys() & {"id", "input", "vector"}:
+        asked = {"vectors": QUERIES.tolist(), **asked}
+    CALLS.clear()
     return http.post("/v1/search", json=asked)
 
 
 def ids_of(answer: Any) -> list[list[str]]:
     assert answer.status_code == 200, answer.text
     return [[hit["id"] for hit in row["hits"]] for row in answer.json()["data"]]
+
+
+def scores_of(answer: Any) -> list[list[float]]:
+    assert answer.status_code == 200, answer.text
+    return [[hit["score"] for hit in row["hits"]] for row in answer.json()["data"]]
 
 
 def asked_for() -> set[str]:
@@ -100,38 +124,30 @@ def by_new_model(queries: Any, metric: str) -> Any:
     return queries @ rows.T
 
 
-@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
-def test_at_full_depth_it_is_a_search_of_the_new_model(half_moved: Lineage, metric: str) -> None:
+def test_at_full_depth_it_is_a_search_of_the_new_model(half_moved: Lineage) -> None:
     with running(half_moved) as http:
-        answer = search(http, rerank=ALL, metric=metric)
-    scores = by_new_model(QUERIES, metric)
-    best = np.argsort(-scores, axis=1)[:, :10]
-    assert ids_of(answer) == [[f"text-{i}" for i in row] for row in best]
-    got = [[hit["score"] for hit in row["hits"]] for row in answer.json()["data"]]
-    assert_allclose(got, np.take_along_axis(scores, best, 1), rtol=1e-4, atol=1e-4)
-    assert answer.json()["evergram"]["computed_from"] == [1]
+        answers = {
+            metric: search(http, rerank=ALL, metric=metric) for metric in ("ip", "l2", "cosine")
+        }
+    for metric, answer in answers.items():
+        scores = by_new_model(QUERIES, metric)
+        best = np.argsort(-scores, axis=1)[:, :10]
+        assert ids_of(answer) == [[f"text-{i}" for i in row] for row in best]
+        expected = np.take_along_axis(scores, best, 1)
+        assert_allclose(scores_of(answer), expected, rtol=1e-4, atol=1e-4)
+        assert answer.json()["evergram"]["computed_from"] == [1]
 
 
-@pytest.fixture
-def sampled(tmp_path: Path) -> Lineage:
+def test_texts_are_served_as_the_plan_measures_its_cascades(tmp_path: Path) -> None:
     """As step 3 of docs/migrate.md has it: a lossy way back, so that it proposes other hits."""
     lineage = Lineage.create(tmp_path / "line", "line")
-    old, new = (encoded(tmp_path, address) for address in ADDRESSES[:2])
-    align(old, new, lineage, AlignSettings("low_rank", rank=2), promote=False)
+    old_file, new_file = (encoded(tmp_path, address) for address in ADDRESSES[:2])
+    align(old_file, new_file, lineage, AlignSettings("low_rank", rank=2), promote=False)
     write_texts(tmp_path / "texts.csv")
-    return lineage
-
-
-@pytest.mark.parametrize("both", [True, False])
-def test_texts_are_served_as_the_plan_measures_its_cascades(sampled: Lineage, both: bool) -> None:
     texts = ["word1 word2 word3", "word4 word9", "word5 word6 word7"]
     new = word_vectors(texts, 1, DIM)
-    with running(sampled, addresses=ADDRESSES if both else ADDRESSES[1:]) as http:
-        fields = {"version": 1, "k": 10, "rerank": 10, "metric": "cosine"}
-        by_text = ids_of(http.post("/v1/search", json={"input": texts, **fields}))
-        by_vector = ids_of(http.post("/v1/search", json={"vectors": new.tolist(), **fields}))
     old_rows, new_rows = (word_vectors(sentences(), n, d) for n, d in ((0, 10), (1, DIM)))
-    back = sampled.chain.apply(torch.from_numpy(new), 1, 0).numpy()
+    back = lineage.chain.apply(torch.from_numpy(new), 1, 0).numpy()
 
     def cascaded(proposing: Any) -> list[list[str]]:
         found = []
@@ -143,21 +159,24 @@ def test_texts_are_served_as_the_plan_measures_its_cascades(sampled: Lineage, bo
 
     cascade, bridge_cascade = cascaded(word_vectors(texts, 0, 10)), cascaded(back)
     assert cascade != bridge_cascade
-    assert by_text == (cascade if both else bridge_cascade)
-    assert by_vector == bridge_cascade
+    fields: Any = {"rerank": 10, "metric": "cosine"}
+    for addresses, expected in ((ADDRESSES, cascade), (ADDRESSES[1:], bridge_cascade)):
+        with running(lineage, addresses=addresses) as http:
+            assert ids_of(search(http, input=texts, **fields)) == expected
+            assert ids_of(search(http, vectors=new.tolist(), **fields)) == bridge_cascade
 
 
-def test_only_rows_that_have_not_moved_are_encoded_and_each_once(half_moved: Lineage) -> None:
-    with running(half_moved) as http:
-        plain = ids_of(search(http))
+def test_only_rows_that_have_not_moved_are_encoded_once_and_saved(
+    half_moved: Lineage, tmp_path: Path
+) -> None:
+    with running(half_moved, kept=tmp_path / "kept") as http:
         # Without it, what version 1 has stored is all there is.
+        plain = ids_of(search(http))
         assert all(int(id_.split("-")[1]) < MOVED for row in plain for id_ in row)
         first = ids_of(search(http, rerank=40))
         texts = asked_for()
-        moved = set(sentences()[:MOVED])
         assert texts
-        assert not texts & moved
-        CALLS.clear()
+        assert not texts & set(sentences()[:MOVED])
         assert ids_of(search(http, rerank=40)) == first
         assert not asked_for()
         page = http.get("/metrics").text
@@ -166,14 +185,6 @@ def test_only_rows_that_have_not_moved_are_encoded_and_each_once(half_moved: Lin
         line = f'evergram_reranked_total{{vector="{where}",version="1"}} {len(texts)}.0'
         assert line in page, page
     assert 'evergram_reranked_total{vector="stored",version="1"}' in page
-
-
-def test_vectors_that_were_saved_are_not_computed_again(
-    half_moved: Lineage, tmp_path: Path
-) -> None:
-    with running(half_moved, kept=tmp_path / "kept") as http:
-        first = ids_of(search(http, rerank=40))
-        assert asked_for()
     with running(half_moved, kept=tmp_path / "kept") as http:
         assert ids_of(search(http, rerank=40)) == first
         assert not asked_for()
@@ -186,21 +197,13 @@ def test_vectors_that_were_saved_are_not_computed_again(
 
 def test_an_id_may_be_the_query_before_its_row_has_moved(half_moved: Lineage) -> None:
     with running(half_moved) as http:
+        fields: Any = {"k": 1, "rerank": 50, "metric": "l2"}
         for number in (3, ALL - 1):
-            asked = {"id": f"text-{number}", "version": 1, "k": 1, "rerank": 50, "metric": "l2"}
-            assert ids_of(http.post("/v1/search", json=asked)) == [[f"text-{number}"]]
-        assert http.post("/v1/search", json={**asked, "id": "text-9999"}).status_code == 404
+            assert ids_of(search(http, id=f"text-{number}", **fields)) == [[f"text-{number}"]]
+        assert search(http, id="text-9999", **fields).status_code == 404
 
 
-def test_when_all_rows_have_moved_it_is_an_ordinary_search(tmp_path: Path) -> None:
-    lineage = text_lineage(tmp_path)
-    write_texts(tmp_path / "texts.csv")
-    with running(lineage) as http:
-        assert ids_of(search(http, rerank=40)) == ids_of(search(http))
-        assert not asked_for()
-
-
-def test_what_cannot_be_reranked_is_refused_in_a_sentence(half_moved: Lineage) -> None:
+def test_what_cannot_be_reranked_is_refused(half_moved: Lineage, tmp_path: Path) -> None:
     settings = ServiceSettings(max_k=50, max_hits=80, max_batch=20)
     with running(half_moved, settings) as http:
         for fields, status, words in (
@@ -209,6 +212,7 @@ def test_what_cannot_be_reranked_is_refused_in_a_sentence(half_moved: Lineage) -
             ({"rerank": 50}, 413, "more than the 80 hits"),
             ({"rerank": 40}, 413, "one search may have 20 encoded"),
             ({"rerank": True}, 400, "rerank"),
+            ({"rerank": 20, "fingerprint": "x"}, 409, "another space"),
         ):
             refusal = search(http, **fields)
             assert refusal.status_code == status, refusal.text
@@ -216,41 +220,128 @@ def test_what_cannot_be_reranked_is_refused_in_a_sentence(half_moved: Lineage) -
         bounds = http.get("/openapi.json").json()["components"]["schemas"]["SearchRequest"]
         assert bounds["properties"]["rerank"]["anyOf"][0]["maximum"] == 50
     assert half_moved.production == 0
-
-
-def test_a_version_whose_model_does_not_run_is_refused(tmp_path: Path) -> None:
-    lineage = text_lineage(tmp_path)
-    write_texts(tmp_path / "texts.csv")
-    old = word_vectors(["word1"], 0, 10).tolist()
-    with running(lineage) as http:
-        refusal = search(http, vectors=old, version=0, rerank=40)
-    assert refusal.status_code == 400
-    assert "before production" in refusal.json()["error"]["message"]
-
-
-def test_without_texts_without_an_encoder_and_with_the_wrong_one(half_moved: Lineage) -> None:
-    for texts, status, words in (
-        (None, 400, "without an encoder"),
-        (ServedTexts(ADDRESSES), 400, "without the texts"),
+    for texts, words in (
+        (None, "without an encoder"),
+        (ServedTexts(ADDRESSES), "without the texts"),
     ):
-        with TestClient(
-            create_app(Service.open(half_moved.path, texts=texts)), base_url=ADDRESS
-        ) as http:
+        with http_of(half_moved.path, texts=texts) as http:
             refusal = search(http, rerank=40)
-        assert refusal.status_code == status
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "rerank")
         assert words in refusal.json()["error"]["message"]
     with running(half_moved, addresses=ADDRESSES[:1]) as http:
         refusal = search(http, rerank=40)
-        assert refusal.status_code == 503
-        assert refusal.json()["error"]["code"] == "text_encoder"
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "text_encoder")
         assert search(http).status_code == 200
+
+
+def test_when_all_rows_have_moved_it_is_an_ordinary_search_of_production(tmp_path: Path) -> None:
+    lineage = text_lineage(tmp_path)
+    write_texts(tmp_path / "texts.csv")
+    with running(lineage) as http:
+        plain = ids_of(search(http))
+        assert ids_of(search(http, rerank=40)) == plain
+        assert not asked_for()
+        # The model of a version before production does not run.
+        refusal = search(http, vector=OLD_QUERY[0].tolist(), version=0, rerank=40)
+        assert refusal.status_code == 400
+        assert "before production" in refusal.json()["error"]["message"]
 
 
 def test_an_object_without_a_text_is_named_until_the_file_has_it(half_moved: Lineage) -> None:
     path = write_texts(half_moved.path.parent / "texts.csv", MOVED)
     with running(half_moved) as http:
         refusal = search(http, rerank=ALL)
-        assert refusal.status_code == 409
-        assert "no text in the file of --texts" in refusal.json()["error"]["message"]
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (409, "no_text")
         write_texts(path)
         assert search(http, rerank=ALL).status_code == 200
+
+
+@pytest.mark.parametrize("metric", ["ip", "cosine"])
+def test_calibrated_scores_are_those_of_the_reader(lossy: Path, metric: Any) -> None:
+    def read(reader: Reader, **options: Any) -> Any:
+        return reader.search(OLD_QUERY, 7, 0, None, metric, **options)[0].scores
+
+    with closing(Reader.open(lossy / "line")) as reader:
+        raw = read(reader)
+        ways = {
+            made: read(reader, scores="calibrated", query_vectors=made)
+            for made in get_args(QueryVectors)
+        }
+    assert not np.allclose(ways["own"], ways["read_back"], rtol=1e-3)
+    assert not np.allclose(raw, ways["own"], rtol=5e-3)
+    asked: Any = {"vector": OLD_QUERY[0].tolist(), "version": 0, "k": 7, "metric": metric}
+    with http_of(lossy / "line") as http:
+        answer = search(http, **asked)
+        assert_allclose(scores_of(answer)[0], raw, rtol=1e-5)
+        assert "scores" not in answer.json()["evergram"]
+        for whose, way in (("own", "own"), ("read_back", "read_back"), (1, "read_back")):
+            answer = search(http, **asked, scores="calibrated", query_vectors=whose)
+            assert_allclose(scores_of(answer)[0], ways[way], rtol=1e-5)
+            assert answer.json()["evergram"]["scores"] == "calibrated"
+        (hits,) = client_of(http).search(OLD_QUERY, 7, 0, metric=metric, **CALIBRATED)
+        assert_allclose(hits.scores, ways["own"], rtol=1e-5)
+        for wrong, words in (
+            ({**asked, **CALIBRATED, "query_vectors": -1}, "query_vectors"),
+            ({**asked, "scores": "calibrated"}, "query_vectors is not given"),
+            ({"id": "text-1", **CALIBRATED}, "'query_vectors' is for 'vector'"),
+            ({**asked, "scores": "nice"}, "scores"),
+        ):
+            refusal = search(http, **wrong)
+            assert refusal.status_code == 400
+            assert words in refusal.json()["error"]["message"]
+
+
+def test_calibrated_scores_of_too_few_canaries_are_refused(tmp_path: Path) -> None:
+    lineage, texts = Lineage.create(tmp_path / "line", "line"), sentences(44)
+    old, new = (encoded(tmp_path, address, texts=texts) for address in ADDRESSES[:2])
+    align(old, new, lineage, AlignSettings("orthogonal", held_out=0.5, allow_small_overlap=True))
+    with (
+        http_of(lineage.path) as http,
+        pytest.raises(LineageError, match="Ask for raw scores"),
+    ):
+        client_of(http).search(OLD_QUERY, 5, 0, **CALIBRATED)
+
+
+def test_an_id_with_a_sidecar_is_searched_as_its_rows_are_read(lossy: Path) -> None:
+    """Rows are then read by the way back, and so must the query be: an object finds itself."""
+    answers = []
+    for files in (SidecarFiles(), SidecarFiles([lossy / "one.sidecar"])):
+        with http_of(lossy / "line", sidecars=files) as http:
+            asked = {"version": 0, "k": 5, "metric": "cosine", "scores": "calibrated"}
+            answers.append(search(http, id="text-3", **asked).json()["data"][0]["hits"])
+    assert answers[0] == answers[1]
+    assert answers[0][0]["id"] == "text-3"
+
+
+def test_an_id_of_a_version_between_is_calibrated_as_a_query_of_that_version(
+    tmp_path: Path,
+) -> None:
+    """In a store that is partly refreshed, as by the reader that is told whose the query is."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    old: EmbeddingFile | int = encoded(tmp_path, ADDRESSES[0])
+    for number, address in enumerate(ADDRESSES[1:]):
+        align(old, encoded(tmp_path, address), lineage, LOSSY)
+        old = number + 1
+    stores = {"object": f"sqlite:{tmp_path / 'rows.db'}#object"}
+    with closing(open_store(stores["object"], create="string")) as store:
+        fill(lineage, store, "object", 2)
+        ids = pa.array([f"text-{i}" for i in range(9)])
+        store.add_space(space := space_of(lineage, 1))
+        vectors = word_vectors(sentences()[:9], 1, 12)
+        rows = stored_rows(lineage, VersionMaps(lineage), space, ids, vectors)
+        store.delete(ids)
+        store.upsert(rows)
+    with http_of(lineage.path, stores) as http:
+        asked = {"version": 0, "k": 7, "metric": "ip", "scores": "calibrated"}
+        found = scores_of(search(http, id="text-3", **asked))[0]
+    with closing(Reader.open(lineage.path, stores)) as reader:
+        row = reader.embed(["text-3"], 0)
+        assert row.sources.tolist() == [1]
+        query: Any = row.vectors
+        whose: tuple[QueryVectors | int, ...] = (1, "read_back")
+        expected, read_back = (
+            reader.search(query, 7, 0, scores="calibrated", query_vectors=made)[0].scores
+            for made in whose
+        )
+    assert_allclose(found, expected, rtol=1e-5)
+    assert not np.allclose(expected, read_back, rtol=1e-3)

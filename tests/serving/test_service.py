@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import httpx
 import pyarrow as pa
 import pytest
@@ -35,12 +37,10 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
-from evergram.serving.change_watch import ChangeWatch
-from evergram.serving.dashboard.data import published_facts
-from evergram.serving.served_state import SharedReader
-from evergram.serving.service import Service
+from evergram.serving.service import ChangeWatch, Service, SharedReader
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
+from evergram.stores.store import Store
 
 
 def until(holds: Callable[[], bool], seconds: float = 120) -> None:
@@ -67,28 +67,17 @@ def test_a_new_version_is_loaded_by_itself(fresh: Running) -> None:
     assert store.closed
 
 
-def test_a_closed_service_is_entered_no_more(tmp_path: Path) -> None:
-    lineage_of(tmp_path / "line")
-    service = Service.open(tmp_path / "line")
-    state = service.enter()
-    service.close()
-    # The request that is under way ends as it began.
-    assert state.reader.embed([1], 0).vectors.shape == (1, 6)
-    state.leave()
-    with pytest.raises(ServiceError, match="service is closed"):
-        service.enter()
-
-
-def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=2)
-    lineage.label("kept", 1)
-    publish(lineage, 2)
+def test_a_closed_service_is_entered_no_more_and_closes_its_stores(tmp_path: Path) -> None:
     with running(tmp_path / "line") as served:
-        assert version_of(served) == 2
-        lineage.label("stable", 1)
-        until(lambda: version_of(served) == 1)
-        body = served.post("/v1/embeddings", {"input": 1, "model": "line@stable"}).json()
-        assert body["evergram"]["computed_from"] == [1]
+        state = served.service.enter()
+    # The application ends, and the request that is under way ends as it began.
+    assert state.reader.embed([1], 0).vectors.shape == (1, 6)
+    store: Any = state.reader.store()
+    assert not store.closed
+    state.leave()
+    assert store.closed
+    with pytest.raises(ServiceError, match="service is closed"):
+        served.service.enter()
 
 
 def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
@@ -106,25 +95,15 @@ def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_change_of_consumers_does_not_open_the_lineage_again(fresh: Running) -> None:
-    reader = fresh.service.shared.reader
-    lineage = Lineage.open(fresh.folder)
-    consumers = ConsumerRegistry.open(fresh.folder)
-    consumers.add("ads", "v0", lineage.resolve)
-    token = consumers.issue_token("ads")
-    until(lambda: fresh.post("/v1/embeddings", {"input": 1}).status_code == 401)
-    body = fresh.post("/v1/embeddings", {"input": 1}, token).json()
-    assert body["evergram"]["version"] == 0
-    assert fresh.service.shared.reader is reader
-
-
 def test_a_token_is_taken_back_while_stores_are_filled(
     fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumers = ConsumerRegistry.open(fresh.folder)
     consumers.add("ads", "v0", Lineage.open(fresh.folder).resolve)
     token = consumers.issue_token("ads")
+    reader = fresh.service.shared.reader
     until(lambda: fresh.post("/v1/embeddings", {"input": 1}).status_code == 401)
+    assert fresh.service.shared.reader is reader  # the lineage is not opened again
     filling, filled = threading.Event(), threading.Event()
     opening = fresh.service._open_reader
 
@@ -201,19 +180,24 @@ def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open
     assert all(store.closed for store in stores)
 
 
-def test_two_services_on_one_folder_load_a_promotion(tmp_path: Path) -> None:
+def test_two_services_on_one_folder_load_promotions_and_labels_that_move(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=2)
-    first, second = Service.open(lineage.path), Service.open(lineage.path)
+    services = [Service.open(lineage.path) for _ in range(2)]
+
+    def loaded(production: int) -> None:
+        for service in services:
+            assert service.refresh()
+            assert (service.production, service.problem) == (production, None)
+            with service.entered() as state:
+                assert state.reader.embed([1], production).sources.tolist() == [production]
+
     publish(lineage, 2, promote=False)
-    assert first.refresh()
-    assert second.refresh()
+    loaded(1)
     lineage.label("stable", 2)
-    assert first.refresh()
-    assert second.refresh()
-    for service in (first, second):
-        assert (service.production, service.problem) == (2, None)
-        with service.entered() as state:
-            assert state.reader.embed([1], 2).sources.tolist() == [2]
+    loaded(2)
+    lineage.label("stable", 1)
+    loaded(1)
+    for service in services:
         service.close()
 
 
@@ -248,46 +232,52 @@ def multiple(version: int) -> Artefact:
 KINDS = ["own", *(kind for kind in STORES if kind != "dictionary")]
 
 
+@contextmanager
+def one_version_in(kind: str, folder: Path) -> Iterator[tuple[Path, Store | None]]:
+    """A lineage of one version, labelled stable, and its store; None for its own snapshots."""
+    lineage = Lineage.create(folder / "line", "line")
+    publish_next(lineage, multiple(0))
+    lineage.label("stable", 0)
+    if kind == "own":
+        yield lineage.path, None
+        return
+    with closing(STORES[kind](folder, "int64")) as store:
+        fill(lineage, store, "object")
+        yield lineage.path, store
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_under_way_reads_on_from_what_a_change_replaces(
     tmp_path: Path, kind: str
 ) -> None:
-    lineage = Lineage.create(tmp_path / "line", "line")
-    publish_next(lineage, multiple(0))
-    lineage.label("stable", 0)
-    store = None if kind == "own" else STORES[kind](tmp_path, "int64")
-    if store is not None:
-        fill(lineage, store, "object")
-    service = Service.open(lineage.path, None if store is None else {"object": store.address})
-    for step in ("publish", "promote", "put back", "promote"):
-        with service.entered() as state:
-            lineage = Lineage.open(lineage.path)
-            if step == "publish":
-                publish_next(lineage, multiple(1), promote=False)
-            else:
-                lineage.promote(0 if step == "put back" else 1)
-            assert service.refresh()
-            for version in range(state.lineage.newest + 1):
-                expected = (VECTORS * (version + 1.0)).numpy()
-                embedded = state.reader.embed([7], version)
-                assert_allclose(embedded.vectors[0], expected[7], atol=1e-4)
-                (hits,) = state.reader.search(expected[7], 1, version, metric="l2")
-                assert hits.ids.to_pylist() == [7]
-    service.close()
-    if store is not None:
-        store.close()
+    with one_version_in(kind, tmp_path) as (folder, store):
+        service = Service.open(folder, None if store is None else {"object": store.address})
+        for step in ("publish", "promote", "put back", "promote"):
+            with service.entered() as state:
+                lineage = Lineage.open(folder)
+                if step == "publish":
+                    publish_next(lineage, multiple(1), promote=False)
+                else:
+                    lineage.promote(0 if step == "put back" else 1)
+                assert service.refresh()
+                for version in range(state.lineage.newest + 1):
+                    expected = (VECTORS * (version + 1.0)).numpy()
+                    embedded = state.reader.embed([7], version)
+                    assert_allclose(embedded.vectors[0], expected[7], atol=1e-4)
+                    (hits,) = state.reader.search(expected[7], 1, version, metric="l2")
+                    assert hits.ids.to_pylist() == [7]
+        service.close()
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "own" else pytest.mark.long) for k in KINDS]
 )
 def test_no_request_fails_while_versions_come_and_go(tmp_path: Path, kind: str) -> None:
-    lineage = Lineage.create(tmp_path / "line", "line")
-    publish_next(lineage, multiple(0))
-    store = None if kind == "own" else STORES[kind](tmp_path, "int64")
-    if store is not None:
-        fill(lineage, store, "object")
-    stores = None if store is None else {"object": store.address}
+    with one_version_in(kind, tmp_path) as (folder, store):
+        upgrade_under_load(folder, store)
+
+
+def upgrade_under_load(folder: Path, store: Store | None) -> None:
     stop, wrong, answers = threading.Event(), list[str](), Counter[int]()
 
     def ask(url: str, path: str) -> None:
@@ -312,33 +302,30 @@ def test_no_request_fails_while_versions_come_and_go(tmp_path: Path, kind: str) 
 
     def load(url: str, *, refill: bool) -> None:
         if refill and store is not None:
-            fill(Lineage.open(lineage.path), store, "object")
-        lineage_now, before = Lineage.open(lineage.path), answers.copy()
+            fill(Lineage.open(folder), store, "object")
+        lineage, before = Lineage.open(folder), answers.copy()
 
         def taken() -> bool:
             new = answers - before
-            there = httpx.get(f"{url}/readyz").json()["version"] == lineage_now.production
-            return bool(wrong) or (there and new[lineage_now.newest] > 5 and new[0] > 5)
+            there = httpx.get(f"{url}/readyz").json()["version"] == lineage.production
+            return bool(wrong) or (there and new[lineage.newest] > 5 and new[0] > 5)
 
         until(taken)
 
-    lineage.label("stable", 0)
-    service = Service.open(lineage.path, stores)
+    service = Service.open(folder, None if store is None else {"object": store.address})
     with server(create_app(service, ServiceSettings(poll=0.02))) as url:
         threads = [threading.Thread(target=ask, args=(url, p)) for p in ("embeddings", "search")]
         for thread in threads:
             thread.start()
         for version in (1, 2):
-            publish_next(Lineage.open(lineage.path), multiple(version), promote=False)
+            publish_next(Lineage.open(folder), multiple(version), promote=False)
             load(url, refill=False)
             for production in (version, version - 1, version):
-                Lineage.open(lineage.path).promote(production)
+                Lineage.open(folder).promote(production)
                 load(url, refill=True)
         stop.set()
         for thread in threads:
             thread.join()
-    if store is not None:
-        store.close()
     assert not wrong, (len(wrong), sum(answers.values()), wrong[0])
 
 
@@ -389,60 +376,34 @@ def test_a_look_that_fails_is_tried_again(
     assert caplog.text.count("Refreshing the service failed; it is tried again.") == 1
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> SharedReader:
-    lineage_of(tmp_path / "line", versions=2)
-    return SharedReader(read_from_dictionaries(tmp_path / "line"))
-
-
-def test_the_last_to_leave_closes_the_stores(shared: SharedReader) -> None:
-    store: Any = shared.reader.store()
-    assert shared.enter()
-    shared.leave()
-    assert not store.closed
-    shared.leave()
-    assert store.closed
-    assert not shared.enter()
-
-
 def test_published_facts_are_read_by_the_first_who_asks(
-    shared: SharedReader, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[object] = []
-
-    def counted(lineage: Any) -> Any:
-        calls.append(lineage)
-        return published_facts(lineage)
-
-    monkeypatch.setattr("evergram.serving.served_state.published_facts", counted)
+    lineage_of(tmp_path / "line", versions=2)
+    shared = SharedReader(read_from_dictionaries(tmp_path / "line"))
     facts = shared.published_facts()
     assert set(facts.metrics) == {0, 1}
+    monkeypatch.setattr("evergram.serving.service.published_facts", None)
     assert shared.published_facts() is facts
-    assert len(calls) == 1
 
 
-def test_each_file_has_a_stamp_of_its_own(tmp_path: Path) -> None:
+def test_each_file_has_a_stamp_of_its_own_also_elsewhere(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=2)
     watch = ChangeWatch(tmp_path / "line")
     record, consumers = watch.stamps()
     assert consumers == ()
     assert watch.stamps() == (record, consumers)
     ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve)
-    assert watch.stamps()[0] == record
-    added = watch.stamps()[1]
+    same, added = watch.stamps()
+    assert same == record
     assert added != consumers
     lineage.label("kept", 0)
     assert watch.stamps()[0] != record
     assert watch.stamps()[1] == added
-
-
-def test_a_remote_lineage_is_watched_by_its_content(tmp_path: Path) -> None:
-    import fsspec
-
+    # A lineage on another machine is watched by its content.
     files = fsspec.filesystem("memory")
-    files.pipe_file("/watched/lineage.json", b"one")
     watch = ChangeWatch("memory://watched")
+    for content in (b"one", b"two"):
+        files.pipe_file("/watched/lineage.json", content)
+        assert watch.stamps() == ((content,), ())
     assert watch.folder is None
-    assert watch.stamps() == ((b"one",), ())
-    files.pipe_file("/watched/lineage.json", b"two")
-    assert watch.stamps() == ((b"two",), ())

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
-from tests.support import text_encoders
 from tests.support.command import Command
 from tests.support.lineages import lineage_of
-from tests.support.running_service import ADDRESS, server
+from tests.support.running_service import client_of, http_of, server
 from tests.support.text_clients import through_changes
 from tests.support.text_encoders import (
     ADDRESSES,
@@ -37,20 +36,18 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.retrieval.reader import Reader
+from evergram.serving import text_encoders as module
 from evergram.serving.app import create_app
 from evergram.serving.client import Client
-from evergram.serving.http.requests.schemas import EmbeddingsOptions
-from evergram.serving.http.requests.texts import strings_are_texts, text_role
+from evergram.serving.documents import Documents
 from evergram.serving.http.workers import Workers
-from evergram.serving.object_features import Features
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.texts import served_texts as module
-from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Vectors
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
 
 TEXTS = ["word1 word2 word3", "word4 word9"]
 
@@ -66,13 +63,10 @@ def http(lineage: Lineage) -> Iterator[TestClient]:
         yield http
 
 
-@contextmanager
 def running(
     folder: Path, texts: ServedTexts | None, settings: ServiceSettings | None = None
-) -> Iterator[TestClient]:
-    app = create_app(Service.open(folder, texts=texts), settings)
-    with TestClient(app, base_url=ADDRESS) as http:
-        yield http
+) -> AbstractContextManager[TestClient]:
+    return http_of(folder, settings=settings, texts=texts)
 
 
 def embed(http: TestClient, texts: Any, **fields: Any) -> Any:
@@ -88,14 +82,14 @@ def test_a_pinned_openai_client_runs_unchanged_through_two_changes_of_encoder(
     tmp_path: Path,
 ) -> None:
     answers = through_changes(tmp_path, ADDRESSES, sentences(), TEXTS)
-    expected = text_encoders.word_vectors(TEXTS, 0, 10)
+    expected = word_vectors(TEXTS, 0, 10)
     for answer in answers:
         # The maps between these encoders are exact.
         assert_allclose(answer, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_the_newest_encoder_encodes_and_the_chain_reads(http: TestClient, lineage: Lineage) -> None:
-    newest = text_encoders.word_vectors(TEXTS, 1, 12)
+    newest = word_vectors(TEXTS, 1, 12)
     assert_allclose(vectors(embed(http, TEXTS, model="line@v1")), newest, rtol=1e-5, atol=1e-5)
     back = newest @ lineage.chain.matrix(1, 0).float().numpy().T
     answer = embed(http, TEXTS, model="line@v0")
@@ -113,7 +107,9 @@ def test_ids_are_read_beside_texts(http: TestClient, lineage: Lineage) -> None:
     assert_allclose(vectors(embed(http, sentences()[:2])), stored[:2].numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_in_a_lineage_that_records_no_encoder_strings_are_ids_as_ever(tmp_path: Path) -> None:
+def test_without_the_recorded_encoder_strings_are_ids_or_refused(
+    lineage: Lineage, tmp_path: Path
+) -> None:
     lineage_of(tmp_path / "plain", versions=1, text=True)
     with running(tmp_path / "plain", ServedTexts(ADDRESSES)) as http:
         assert embed(http, ["7"]).status_code == 200
@@ -121,18 +117,12 @@ def test_in_a_lineage_that_records_no_encoder_strings_are_ids_as_ever(tmp_path: 
         assert refusal.status_code == 503
         assert "records no encoder of text" in refusal.json()["error"]["message"]
         assert http.post("/v1/search", json={"input": "7"}).status_code == 400
-
-
-def test_an_encoder_that_is_not_the_recorded_one_or_not_named_is_not_run(lineage: Lineage) -> None:
     for addresses in ([ADDRESSES[2]], ["recorded"]):
         CALLS.clear()
         with running(lineage.path, ServedTexts(addresses)) as http:
             assert embed(http, TEXTS).status_code == 503
             assert "none of those that may be opened" in http.get("/readyz").json()["problem"]
         assert addresses != ["recorded"] or CALLS == []
-
-
-def test_a_service_without_encoders_says_so(lineage: Lineage) -> None:
     with running(lineage.path, None) as http:
         refusal = embed(http, TEXTS)
         assert refusal.status_code == 400
@@ -140,12 +130,10 @@ def test_a_service_without_encoders_says_so(lineage: Lineage) -> None:
         assert embed(http, ["text-1"], input_type="id").status_code == 200
 
 
-LONG = ServiceSettings(max_text=50, max_batch=8)
-
-
 @pytest.fixture(scope="module")
 def limited(lineage: Lineage) -> Iterator[TestClient]:
-    with running(lineage.path, ServedTexts(ADDRESSES), LONG) as http:
+    settings = ServiceSettings(max_text=50, max_batch=8)
+    with running(lineage.path, ServedTexts(ADDRESSES), settings) as http:
         yield http
 
 
@@ -184,24 +172,14 @@ def test_what_cannot_be_encoded_is_refused(
 def test_the_limit_of_a_text_is_one_of_characters_in_any_script(http: TestClient) -> None:
     longest = ServiceSettings().max_text
     headers = {"Content-Type": "application/json"}
-    for character, escaped in (("a", True), ("漢", False), ("😀", True)):
+    for character, escaped in (("漢", False), ("😀", True)):
         for count, status in ((longest, 200), (longest + 1, 413)):
             body = json.dumps({"input": [character * count]}, ensure_ascii=escaped).encode()
             answer = http.post("/v1/embeddings", content=body, headers=headers)
             assert answer.status_code == status, answer.text[:200]
 
 
-def test_requests_at_once_get_what_each_gets_alone(http: TestClient) -> None:
-    texts = sentences(60)
-    alone = [vectors(embed(http, [t], model="line@v0"))[0] for t in texts[:5]]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda t: vectors(embed(http, [t], model="line@v0"))[0], texts))
-    assert_allclose(together[:5], alone, rtol=1e-5, atol=1e-5)
-    whole = vectors(embed(http, texts, model="line@v0"))
-    assert_allclose(together, whole, rtol=1e-5, atol=1e-5)
-
-
-def test_only_what_is_encoded_waits_for_a_worker(
+def test_requests_at_once_get_what_each_gets_alone(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[Workers] = []
@@ -213,25 +191,24 @@ def test_only_what_is_encoded_waits_for_a_worker(
 
     monkeypatch.setattr(Workers, "run", counted)
     with running(lineage.path, ServedTexts(ADDRESSES)) as http:
-        handler = http.app.state.handler  # type: ignore[attr-defined]
+        text_workers = http.app.state.handler.text_workers  # type: ignore[attr-defined]
+        # Only what is encoded waits for a worker.
         first = vectors(embed(http, TEXTS, input_type="query"))
-        assert handed == [handler.text_workers]
+        assert handed == [text_workers]
         assert_allclose(vectors(embed(http, TEXTS, input_type="query")), first)
-        assert handed == [handler.text_workers]
+        assert handed == [text_workers]
+        texts = sentences(30)
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda t: vectors(embed(http, [t]))[0], texts))
+    expected = word_vectors(texts, 1, 12)
+    assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_replaced_model_closes_strings_and_leaves_ids(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = ServedTexts(ADDRESSES)
-    with running(lineage.path, texts) as http:
+def test_a_replaced_model_closes_strings_and_leaves_ids(lineage: Lineage) -> None:
+    with serving(lineage, word_vectors_of_second) as (http, texts):
         assert embed(http, TEXTS).status_code == 200
         assert http.get("/readyz").json()["problem"] is None
-        monkeypatch.setattr(
-            function_of_newest(texts),
-            "_function",
-            lambda rows: text_encoders.word_vectors(rows, 5, 12),
-        )
+        function_of(texts)._function = lambda rows: word_vectors(rows, 5, 12)
         # Noticed by the canary in the very next batch, and nothing of it is sent.
         refusal = embed(http, ["word55"])
         assert refusal.status_code == 503
@@ -241,16 +218,11 @@ def test_a_replaced_model_closes_strings_and_leaves_ids(
         # Not even a text that was encoded before, by which of the two nobody knows.
         assert embed(http, TEXTS).status_code == 503
         assert "not the one" in http.get("/readyz").json()["problem"]
-        assert "evergram_text_encoder_failed 1.0" in http.get("/metrics").text
+        assert GAUGE in http.get("/metrics").text
         assert embed(http, ["text-1"], input_type="id").status_code == 200
-        monkeypatch.undo()
+        function_of(texts)._function = word_vectors_of_second
         texts.check()
         assert embed(http, TEXTS).status_code == 200
-
-
-def function_of_newest(texts: ServedTexts) -> Any:
-    [encoder] = [e for e in texts._open.values() if e.dim == 12]
-    return encoder
 
 
 def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
@@ -259,24 +231,17 @@ def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
         asked = {"version": version, "k": 5, "metric": "cosine"}
         by_vector = http.post("/v1/search", json={"vectors": queries.tolist(), **asked}).json()
         by_text = http.post("/v1/search", json={"input": TEXTS, **asked}).json()
-        assert by_text["evergram"] == by_vector["evergram"]
-        for ours, theirs in zip(by_text["data"], by_vector["data"], strict=True):
-            assert [h["id"] for h in ours["hits"]] == [h["id"] for h in theirs["hits"]]
         one = http.post("/v1/search", json={"input": TEXTS[1], **asked}).json()
-        alone, together = one["data"][0]["hits"], by_text["data"][1]["hits"]
-        assert [h["id"] for h in alone] == [h["id"] for h in together]
-        # A product of one row and one of several round apart on some processors.
-        assert_allclose([h["score"] for h in alone], [h["score"] for h in together], rtol=1e-6)
-
-
-def test_the_client_searches_by_texts(http: TestClient) -> None:
-    client = Client(ADDRESS, retries=0)
-    client._http = http  # type: ignore[assignment]
+        assert by_text["evergram"] == by_vector["evergram"]
+        expected = [*by_vector["data"], by_vector["data"][1]]
+        for ours, theirs in zip([*by_text["data"], *one["data"]], expected, strict=True):
+            assert [h["id"] for h in ours["hits"]] == [h["id"] for h in theirs["hits"]]
+    client = client_of(http)
     hits = client.search_texts(TEXTS, 3, version=0, metric="cosine")
     queries = client.encode(TEXTS, 0, role="query")
-    for ours, theirs in zip(hits, client.search(queries, 3, 0, metric="cosine"), strict=True):
-        assert ours.ids.equals(theirs.ids)
-        assert_allclose(ours.scores, theirs.scores, rtol=1e-5)
+    for mine, others in zip(hits, client.search(queries, 3, 0, metric="cosine"), strict=True):
+        assert mine.ids.equals(others.ids)
+        assert_allclose(mine.scores, others.scores, rtol=1e-5)
 
 
 GAUGE = "evergram_text_encoder_failed 1.0"
@@ -309,8 +274,7 @@ def serving(
 ) -> Iterator[tuple[TestClient, ServedTexts]]:
     """Serve a lineage whose encoder is replaced by a function once it has been opened."""
     texts = ServedTexts(ADDRESSES, documents=documents, limit=limit)
-    app = create_app(Service.open(lineage.path, texts=texts), settings)
-    with TestClient(app, base_url=ADDRESS) as http:
+    with running(lineage.path, texts, settings) as http:
         function_of(texts)._function = function
         yield http, texts
 
@@ -376,21 +340,26 @@ def nothing_finite(texts: list[str]) -> Any:
     return np.full((len(texts), 12), np.nan)
 
 
-def down(texts: list[str]) -> Any:
-    raise OSError("http://host:81 is down")
-
-
-def test_a_failing_encoder_is_named_and_its_particulars_are_only_logged(
+def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
     lineage: Lineage, caplog: pytest.LogCaptureFixture
 ) -> None:
+    calls: list[list[str]] = []
+
+    def down(texts: list[str]) -> Any:
+        calls.append(texts)
+        raise OSError("http://host:81 is down")
+
     with serving(lineage, down) as (http, texts):
         refusal = embed(http, "word1")
         assert refusal.status_code == 503
-        message = refusal.json()["error"]["message"]
+        message, asked = refusal.json()["error"]["message"], len(calls)
         assert message.startswith("The encoder of version 1 fails, so strings are not encoded")
         assert http.get("/readyz").json()["problem"] == message
         assert GAUGE in http.get("/metrics").text
+        assert embed(http, "word2").status_code == 503
+        assert len(calls) == asked
         assert embed(http, "text-1", input_type="id").status_code == 200
+        assert caplog.text.count("so strings are not encoded") == 1
         assert HERE in caplog.text
         function_of(texts)._function = word_vectors_of_second
         texts.check()
@@ -532,56 +501,30 @@ def test_a_file_of_cut_vectors_carries_no_fingerprint(
     cut_lineage: Lineage, tmp_path: Path, evergram: Command
 ) -> None:
     out = tmp_path / "v0.parquet"
-    arguments = (
-        "vectors",
-        "export",
-        str(cut_lineage.path),
-        str(out),
-        "--side",
-        "object",
-        "--as",
-        "0",
-    )
-    facts = json.loads(evergram(*arguments, "--dimensions", "8", "--json").out)
+    export = ("vectors", "export", cut_lineage.path, out, "--side", "object", "--as", 0)
+    facts = evergram.json(*export, "--dimensions", 8)
     assert (facts["dim"], facts["rows"], facts["as"]) == (8, 400, 0)
     table = pq.read_table(out)
-    rows = np.array(table["vector"].to_pylist())
     _, whole = cut_lineage.view(0).embeddings("object")
+    rows = np.array(table["vector"].to_pylist())
     assert_allclose(rows, unit(whole.numpy()[:, :8]), atol=1e-6)
-    metadata = {key.decode() for key in table.schema.metadata or {}}
-    assert not {key for key in metadata if key.startswith("evergram")}
-    assert "is not cut to 5" in evergram.refused(*arguments, "--dimensions", "5", "--force")
-    assert "--dimensions" in evergram.refused(
-        *arguments, "--dimensions", "8", "--shards", "2", "--force"
-    )
-
-
-def test_the_first_version_or_the_request_says_what_strings_are(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    ids = lineage_of(tmp_path / "ids", versions=1)
-    roles: list[tuple[Lineage, Any, Any, str | None]] = [
-        (ids, None, ["a"], None),
-        (ids, "query", ["a"], "query"),
-        (ids, None, [1], None),
-        (lineage, None, ["a"], "document"),
-        (lineage, "query", ["a"], "query"),
-        (lineage, "id", ["a"], None),
-        (lineage, None, [Features(features={})], None),
-        (lineage, None, pa.array(["a"]), None),
-    ]
-    for line, kind, inputs, role in roles:
-        options = EmbeddingsOptions(input_type=kind)
-        assert text_role(inputs, options, line, ServiceSettings()) == role
+    assert not [key for key in table.schema.metadata or {} if key.startswith(b"evergram")]
+    assert "is not cut to 5" in evergram.refused(*export, "--dimensions", 5, "--force")
+    shards = ("--dimensions", 8, "--shards", 2, "--force")
+    assert "--dimensions" in evergram.refused(*export, *shards)
 
 
 def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_path: Path) -> None:
     new = encoded(tmp_path, ADDRESSES[1])
-    [(ids, vectors)] = new.blocks()
-    from evergram.vector_files.writers import write_vectors
-
-    write_vectors(tmp_path / "old.parquet", [(ids, vectors[:, :10])])
+    [(ids, rows)] = new.blocks()
+    write_vectors(tmp_path / "old.parquet", [(ids, rows[:, :10])])
     lineage = Lineage.create(tmp_path / "line", "line")
     align(open_embeddings(tmp_path / "old.parquet"), new, lineage)
     assert lineage.manifest(1).text_encoder is not None
-    assert not strings_are_texts(lineage)
+    with running(lineage.path, ServedTexts(ADDRESSES)) as http:
+        # Strings are ids, as the first version records no encoder, unless the request says texts.
+        stored = vectors(embed(http, ["text-0", "text-1"]))
+        assert_allclose(stored, rows[:2], rtol=1e-6)
+        assert embed(http, TEXTS).status_code == 404
+        texts = vectors(embed(http, sentences()[:2], input_type="document"))
+        assert_allclose(texts, stored, rtol=1e-4, atol=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import socket
@@ -26,7 +25,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
+TAB, ENTER = "\ue004", "\ue007"
 
 
 def missing() -> str | None:
@@ -106,11 +105,6 @@ class Browser:
                 return value
             time.sleep(0.05)
         raise TimeoutError(f"{condition} did not come true in {seconds} s")
-
-    def picture(self, path: Path, whole: bool = True) -> None:
-        """Write a PNG of the page, down to its end."""
-        screenshot = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(screenshot["data"]))
 
 
 def _free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from tests.support.publishing import publish_next
+from tests.support.running_service import listening
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
@@ -101,16 +101,7 @@ def serve(data: DashboardData) -> Iterator[Service]:
 
     app = FastAPI()
     app.include_router(router(shown))
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=2)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    service.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    try:
+    served = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
+    with listening(uvicorn.Server(served)) as url:
+        service.url = f"{url}/"
         yield service
-    finally:
-        server.should_exit = True
-        thread.join()

@@ -22,11 +22,11 @@ from tests.support.lineages import DIMS
 from tests.support.running_service import service_of
 
 from evergram.serving.http import vector_routes
-from evergram.serving.http.answers.errors import error_response
+from evergram.serving.http.access import Access
 from evergram.serving.http.call import Call
-from evergram.serving.http.requests.auth import Access
-from evergram.serving.monitoring.drift import Drift
-from evergram.serving.served_state import ServedState
+from evergram.serving.http.errors import error_response
+from evergram.serving.metrics import Drift
+from evergram.serving.service import ServedState
 from evergram.serving.settings import ServiceSettings
 
 ROUTES = {

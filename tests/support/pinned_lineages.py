@@ -16,7 +16,7 @@ from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Prompts, Vectors
 from evergram.vector_files.open_embeddings import open_embeddings

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
@@ -19,9 +20,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, id_type
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
-from evergram.serving.change_watch import ChangeWatch
+from evergram.serving.client import Client
 from evergram.serving.http.connections import uvicorn_server
-from evergram.serving.service import Service
+from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Store
 
@@ -95,10 +96,28 @@ def running(
 
 
 @contextmanager
-def server(app: Any) -> Iterator[str]:
-    """Run a real server in a thread for a `with` block. Yields: its address."""
-    handler = app.state.handler
-    served = uvicorn_server(app, handler.settings, handler.connections)
+def http_of(
+    folder: Path,
+    stores: dict[str, str] | None = None,
+    settings: ServiceSettings | None = None,
+    **opened: Any,
+) -> Iterator[TestClient]:
+    """Serve the lineage in a folder from its own stores, or those named, for a `with` block."""
+    app = create_app(Service.open(folder, stores, **opened), settings)
+    with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
+        yield http
+
+
+def client_of(http: TestClient) -> Client:
+    """The package's own client, which needs no network: the test client is one of httpx."""
+    client = Client(ADDRESS, retries=0)
+    client._http = http  # type: ignore[assignment]
+    return client
+
+
+@contextmanager
+def listening(served: uvicorn.Server) -> Iterator[str]:
+    """Run a server on a free port in a thread for a `with` block. Yields: its address."""
     served.config.port = 0
     thread = threading.Thread(target=served.run)
     thread.start()
@@ -106,8 +125,13 @@ def server(app: Any) -> Iterator[str]:
         while not served.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = served.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}"
     finally:
         served.should_exit = True
         thread.join()
+
+
+def server(app: Any) -> AbstractContextManager[str]:
+    """Run a real server of the service's application, as `listening` does."""
+    handler = app.state.handler
+    return listening(uvicorn_server(app, handler.settings, handler.connections))

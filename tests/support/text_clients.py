@@ -18,7 +18,7 @@ from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
 from evergram.texts.text_encoder import Vectors
 
 # Seconds in which the service must have loaded a new version and its encoder.

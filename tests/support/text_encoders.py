@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -31,6 +34,7 @@ def word_vectors(texts: Sequence[str], seed: int, dim: int) -> Vectors:
     )
 
 
+@cache
 def _word(word: str, seed: int, dim: int) -> Any:
     digest = hashlib.sha256(word.encode()).digest()
     # What a word means is shared, so that one encoder says something of another.
@@ -94,13 +98,25 @@ def encoded(
 
 
 def text_lineage(folder: Path, addresses: Sequence[str] = tuple(ADDRESSES[:2])) -> Lineage:
-    """Publish the sentences, encoded at each address, as the versions of a lineage "line"."""
+    """Return a lineage "line" in a folder: the sentences, encoded at each address, as its versions.
+
+    A copy, with the files that were encoded: making them takes seconds.
+    """
+    shutil.copytree(_published(tuple(addresses)).name, folder, dirs_exist_ok=True)
+    return Lineage.open(folder / "line")
+
+
+@cache
+def _published(addresses: tuple[str, ...]) -> TemporaryDirectory[str]:
+    """Publish once in a process, into a folder that is removed when the process ends."""
+    made = TemporaryDirectory(prefix="evergram-texts-")
+    folder = Path(made.name)
     lineage = Lineage.create(folder / "line", "line")
     old: EmbeddingFile | int = encoded(folder, addresses[0])
     for number, address in enumerate(addresses[1:]):
         align(old, encoded(folder, address), lineage, AlignSettings())
         old = number + 1
-    return lineage
+    return made
 
 
 def endpoint(

@@ -3,16 +3,11 @@
 `serve` runs a service as the command does; `listen` returns its `Server` first. `create_app` makes
 an ASGI application of a `Service`, for a server of your own. These need `evergram[serve]`.
 
-Read in this order:
-
-1. `settings`; `service`: a lineage as it is now, reloaded when it changes (`change_watch`);
-   `served_state`: the state that a request holds.
-2. `app`: the application and its routes. `server`: from a lineage to a listening server.
-3. Folders, each importing only from those before it: `monitoring/` (drift, metrics), `dashboard/`
-   (the page and its data), `http/` (a request's way, from the connection to the answer).
-4. `client`: `Client`, with the names and the results of `evergram.Reader`. It needs httpx, NumPy
-   and pyarrow, and loads nothing of the service. `frameworks/`: embeddings of one version for
-   LangChain, LlamaIndex and Haystack.
+Read `settings`, `service` (a lineage as it is now, reloaded when it changes), `app` (the
+application and its routes), `server` (from a lineage to a listening server). `http/` is a request's
+way from the connection to the answer, `dashboard/` the page and its data. `client` needs httpx,
+NumPy and pyarrow alone; `frameworks/` gives embeddings of one version to LangChain, LlamaIndex and
+Haystack.
 """
 
 from __future__ import annotations

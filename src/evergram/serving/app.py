@@ -15,34 +15,41 @@ from evergram.errors import EvergramError
 from evergram.serving.dashboard import page
 from evergram.serving.dashboard.schemas import DashboardData
 from evergram.serving.http import listing_routes, vector_routes
-from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
-from evergram.serving.http.answers.schemas import (
+from evergram.serving.http.access import HostCheck, refusal_response
+from evergram.serving.http.errors import RefusedError, error_response
+from evergram.serving.http.openapi import (
     ConsumersAnswer,
     EmbeddingsAnswer,
-    Health,
+    Liveness,
     ModelAnswer,
     ModelsAnswer,
     Ready,
     SearchAnswer,
     TransformAnswer,
     VersionsAnswer,
+    describe,
+    errors,
+    vectors,
 )
-from evergram.serving.http.call import JSON
-from evergram.serving.http.fast_paths.direct_routes import DirectRoutes, Endpoint
-from evergram.serving.http.fold_in_route import fold_in
-from evergram.serving.http.host_check import HostCheck
-from evergram.serving.http.openapi import describe, errors, vectors
-from evergram.serving.http.request_handler import Operation, RequestHandler
-from evergram.serving.http.requests.schemas import (
+from evergram.serving.http.request_handler import Listing, Operation, RequestHandler
+from evergram.serving.http.request_schemas import (
     EmbeddingsRequest,
     FoldInRequest,
     SearchRequest,
     TransformRequest,
 )
-from evergram.serving.monitoring.request_spans import RequestSpans
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.traces import RequestSpans
 from evergram.tracing import tracer
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+_NOT_FOUND = {
+    404: "There is no such page, or not with a slash at its end; /openapi.json describes all.",
+    405: "This page does not take that method; /openapi.json says which it takes.",
+}
 
 
 class HeadAsGet:
@@ -55,11 +62,6 @@ class HeadAsGet:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
-
-
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
-}
 
 
 def create_app(service: Service, settings: ServiceSettings | None = None) -> FastAPI:
@@ -102,7 +104,6 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
     _vector_routes(app, handler)
     _listing_routes(app, handler)
     _health_routes(app, handler)
-    _dashboard(app, handler)
     _refusals(app)
     # The middleware that is added last runs first.
     app.add_middleware(HeadAsGet)
@@ -119,8 +120,6 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
 
 
 def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
-    endpoints: dict[str, Endpoint] = {}
-
     def add(name: str, operation: Operation, summary: str, description: dict[str, Any]) -> None:
         path = f"/v1/{name}"
 
@@ -128,61 +127,36 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
             return await handler.answer(request, path, operation)
 
         app.post(path, name=name, summary=summary, **description)(endpoint)
-        endpoints[path] = endpoint
 
-    add(
-        "embeddings",
-        vector_routes.embeddings,
-        "Embeddings of ids, of texts, or of features",
-        vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
-    )
-    add(
-        "search",
-        vector_routes.search,
-        "The nearest stored objects",
-        vectors(SearchRequest, SearchAnswer, "vector"),
-    )
-    add(
-        "transform",
-        vector_routes.transform,
-        "Vectors of one version as another reads them",
-        vectors(TransformRequest, TransformAnswer, "vector"),
-    )
-    add(
-        "fold-in",
-        fold_in,
-        "Vectors of new queries, from the candidates that they met",
-        vectors(FoldInRequest, TransformAnswer | SearchAnswer, None),
-    )
-    app.add_middleware(DirectRoutes, endpoints=endpoints)
+    embedded = vectors(EmbeddingsRequest, EmbeddingsAnswer, "id")
+    summary = "Embeddings of ids, of texts, or of features"
+    add("embeddings", vector_routes.embeddings, summary, embedded)
+    found = vectors(SearchRequest, SearchAnswer, "vector")
+    add("search", vector_routes.search, "The nearest stored objects", found)
+    read = vectors(TransformRequest, TransformAnswer, "vector")
+    summary = "Vectors of one version as another reads them"
+    add("transform", vector_routes.transform, summary, read)
+    folded = vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
+    summary = "Vectors of new queries, from the candidates that they met"
+    add("fold-in", vector_routes.fold_in, summary, folded)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
     refused = errors(400, 401, 500, 503, 504)
 
-    @app.get(
-        "/v1/versions",
-        summary="Versions that may be read",
-        responses={200: {"model": VersionsAnswer}, **refused},
-    )
-    async def versions(request: Request) -> Response:
-        return await handler.list(request, "/v1/versions", listing_routes.versions)
+    def add(name: str, listing: Listing, summary: str, answer: Any) -> None:
+        path = f"/v1/{name}"
 
-    @app.get(
-        "/v1/consumers",
-        summary="Who is pinned to which version",
-        responses={200: {"model": ConsumersAnswer}, **refused},
-    )
-    async def consumers(request: Request) -> Response:
-        return await handler.list(request, "/v1/consumers", listing_routes.consumers)
+        async def endpoint(request: Request) -> Response:
+            return await handler.list(request, path, listing)
 
-    @app.get(
-        "/v1/models",
-        summary="Versions and labels, as OpenAI lists models",
-        responses={200: {"model": ModelsAnswer}, **refused},
-    )
-    async def models(request: Request) -> Response:
-        return await handler.list(request, "/v1/models", listing_routes.models)
+        responses = {200: {"model": answer}, **refused}
+        app.get(path, name=name, summary=summary, responses=responses)(endpoint)
+
+    add("versions", listing_routes.versions, "Versions that may be read", VersionsAnswer)
+    add("consumers", listing_routes.consumers, "Who is pinned to which version", ConsumersAnswer)
+    models = "Versions and labels, as OpenAI lists models"
+    add("models", listing_routes.models, models, ModelsAnswer)
 
     @app.get(
         "/v1/models/{model}",
@@ -194,13 +168,18 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
             request, "/v1/models/{model}", lambda s, a: listing_routes.model(s, a, model)
         )
 
+    async def dashboard(request: Request) -> DashboardData:
+        return await handler.dashboard(request)
+
+    app.include_router(page.router(dashboard), responses=errors(400, 401, 500, 503))
+
 
 def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
     service = handler.service
 
     @app.get("/healthz", summary="Whether the process lives")
-    async def healthz() -> Health:
-        return Health(status="ok")
+    async def healthz() -> Liveness:
+        return Liveness(status="ok")
 
     @app.get(
         "/readyz",
@@ -208,12 +187,8 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         responses={200: {"model": Ready}, 503: {"model": Ready}},
     )
     async def readyz() -> Response:
-        ready = service.store_problem is None
-        answer = Ready(
-            ready=ready,
-            version=service.production,
-            problem=next(iter(service.problems), None),
-        )
+        ready, problem = service.store_problem is None, next(iter(service.problems), None)
+        answer = Ready(ready=ready, version=service.production, problem=problem)
         return JSONResponse(answer.model_dump(), 200 if ready else 503)
 
     @app.get(
@@ -226,36 +201,18 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         return await handler.metrics_page(request)
 
 
-def _dashboard(app: FastAPI, handler: RequestHandler) -> None:
-    async def data(request: Request) -> DashboardData:
-        return await handler.dashboard(request)
-
-    app.include_router(page.router(data), responses=errors(400, 401, 500, 503))
-
-
 def _refusals(app: FastAPI) -> None:
     """Give the refusals of Starlette itself the form of the service's own."""
 
     async def refused(_: Request, error: Any) -> Response:
-        sentences = {
-            404: "There is no such page, or not with a slash at its end; /openapi.json describes "
-            "those that there are.",
-            405: "This page does not take that method; /openapi.json says which it takes.",
-        }
-        sentence = sentences.get(error.status_code, str(error.detail))
+        sentence = _NOT_FOUND.get(error.status_code, str(error.detail))
         refusal = error_response(RefusedError(error.status_code, "http", sentence))
-        return _response(refusal, {**refusal.headers, **(error.headers or {})})
+        return refusal_response(refusal, **(error.headers or {}))
 
     async def failed(_: Request, error: Exception) -> Response:
-        refusal = error_response(error)
-        return _response(refusal, refusal.headers)
+        return refusal_response(error_response(error))
 
-    app.add_exception_handler(HTTPException, refused)
-    for status in (404, 405):
-        app.add_exception_handler(status, refused)
-    app.add_exception_handler(EvergramError, failed)
-    app.add_exception_handler(Exception, failed)
-
-
-def _response(refusal: ErrorResponse, headers: dict[str, str]) -> Response:
-    return Response(refusal.body, refusal.status, headers, JSON)
+    for handled in (HTTPException, 404, 405):
+        app.add_exception_handler(handled, refused)
+    for failing in (EvergramError, Exception):
+        app.add_exception_handler(failing, failed)

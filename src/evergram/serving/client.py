@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.lineage.id_lists import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
-from evergram.serving.http.answers.errors import RAISED
+from evergram.serving.http.errors import RAISED
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:
@@ -115,12 +114,9 @@ class Client(Reopened):
             raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
         asked = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
         table = self._stream("/v1/embeddings", {"id": column}, asked)
-        return Embedded(
-            _version(table),
-            table["id"].combine_chunks(),
-            _vectors(table),
-            table["computed_from"].to_numpy(),
-        )
+        number = int(table.schema.metadata[b"evergram.version"])
+        sources = table["computed_from"].to_numpy()
+        return Embedded(number, table["id"].combine_chunks(), _vectors(table), sources)
 
     def encode(
         self,
@@ -138,8 +134,8 @@ class Client(Reopened):
             dimensions: as of `Reader.embed`.
         """
         asked = {"input": _listed(texts, "texts"), "version": version, "input_type": role}
-        body = json.dumps(asked if dimensions is None else {**asked, "dimensions": dimensions})
-        return _vectors(self._table("/v1/embeddings", body.encode(), JSON))
+        body = _json({**asked, "dimensions": dimensions})
+        return _vectors(self._table("/v1/embeddings", body, JSON))
 
     def search(
         self,
@@ -169,17 +165,11 @@ class Client(Reopened):
                 whose the vectors are, see `Reader.calibrated`.
         """
         chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
-        asked = {
-            "k": k,
-            "version": version,
-            "side": side,
-            "metric": metric,
-            "ids": None if chosen is None else _listed(chosen, "ids"),
-            "filter": None if filter is None else dict(filter),
-            "rerank": rerank,
-            "scores": scores,
-            "query_vectors": query_vectors,
-        }
+        asked: dict[str, Any]
+        asked = {"k": k, "version": version, "side": side, "metric": metric, "rerank": rerank}
+        asked |= {"scores": scores, "query_vectors": query_vectors}
+        asked["ids"] = None if chosen is None else _listed(chosen, "ids")
+        asked["filter"] = None if filter is None else dict(filter)
         columns = {"vector": _vector_column(queries)}
         return _hits(self._stream("/v1/search", columns, asked))
 
@@ -199,10 +189,7 @@ class Client(Reopened):
             options: of `search`: side, metric, ids, filter, rerank and scores.
         """
         own = {"input": _listed(texts, "texts"), "input_type": role, "k": k, "version": version}
-        asked = {**own, **options}
-        named = {name: value for name, value in asked.items() if value is not None}
-        body = json.dumps(named, default=_plain)
-        return _hits(self._table("/v1/search", body.encode(), JSON))
+        return _hits(self._table("/v1/search", _json({**own, **options}), JSON))
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -233,11 +220,9 @@ class Client(Reopened):
             "candidates": as_lists(candidates, "candidates"),
             "weights": None if weights is None else as_lists(weights, "weights"),
             "values": None if values is None else as_lists(values, "values"),
-            "version": version,
-            "missing": missing,
+            **{"version": version, "missing": missing},
         }
-        body = json.dumps({k: v for k, v in asked.items() if v is not None}, default=_plain)
-        return _vectors(self._table("/v1/fold-in", body.encode(), JSON))
+        return _vectors(self._table("/v1/fold-in", _json(asked), JSON))
 
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions that the token may read, oldest first."""
@@ -253,12 +238,7 @@ class Client(Reopened):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _list(self, path: str) -> list[dict[str, Any]]:
@@ -268,10 +248,7 @@ class Client(Reopened):
     def _stream(
         self, path: str, columns: Mapping[str, pa.Array], asked: Mapping[str, Any]
     ) -> pa.Table:
-        named = {name: value for name, value in asked.items() if value is not None}
-        table = pa.table(dict(columns)).replace_schema_metadata(
-            {"evergram.request": json.dumps(named, default=_plain)}
-        )
+        table = pa.table(dict(columns)).replace_schema_metadata({"evergram.request": _json(asked)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -283,7 +260,7 @@ class Client(Reopened):
             return pa.ipc.open_stream(pa.BufferReader(answer.content)).read_all()
         except pa.ArrowException as error:
             raise ServiceError(
-                f"{self.url}{path} answered with something that is no Arrow stream; is it a "
+                f"{self.url}{path} did not answer with an Arrow stream; is it a "
                 "service of Evergram?"
             ) from error
 
@@ -324,6 +301,12 @@ def _checked(answer: httpx.Response) -> httpx.Response:
     raise RAISED.get(code, ServiceError)(message)
 
 
+def _json(asked: Mapping[str, Any]) -> bytes:
+    """Return the fields of a request that are set."""
+    named = {name: value for name, value in asked.items() if value is not None}
+    return json.dumps(named, default=_plain).encode()
+
+
 def _plain(value: object) -> object:
     """Return a NumPy number as one of Python."""
     if isinstance(value, np.generic):
@@ -357,18 +340,12 @@ def _hits(table: pa.Table) -> list[Hits]:
 
 def _vectors(table: pa.Table) -> Floats:
     column = table["vector"].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks)
     flat: Floats = column.flatten().to_numpy(zero_copy_only=False)
     return flat.reshape(len(column), column.type.list_size).copy()
 
 
-def _version(table: pa.Table) -> int:
-    return int(table.schema.metadata[b"evergram.version"])
-
-
 def _listed(values: Iterable[Any], name: str) -> list[Any]:
-    """Return values as a list. Raises: DataError: they are one text, which is no list of texts."""
+    """Return values as a list. Raises: DataError: they are a single string."""
     if isinstance(values, str | bytes):
         raise DataError(
             f"{name} is the text {values[:40]!r}; give a list, such as [{values[:40]!r}]."

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.serving.process_limits import allowed_connections
+from evergram.serving.documents import Documents
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.texts.documents import Documents
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.text_encoders import ServedTexts
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.recorded_encoder import RECORDED
 
 if TYPE_CHECKING:
     import uvicorn
 
+log: logging.Logger = logging.getLogger("evergram.serving")
+
+# Files that a process needs besides its connections: stores, logs, modules.
+FILES = 256
+
 
 class Server:
-    """A service that listens at an address; `run` answers its requests.
+    """A service that listens at an address, made by `listen`; `run` answers its requests.
 
-    Made by `listen`. Clients may connect as soon as it is made; they wait until it runs.
-
-    Args:
-        service: the service.
-        settings: its limits.
-        listening: a bound socket.
+    Clients may connect as soon as it is made; they wait until it runs.
     """
 
     def __init__(
@@ -100,12 +100,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -140,12 +135,7 @@ def listen(
 
 
 def sidecars_of(settings: ServiceSettings, *, required: bool = True) -> SidecarFiles:
-    """Return the sidecars that settings name.
-
-    Args:
-        required: as of `SidecarFiles`.
-    Raises: DataError: their depth is not positive.
-    """
+    """Return the sidecars that settings name. Raises: DataError: their depth is not positive."""
     return SidecarFiles(settings.sidecars, settings.sidecar_depth, required=required)
 
 
@@ -163,13 +153,8 @@ def texts_of(settings: ServiceSettings) -> ServedTexts | None:
     if settings.texts is not None:
         folder = None if settings.kept is None else Path(settings.kept)
         documents = Documents(Path(settings.texts), folder)
-    return ServedTexts(
-        settings.encoders,
-        settings.text_cache,
-        settings.canary_every,
-        documents,
-        settings.timeout,
-    )
+    cache, every, limit = settings.text_cache, settings.canary_every, settings.timeout
+    return ServedTexts(settings.encoders, cache, every, documents, limit)
 
 
 def serve(
@@ -193,30 +178,54 @@ def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSet
     Raises: ServiceError: a package of `evergram[serve]` is missing, or as `ServiceSettings.check`.
         EvergramError: the lineage's consumers cannot be read.
     """
-    _check_packages()
-    settings.check(has_tokens(ConsumerRegistry.open(place)))
-    allowed = allowed_connections(settings.max_connections)
-    return replace(settings, max_connections=allowed)
-
-
-def _check_packages() -> None:
-    """Refuse to serve without the packages of `evergram[serve]`. Raises: ServiceError."""
     try:
         import evergram.serving.app
         import evergram.serving.http.connections  # noqa: F401
     except ModuleNotFoundError as error:
         raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
+    settings.check(has_tokens(ConsumerRegistry.open(place)))
+    allowed = allowed_connections(settings.max_connections)
+    return replace(settings, max_connections=allowed)
 
 
 def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Server:
-    # Imported here, so that `_check_packages` is asked first.
+    # Imported here, so that `checked_settings` names what is missing.
     from evergram.serving.app import create_app
     from evergram.serving.http.connections import uvicorn_server
-    from evergram.serving.monitoring.exporting import export_traces
+    from evergram.serving.traces import export_traces
 
     export_traces()
     app = create_app(service, settings)
     return uvicorn_server(app, settings, app.state.handler.connections)
+
+
+def allowed_connections(wanted: int) -> int:
+    """Return how many connections the process may hold, at most `wanted`; each takes a file.
+
+    The process's limit of open files is raised as far as the system allows. A process at that limit
+    accepts no connection at all, and closes none, so a smaller number is logged and returned.
+    """
+    try:
+        import resource
+    except ImportError:  # systems without such a limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + FILES
+    if soft != resource.RLIM_INFINITY and soft < files:
+        more = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        # Some systems enforce a limit below the one that they report.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            soft = more
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    allowed = max(1, soft - FILES)
+    log.warning(
+        "This process may open %d files, so it takes %d connections at once, not %d; "
+        "'ulimit -n %d' makes room for them.",
+        *(soft, allowed, wanted, files),
+    )
+    return allowed
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

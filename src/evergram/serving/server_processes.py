@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from evergram.errors import EvergramError, ServiceError
@@ -49,12 +49,8 @@ KILLED = 10
 
 @dataclass(frozen=True)
 class _Work:
-    """The arguments of `listen`, which each process opens for itself.
-
-    Args:
-        again: whether the process takes the place of one that has ended. It serves without the
-            sidecars that are gone, as those that read them before go on without a new look.
-    """
+    """The arguments of `listen`, which each process opens for itself. One that takes the place of
+    another serves without sidecars that are gone, as those that read them before go on."""
 
     place: str | Path
     stores: Mapping[str, str] | None
@@ -158,12 +154,7 @@ class ServerProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -184,10 +175,7 @@ class ServerProcesses:
         return _Running(process, ours)
 
     def _await(self, number: int) -> None:
-        """Wait until a process could answer; one that was killed is started again.
-
-        Raises: ServiceError: it cannot answer, or has ended by itself.
-        """
+        """Wait until a process could answer; replace one that was killed. Raises: ServiceError."""
         while True:
             running = self._running[number]
             facts: dict[str, Any] | None = None
@@ -205,31 +193,27 @@ class ServerProcesses:
                     f"A process of the service ended with code {code} before it could answer; its "
                     "log is above."
                 )
-            log.error(
-                "Process %d of the service (pid %s) ended with code %s before it could answer; "
-                "another is started.",
-                *(number, running.process.pid, code),
-            )
-            running.pipe.close()
+            self._log_end(number, " before it could answer")
             self._running[number] = self._start(number)
 
     def _replace_ended(self) -> None:
         for number, running in enumerate(self._running):
             if running.process.is_alive() or self._stopping.is_set():
                 continue
-            log.error(
-                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
-                number,
-                running.process.pid,
-                running.process.exitcode,
-                _reason(running.pipe),
-            )
-            running.pipe.close()
+            self._log_end(number, _reason(running.pipe))
             if not self._stopping.wait(PAUSE):
                 # The others answer meanwhile, so nobody waits until it listens.
                 new = replace(self._start(number, again=True), facts=running.facts)
                 self._running[number] = new
                 new.go()
+
+    def _log_end(self, number: int, reason: str) -> None:
+        running = self._running[number]
+        log.error(
+            "Process %d of the service (pid %s) ended with code %s%s; another is started.",
+            *(number, running.process.pid, running.process.exitcode, reason),
+        )
+        running.pipe.close()
 
     def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -254,7 +238,13 @@ def listen_processes(
     """
     if count < 1:
         raise ServiceError(f"A service of {count} processes was asked for; give at least 1.")
-    _refuse_local_mode(stores or {}, count)
+    for side, address in (stores or {}).items():
+        if count > 1 and is_local_mode(address):
+            raise ServiceError(
+                f"The store of side {side!r} is a folder of Qdrant's local mode, which one process "
+                f"alone can have open, and --processes asks for {count}: serve with --processes 1, "
+                "or put the collection on a Qdrant server."
+            )
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     listening.listen(2048)
@@ -263,17 +253,6 @@ def listen_processes(
     except BaseException:
         listening.close()
         raise
-
-
-def _refuse_local_mode(stores: Mapping[str, str], count: int) -> None:
-    """Refuse several processes on a store that only one can have open. Raises: ServiceError."""
-    for side, address in stores.items():
-        if count > 1 and is_local_mode(address):
-            raise ServiceError(
-                f"The store of side {side!r} is a folder of Qdrant's local mode, which one process "
-                f"alone can have open, and --processes asks for {count}: serve with --processes 1, "
-                "or put the collection on a Qdrant server."
-            )
 
 
 def _reason(pipe: Connection) -> str:

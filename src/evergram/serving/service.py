@@ -1,4 +1,5 @@
-"""A lineage as it is served: its reader and consumers, reloaded when they change."""
+"""A lineage as it is served: its reader and consumers, reloaded when they change, and the state of
+both that a request holds from its start to its end."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -16,9 +17,9 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.serving.change_watch import ChangeWatch, FileStamp
-from evergram.serving.served_state import ServedState, SharedReader
-from evergram.serving.texts.served_texts import ServedTexts
+from evergram.serving.dashboard.data import PublishedFacts, published_facts
+from evergram.serving.features import FeatureEncoders
+from evergram.serving.text_encoders import ServedTexts
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -26,6 +27,113 @@ log: logging.Logger = logging.getLogger("evergram.serving")
 RETRY_AFTER = 10.0
 # Seconds between two looks at a lineage on another machine, at least.
 REMOTE_POLL = 10.0
+_RECORD, _CONSUMERS = "lineage.json", "consumers.json"
+# Kinds of stores whose rows are in this process's memory.
+_IN_MEMORY = ("snapshot",)
+# Identifies one state of a file: two equal stamps mean that nothing was written in between.
+FileStamp = tuple[object, ...]
+
+
+class ChangeWatch:
+    """Watches `lineage.json` and `consumers.json`, which every change of a lineage rewrites.
+
+    Args:
+        place: a folder, or an fsspec address such as `s3://bucket/shop`.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        from evergram.lineage.remote_storage import filesystem, local_folder
+
+        folder = local_folder(place)
+        # None where the lineage is on another machine.
+        self.folder: Path | None = None if folder is None else folder.resolve()
+        self._remote = None if folder is not None else filesystem(str(place))
+
+    def stamps(self) -> tuple[FileStamp, FileStamp]:
+        """Return the stamps of the lineage and of its consumers, as they are now.
+
+        Raises: OSError, or a remote driver's own error: the place cannot be reached.
+        """
+        return self._stamp(_RECORD), self._stamp(_CONSUMERS)
+
+    def _stamp(self, name: str) -> FileStamp:
+        """Return a file's time, length and inode; of a remote file, which may have no time, its
+        content."""
+        if self.folder is not None:
+            try:
+                status = (self.folder / name).stat()
+            except FileNotFoundError:
+                return ()
+            return status.st_mtime_ns, status.st_size, status.st_ino
+        assert self._remote is not None
+        files, path = self._remote
+        files.invalidate_cache()
+        try:
+            return (files.cat_file(f"{path.rstrip('/')}/{name}"),)
+        except FileNotFoundError:
+            return ()
+
+
+class SharedReader:
+    """A reader that several requests use at once; it is closed after the last one."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
+        # Whether rows are read without asking another process.
+        self.in_memory: bool = all(reader.store(side).kind in _IN_MEMORY for side in reader.sides)
+        self._users = 1  # the service itself
+        self._lock = threading.Lock()
+        self._reading_facts = threading.Lock()
+        self._facts: PublishedFacts | None = None
+
+    def published_facts(self) -> PublishedFacts:
+        """Return the published facts. Only the first call reads them, from every published file."""
+        with self._reading_facts:
+            if self._facts is None:
+                self._facts = published_facts(self.reader.lineage)
+            return self._facts
+
+    def enter(self) -> bool:
+        """Count one more user. Returns: False where the reader is closed already."""
+        with self._lock:
+            if not self._users:
+                return False
+            self._users += 1
+            return True
+
+    def leave(self) -> None:
+        """Count one user less, and close the reader after the last."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            self.reader.close()
+
+
+@dataclass(frozen=True)
+class ServedState:
+    """The state that one request sees from its start to its end, when it calls `leave`.
+
+    Args:
+        tokens: whether a consumer has a token, or had one since the service started.
+        lineage: where names and defaults are looked up. While the stores are being filled with a
+            new version it is still the one before, and `reader` knows the new rows already.
+        texts: encoders of text; None where the service was started without any.
+    """
+
+    shared: SharedReader
+    consumers: ConsumerRegistry
+    tokens: bool
+    lineage: Lineage
+    texts: ServedTexts | None = None
+
+    @property
+    def reader(self) -> Reader:
+        return self.shared.reader
+
+    def leave(self) -> None:
+        self.shared.leave()
 
 
 class Service:
@@ -58,9 +166,8 @@ class Service:
         sidecars: SidecarFiles | None = None,
     ) -> None:
         self.filling: Mapping[str, tuple[int, int, int]] = {} if filling is None else filling
-        self.texts = texts
+        self.texts, self.least_poll = texts, least_poll
         self._sidecars = SidecarFiles() if sidecars is None else sidecars
-        self.least_poll = least_poll
         self._open_reader, self._open_consumers = open_reader, open_consumers
         self._read_ahead, self._read_stamps = read_ahead, stamps
         self._refreshing = threading.Lock()
@@ -151,7 +258,7 @@ class Service:
             state.leave()
 
     def refresh(self) -> bool:
-        """Load the lineage and its consumers again if they have changed. Returns: whether they had.
+        """Load what has changed of the lineage and its consumers; return True if anything was.
 
         A change that cannot be loaded is logged and described in `problem`; the state before it
         is served on.
@@ -169,7 +276,7 @@ class Service:
             return self._load(stamps)
 
     def refresh_consumers(self) -> bool:
-        """Load changed consumers alone. Returns: whether they had changed.
+        """Load changed consumers alone; return True if they had changed.
 
         It does not wait for a `refresh` that fills stores: a revoked token must not stay valid
         until they are full. Errors are left to `refresh` to report.
@@ -244,27 +351,18 @@ class Service:
         return self._state.shared
 
     @property
-    def text_problem(self) -> str | None:
-        """Why strings cannot be encoded; None if they can, or if no encoder was asked for."""
-        return None if self.texts is None else self.texts.problem
-
-    @property
     def sidecar_problem_count(self) -> int:
         """How many files and folders of sidecars cannot be used as they are; the log says why."""
         return len(self._sidecars.problems)
 
     @property
-    def sidecar_problem(self) -> str | None:
-        """That files of sidecars cannot be used as they are; None if all can."""
-        count = self.sidecar_problem_count
-        if not count:
-            return None
-        return f"Files of sidecars that cannot be used as they are: {count}; the log says why."
-
-    @property
     def problems(self) -> list[str]:
         """What could not be loaded or reached, one sentence each."""
-        problems = (self.store_problem, self.problem, self.text_problem, self.sidecar_problem)
+        problems = [self.store_problem, self.problem]
+        problems.append(None if self.texts is None else self.texts.problem)
+        if count := self.sidecar_problem_count:
+            what = "Files of sidecars that cannot be used as they are"
+            problems.append(f"{what}: {count}; the log says why.")
         return [problem for problem in problems if problem is not None]
 
     @property
@@ -307,11 +405,8 @@ class Service:
 
 
 def checked_sentence(files: Mapping[str, bool]) -> str:
-    """Return a sentence on the published files that were compared with their hashes so far.
-
-    Args:
-        files: as `Service.files` returns them.
-    """
+    """Return a sentence on the published files that were compared with their hashes so far, of
+    those that `Service.files` returns."""
     checked = [name for name, done in files.items() if done]
     sentence = f"Compared with the hashes of their publication: {', '.join(checked) or 'no file'}"
     if len(checked) == len(files):

@@ -33,7 +33,7 @@ class ServiceSettings:
         workers: requests that are worked on at once; as many more may wait for an encoder of text.
         max_waiting: requests that may wait for a worker; the next is answered 503.
         poll: seconds between two looks at `lineage.json` and `consumers.json`.
-        allowed_hosts: names that requests may address the service by, beside those of loopback:
+        allowed_hosts: names that requests may address the service by, besides those of loopback:
             "shop.example", "*.example", or "*" for any.
         max_buffered: bytes of all requests that are held in memory at once; at least of one.
         max_connections: connections that are open at once.
@@ -92,22 +92,16 @@ class ServiceSettings:
             return False
 
     def is_open(self, tokens: bool) -> bool:
-        """Return whether requests need no token.
-
-        Args:
-            tokens: whether any consumer has a token.
-        """
+        """Return whether requests need no token; `tokens`: whether any consumer has one."""
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Refuse settings that would let anybody in, that no request could match, or that no
-        clock has.
+        """Refuse settings that would let anybody in, that no request could match, or that need
+        others.
 
         Args:
             tokens: whether any consumer has a token.
-        Raises: ServiceError: other machines can reach the service and no token protects it; or an
-            allowed host is not a host's name; or texts are given without an encoder, or a folder
-            for their vectors without texts; or sidecars read more than a request may ask for.
+        Raises: ServiceError.
         """
         if not self.host:
             raise ServiceError(
@@ -135,7 +129,7 @@ class ServiceSettings:
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):
                 raise ServiceError(
-                    f"--allowed-host {pattern} is no name of a host; give one such as "
+                    f"--allowed-host {pattern} is not a host name; give one such as "
                     "shop.example.com, *.example.com for all below it, or * for any, without "
                     "http:// and without a port."
                 )

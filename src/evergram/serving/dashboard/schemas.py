@@ -60,10 +60,10 @@ class VersionFacts(_Facts):
             withdrawn version.
         fingerprint: its first 12 digits.
         quality: "model", "popularity", "alone" to metric to value.
-        errors: the same to standard errors, of metrics of a sample of queries.
-        sample: a sentence on that sample; None where all queries were ranked.
+        errors, sample: standard errors of `quality`, and a sentence on the sample of queries that
+            they are of; None where all queries were ranked.
         withdrawn: the reason, of a withdrawn version.
-        step: the backward transform; None of the first version.
+        step: None of the first version.
         past: None of the newest version, and of those that are no longer read.
     """
 

@@ -19,7 +19,7 @@ from evergram.serving.dashboard.schemas import (
     Rate,
     Traffic,
 )
-from evergram.serving.monitoring.metrics import Metrics
+from evergram.serving.metrics import Metrics
 
 # Requests that are remembered one by one, and the seconds that latency and rates look back.
 REMEMBERED = 20_000
@@ -113,11 +113,7 @@ class TrafficLog:
         )
 
     def _rates(self, now: float) -> list[Rate]:
-        """Return the rate of each step, oldest first.
-
-        The requests of the step under way are divided by the time that it has lasted, at least a
-        second.
-        """
+        """Return the rate of each step, oldest first; the last step is under way."""
         elapsed = now - self._begun
         last = int(elapsed / STEP)
         steps = self._steps.copy()

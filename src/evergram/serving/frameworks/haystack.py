@@ -66,7 +66,7 @@ class EvergramTextEmbedder(_PinnedComponent):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """Return {"embedding": the vector of a query}. Raises: TypeError: it is no text."""
+        """Return {"embedding": the vector of a query}. Raises: TypeError: it is not a string."""
         if not isinstance(text, str):
             raise TypeError(
                 f"EvergramTextEmbedder takes a text, and this is a {type(text).__name__}; give "
@@ -83,7 +83,7 @@ class EvergramDocumentEmbedder(_PinnedComponent):
     def run(self, documents: list[Document]) -> dict[str, Any]:
         """Return {"documents": copies with vectors}.
 
-        Raises: TypeError: they are no list of documents. DataError: one has no text.
+        Raises: TypeError: they are not a list of documents. DataError: one has no text.
         """
         if not isinstance(documents, list) or not all(isinstance(d, Document) for d in documents):
             raise TypeError(

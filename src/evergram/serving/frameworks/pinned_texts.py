@@ -34,8 +34,8 @@ class PinnedTexts:
         encoder: in place of the address that the lineage records; "python:" and "openai:" must be
             named here.
         token: of the service.
-        dimensions: cut vectors to so many coordinates, if the version allows it.
-    Raises: DataError: the version is no number, or not one of `url` and `lineage` is given, or
+        dimensions: cut vectors to this many coordinates, if the version allows it.
+    Raises: DataError: the version is not a number, or not one of `url` and `lineage` is given, or
         an option of the other.
     """
 

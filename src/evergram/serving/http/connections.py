@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
-from starlette.responses import Response
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergram.log_lines import LogFormat, log_format
-from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.http.access import refusal_response
 from evergram.serving.http.call import JSON
+from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.settings import ServiceSettings
 
 # Connections beyond the limit that may ask; any further one takes the place of the oldest of them.
@@ -70,8 +70,7 @@ class Connections:
     Args:
         most: how many may be open; `EXTRA` more may ask for a page of `HEALTH`.
         silence: seconds that a client may be silent within a request.
-        ended: called with the reason whenever the service closes a connection that its client kept
-            open.
+        ended: called with the reason when the service closes a connection that its client holds.
         stopping: whether the service ends: every answer says that its connection is closed.
     """
 
@@ -167,9 +166,7 @@ class LimitedProtocol(H11Protocol):
             async with asyncio.timeout(PATIENCE):
                 while (await receive()).get("more_body"):
                     pass
-        refusal = error_response(error)
-        headers = {**refusal.headers, "connection": "close"}
-        await Response(refusal.body, refusal.status, headers, JSON)(scope, receive, send)
+        await refusal_response(error_response(error), connection="close")(scope, receive, send)
 
     def data_received(self, data: bytes) -> None:
         if self.waits is Wait.END:
@@ -291,7 +288,7 @@ class LimitedProtocol(H11Protocol):
         """Write an answer without waiting for a whole request."""
         reason = HTTPStatus(response.status).phrase
         headers = {
-            "content-type": "application/json",
+            "content-type": JSON,
             "content-length": str(len(response.body)),
             "connection": "close",
             **response.headers,
@@ -304,8 +301,8 @@ class ReadInPieces(asyncio.BufferedProtocol):
     """Hands a protocol what comes in pieces of at most `READ` bytes, and between two of them lets
     the loop look at its other connections.
 
-    uvloop asks a protocol for the size of a piece only if it is no `asyncio.Protocol`, and reads up
-    to 32 of them from one connection at once.
+    uvloop asks a protocol for the size of a piece only if it is not an `asyncio.Protocol`, and
+    reads up to 32 of them from one connection at once.
     """
 
     def __init__(self, reads: LimitedProtocol) -> None:

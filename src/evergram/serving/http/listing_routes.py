@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import Manifest
 from evergram.lineage.version_warnings import version_warnings
-from evergram.serving.http.answers.errors import RefusedError
-from evergram.serving.http.answers.schemas import (
+from evergram.serving.http.access import Access
+from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.openapi import (
     ConsumerAnswer,
     ConsumersAnswer,
     ModelAnswer,
@@ -17,8 +19,7 @@ from evergram.serving.http.answers.schemas import (
     VersionAnswer,
     VersionsAnswer,
 )
-from evergram.serving.http.requests.auth import Access
-from evergram.serving.served_state import ServedState
+from evergram.serving.service import ServedState
 
 
 def versions(state: ServedState, access: Access) -> VersionsAnswer:
@@ -86,19 +87,11 @@ def consumers(state: ServedState, access: Access) -> ConsumersAnswer:
     access.require_admin("The list of consumers")
     answers = []
     for consumer in state.consumers.list():
-        try:
+        version = None
+        with suppress(LineageError):
             version = state.lineage.resolve(consumer.pinned)
-        except LineageError:
-            version = None
-        answers.append(
-            ConsumerAnswer(
-                name=consumer.name,
-                pinned=consumer.pinned,
-                version=version,
-                allowed=list(consumer.allowed),
-                since=consumer.since,
-            )
-        )
+        facts = {name: getattr(consumer, name) for name in ("name", "pinned", "since")}
+        answers.append(ConsumerAnswer(version=version, allowed=list(consumer.allowed), **facts))
     return ConsumersAnswer(object="list", data=answers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
@@ -16,19 +16,15 @@ from evergram.errors import LineageError, UnknownVersionError
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import DashboardData
 from evergram.serving.dashboard.traffic import TrafficLog
-from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
-from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
-from evergram.serving.http.call import JSON, Answer, Call, EncoderWaitError
+from evergram.serving.http.access import Access, authenticate, refusal_response
+from evergram.serving.http.body import BodyBudget, HeldBody, is_arrow
+from evergram.serving.http.call import ARROW, JSON, Answer, Call, EncoderWaitError
 from evergram.serving.http.connections import Connections
-from evergram.serving.http.fast_paths.inline_answers import is_quick
-from evergram.serving.http.refresher import Refresher
-from evergram.serving.http.requests.auth import Access, authenticate
-from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_arrow
+from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.http.vector_routes import embeddings
-from evergram.serving.http.workers import Workers
-from evergram.serving.monitoring.metrics import Metrics
-from evergram.serving.served_state import ServedState
-from evergram.serving.service import Service
+from evergram.serving.http.workers import Refresher, Workers
+from evergram.serving.metrics import MEDIA, Metrics
+from evergram.serving.service import ServedState, Service
 from evergram.serving.settings import ServiceSettings
 
 Operation = Callable[[Call], Answer]
@@ -40,6 +36,22 @@ VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 _MAY_END = ("taking_up", "forbidden_version")
 # Pages of metrics that may wait for one that is being made.
 PAGES = 8
+# Bytes of a body that may be answered in the event loop's own thread.
+QUICK = 4096
+
+
+@dataclass
+class _Asked:
+    """A request on its way: its consumer is "" until it is authenticated."""
+
+    request: Request
+    route: str
+    consumer: str = ""
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
 
 
 class RequestHandler:
@@ -66,53 +78,47 @@ class RequestHandler:
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
         """Return the answer of an operation on vectors, or the refusal of the request."""
-        started = time.perf_counter()
-        caller = _Caller()
+        asked = _Asked(request, route)
         try:
             async with asyncio.timeout(self.settings.timeout):
-                answer = await self._operate(request, operation, caller)
+                answer = await self._operate(asked, operation)
         except Exception as error:
-            return self._refuse(route, caller, started, error)
+            return self._refuse(asked, error)
         headers = {
             "x-evergram-version": str(answer.version),
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
             "x-evergram-fingerprint": answer.fingerprint,
         }
         # Counted after it is sent, so that the client does not wait for it.
-        seconds = time.perf_counter() - started
-        counting = BackgroundTask(self._count_answer, route, caller, answer, seconds)
+        counting = BackgroundTask(self._count_answer, asked, answer, asked.seconds)
         return Response(answer.body, 200, headers, answer.media, counting)
 
     async def list(self, request: Request, route: str, listing: Listing) -> Response:
         """Return the answer of a listing, or the refusal of the request."""
-        started = time.perf_counter()
-        caller = _Caller()
+        asked = _Asked(request, route)
         try:
             async with asyncio.timeout(self.settings.timeout):
-                state, access = self._enter(request, caller)
+                state, access = self._enter(asked)
                 answer = await self.workers.run(lambda: listing(state, access), state.leave)
         except Exception as error:
-            return self._refuse(route, caller, started, error)
-        self._count(route, caller, None, 200, time.perf_counter() - started)
+            return self._refuse(asked, error)
+        self._count(asked, None, 200, asked.seconds)
         return Response(answer.model_dump_json(), media_type=JSON)
 
-    async def _operate(self, request: Request, operation: Operation, caller: _Caller) -> Answer:
+    async def _operate(self, asked: _Asked, operation: Operation) -> Answer:
         # The token is checked before anything else of the request is read.
-        state, access = self._enter(request, caller)
+        state, access = self._enter(asked)
         body = HeldBody(self.bodies)
         try:
             try:
-                arrow_in = is_arrow(request)
-                await body.read(request, self.settings.max_body, self.settings.silence)
+                arrow_in = is_arrow(asked.request)
+                await body.read(asked.request, self.settings.max_body, self.settings.silence)
             except BaseException:
                 state.leave()
                 raise
-            call = self._call(request, state, access, body, arrow_in)
-            quick = is_quick(call.size, state.shared.in_memory, call.content)
-            if operation is embeddings and quick:
-                run = self._inline(call, operation)
-            else:
-                run = self._in_worker(call, operation, body)
+            call = self._call(asked, state, access, body, arrow_in)
+            quick = operation is embeddings and is_quick(call)
+            run = self._inline(call, operation) if quick else self._in_worker(call, operation, body)
             may_wait = reloaded = False
             while True:
                 try:
@@ -124,30 +130,20 @@ class RequestHandler:
                     if lasting or reloaded or not await self.refresher.reloaded(call.state.shared):
                         raise
                     reloaded = True
-                state, access = self._enter(request, caller)
-                call = self._call(request, state, access, body, arrow_in)
+                state, access = self._enter(asked)
+                call = self._call(asked, state, access, body, arrow_in)
                 run = self._in_worker(replace(call, may_wait=may_wait), operation, body)
         finally:
             body.leave()
 
     def _call(
-        self,
-        request: Request,
-        state: ServedState,
-        access: Access,
-        body: HeldBody,
-        arrow_in: bool,
+        self, asked: _Asked, state: ServedState, access: Access, body: HeldBody, arrow_in: bool
     ) -> Call:
+        headers = asked.request.headers
         return Call(
-            state,
-            access,
-            self.settings,
-            self.metrics.drift,
-            body.size,
-            body.content,
-            arrow_in,
-            ARROW in request.headers.get("accept", ""),
-            request.headers.get("x-evergram-fingerprint"),
+            *(state, access, self.settings, self.metrics.drift, body.size, body.content, arrow_in),
+            arrow_out=ARROW in headers.get("accept", ""),
+            fingerprint=headers.get("x-evergram-fingerprint"),
         )
 
     async def _inline(self, call: Call, operation: Operation) -> Answer:
@@ -167,16 +163,16 @@ class RequestHandler:
         workers = self.text_workers if call.may_wait else self.workers
         return await workers.run(lambda: operation(call), done)
 
-    def _enter(self, request: Request, caller: _Caller) -> tuple[ServedState, Access]:
+    def _enter(self, asked: _Asked) -> tuple[ServedState, Access]:
         """Authenticate a request. Raises: RefusedError: its token is missing or unknown."""
         state = self.service.enter()
         try:
-            headers = request.headers.getlist("authorization")
+            headers = asked.request.headers.getlist("authorization")
             access = authenticate(self.settings, state.consumers, state.tokens, headers)
         except BaseException:
             state.leave()
             raise
-        caller.consumer = access.name
+        asked.consumer = access.name
         return state, access
 
     async def dashboard(self, request: Request) -> DashboardData:
@@ -184,15 +180,15 @@ class RequestHandler:
 
         Raises: EvergramError.
         """
-        state, access = self._enter(request, _Caller())
+        asked = _Asked(request, "/v1/dashboard")
+        state, access = self._enter(asked)
         try:
             return await self._dashboard_data(state, access)
         except LineageError:
             # A publication since then has removed files of the version before.
             if not await self.refresher.reloaded(state.shared):
                 raise
-        state, access = self._enter(request, _Caller())
-        return await self._dashboard_data(state, access)
+        return await self._dashboard_data(*self._enter(asked))
 
     async def _dashboard_data(self, state: ServedState, access: Access) -> DashboardData:
         def collect() -> DashboardData:
@@ -207,78 +203,76 @@ class RequestHandler:
     async def metrics_page(self, request: Request) -> Response:
         """Return the page for Prometheus, to the administrator where tokens are asked for.
 
-        It names consumers. It is made beside the event loop: what it counts may be locked while
+        It names consumers. It is made outside of the event loop: what it counts may be locked while
         a file of texts is read.
         """
-        started = time.perf_counter()
-        caller = _Caller()
+        asked = _Asked(request, "/metrics")
         try:
             async with asyncio.timeout(self.settings.timeout):
-                state, access = self._enter(request, caller)
+                state, access = self._enter(asked)
                 page = await self._pages.run(lambda: self._metrics_page(access), state.leave)
         except Exception as error:
-            return self._refuse("/metrics", caller, started, error)
-        return Response(page, media_type="text/plain; version=0.0.4")
+            return self._refuse(asked, error)
+        return Response(page, media_type=MEDIA)
 
     def _metrics_page(self, access: Access) -> bytes:
         access.require_admin("The page of metrics")
-        self.metrics.version.set(self.service.production)
-        self.metrics.stale.set(self.service.problem is not None)
-        self.metrics.sidecar_problems.set(self.service.sidecar_problem_count)
-        texts = self.service.texts
-        self.metrics.text_problem.set(texts is not None and texts.problem is not None)
+        metrics, service, texts = self.metrics, self.service, self.service.texts
+        metrics.version.set(service.production)
+        metrics.stale.set(service.problem is not None)
+        metrics.sidecar_problems.set(service.sidecar_problem_count)
+        metrics.text_problem.set(texts is not None and texts.problem is not None)
         if texts is not None and texts.documents is not None:
             for version, count in texts.documents.counts().items():
-                self.metrics.kept.labels(str(version)).set(count)
-        self.metrics.working.set(self.workers.busy + self.text_workers.busy)
-        self.metrics.connections.set(len(self.connections.open))
-        self.metrics.buffered.set(self.bodies.held)
-        return self.metrics.page()
+                metrics.kept.labels(str(version)).set(count)
+        metrics.working.set(self.workers.busy + self.text_workers.busy)
+        metrics.connections.set(len(self.connections.open))
+        metrics.buffered.set(self.bodies.held)
+        return metrics.page()
 
     def close(self) -> None:
         """Wait for the requests under way, and close the service."""
-        self.workers.close()
-        self.text_workers.close()
-        self._pages.close()
-        self.refresher.close()
-        self.service.close()
+        for part in (self.workers, self.text_workers, self._pages, self.refresher, self.service):
+            part.close()
 
-    def _refuse(self, route: str, caller: _Caller, started: float, error: Exception) -> Response:
+    def _refuse(self, asked: _Asked, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
-            error = RefusedError(
-                504,
-                "timeout",
+            late = (
                 f"No answer within {self.settings.timeout:g} seconds; ask for less at a time. A "
-                "search with 'rerank' keeps what it encoded, and goes further when it is sent "
-                "again.",
+                "search with 'rerank' keeps what it encoded, and goes further when sent again."
             )
+            error = RefusedError(504, "timeout", late)
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")
         refusal = error_response(error)
-        self._count(route, caller, None, refusal.status, time.perf_counter() - started)
+        self._count(asked, None, refusal.status, asked.seconds)
         self.count_refusal(refusal)
-        return Response(refusal.body, refusal.status, refusal.headers, JSON)
+        return refusal_response(refusal)
 
     def count_refusal(self, refusal: ErrorResponse) -> None:
         self.metrics.errors.labels(refusal.code).inc()
 
-    async def _count_answer(
-        self, route: str, caller: _Caller, answer: Answer, seconds: float
-    ) -> None:
-        self._count(route, caller, answer.version, 200, seconds)
+    async def _count_answer(self, asked: _Asked, answer: Answer, seconds: float) -> None:
+        self._count(asked, answer.version, 200, seconds)
         self.metrics.served(answer.version, answer.sources)
         for vector, count in answer.reranked.items():
             self.metrics.reranked.labels(str(answer.version), vector).inc(count)
 
-    def _count(
-        self, route: str, caller: _Caller, version: int | None, status: int, seconds: float
-    ) -> None:
-        self.metrics.answered(route, caller.consumer, version, status, seconds)
-        if route in VECTORS:
-            self.traffic.answered(caller.consumer, version, status, seconds)
+    def _count(self, asked: _Asked, version: int | None, status: int, seconds: float) -> None:
+        self.metrics.answered(asked.route, asked.consumer, version, status, seconds)
+        if asked.route in VECTORS:
+            self.traffic.answered(asked.consumer, version, status, seconds)
 
 
-class _Caller:
-    """The consumer of a request; "" until it is authenticated."""
+def is_quick(call: Call) -> bool:
+    """Return whether a request for embeddings is answered in the event loop's own thread.
 
-    consumer = ""
+    Looking up a few rows in this process's memory takes less time than handing them to a worker,
+    and so does looking up the vectors of a few texts; those that must be encoded are then handed on
+    once. Features are encoded, which takes longer. `benchmarks serving-fast-paths` measures it.
+    """
+    if call.size > QUICK or not call.state.shared.in_memory:
+        return False
+    body = call.content()
+    # JSON may write the letters of "features" as \u0066, too.
+    return b"features" not in body and b"\\u00" not in body

@@ -101,7 +101,7 @@ function probed(probe) {
 }
 
 function reads({ pinned, version }) {
-  if (version === null) return `${pinned}, which is no more`;
+  if (version === null) return `${pinned}, which does not exist`;
   return pinned === `v${version}` ? pinned : `${pinned} (v${version})`;
 }
 

@@ -57,13 +57,7 @@ _SERVICE_FAULT = {
 
 
 class RefusedError(ServiceError):
-    """A request that the service refuses. Its message is sent as it is.
-
-    Args:
-        status: HTTP status.
-        code: for programs.
-        param: the request's field that is wrong.
-    """
+    """A refused request. Its message is sent as it is; `param` is the field that is wrong."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -83,10 +77,7 @@ class ErrorResponse:
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Return the HTTP answer to an error.
-
-    Faults of the service itself are logged, and sent without particulars.
-    """
+    """Return the HTTP answer to an error. Faults of the service are logged, not described."""
     if isinstance(error, RefusedError):
         return _response(error.status, error.code, str(error), error.param)
     for kind, status, code in _STATUS_AND_CODE:

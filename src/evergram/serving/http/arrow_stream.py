@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
-from evergram.serving.http.fast_paths.compression_check import is_compressed
 from evergram.stores.store import Floats
 
 REQUEST = b"evergram.request"
@@ -23,13 +23,8 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Stream:
-    """A request that was sent as a stream.
-
-    Args:
-        column: the rows.
-        request: JSON of the other fields.
-        fingerprint: the fingerprint that the stream claims for its rows; None where it has none.
-    """
+    """A request that was sent as a stream: its rows, the JSON of the other fields, and the
+    fingerprint that it claims for the rows, None where it has none."""
 
     column: pa.ChunkedArray
     request: bytes
@@ -60,7 +55,7 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
         for message in _remaining(messages):
             if message.type != "record batch":
                 raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
-            if is_compressed(message.metadata.to_pybytes()):
+            if _is_compressed(message.metadata.to_pybytes()):
                 raise DataError("The Arrow stream is compressed; send it without compression.")
             batch = pa.ipc.read_record_batch(message, schema)
             rows += batch.num_rows
@@ -102,14 +97,9 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
 
 
 def _remaining(messages: Any) -> Iterator[Any]:
-    while True:
-        try:
-            message = messages.read_next_message()
-        except StopIteration:
-            return
-        if message is None:
-            return
-        yield message
+    with suppress(StopIteration):
+        while (message := messages.read_next_message()) is not None:
+            yield message
 
 
 def _check_schema(schema: pa.Schema, column: str) -> None:
@@ -119,22 +109,11 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
         raise DataError(f"The Arrow stream has the columns {has}; it takes one, {column!r}.")
     kind = schema.field(column).type
     if column == "id":
-        fits = any(
-            test(kind)
-            for test in (
-                pa.types.is_int64,
-                pa.types.is_int32,
-                pa.types.is_string,
-                pa.types.is_large_string,
-                pa.types.is_null,
-            )
-        )
+        fits = kind in (pa.int64(), pa.int32(), pa.string(), pa.large_string(), pa.null())
         wanted = "int64 or string"
     else:
-        is_list = (
-            pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        ) or pa.types.is_fixed_size_list(kind)
-        fits = is_list and pa.types.is_floating(kind.value_type)
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        fits = any(is_list(kind) for is_list in lists) and pa.types.is_floating(kind.value_type)
         wanted = "lists of float32"
     if not fits:
         raise DataError(f"The column {column!r} is {kind}; it must be {wanted}.")
@@ -142,3 +121,27 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
 
 def _first_null(column: pa.ChunkedArray) -> int:
     return int(pc.index(pc.is_null(column), True).as_py()) + 1
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether the flatbuffer of a record batch has the field `compression`.
+
+    pyarrow has no way to ask before it decompresses: a few bytes would become any number of rows.
+
+    Source: Arrow's `Message.fbs`: the header is the third field of Message, the compression the
+        fourth of RecordBatch.
+    """
+    header = _field(metadata, struct.unpack_from("<I", metadata, 0)[0], 2)
+    if header is None:
+        return False
+    return _field(metadata, header + struct.unpack_from("<I", metadata, header)[0], 3) is not None
+
+
+def _field(metadata: bytes, table: int, number: int) -> int | None:
+    """Return the position of a field of a flatbuffer's table; None where it is absent."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    entry = 4 + 2 * number
+    if entry >= struct.unpack_from("<H", metadata, vtable)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", metadata, vtable + entry)[0]
+    return table + offset if offset else None

@@ -1,4 +1,4 @@
-"""The ids, objects, vectors and version that a request names."""
+"""The ids, objects, texts, vectors and version that a request names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from evergram.ids import INTEGER
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.reader import Reader
-from evergram.serving.http.answers.errors import RefusedError
-from evergram.serving.http.requests.auth import Access
-from evergram.serving.http.requests.parsing import Parsed
-from evergram.serving.http.requests.schemas import (
+from evergram.serving.features import Features
+from evergram.serving.http.access import Access
+from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.json_body import Parsed
+from evergram.serving.http.request_schemas import (
+    LONGEST_ID,
     NUMBERS,
     OBJECTS,
     TEXTS,
@@ -27,9 +29,9 @@ from evergram.serving.http.requests.schemas import (
     EmbeddingsRequest,
     SearchRequest,
 )
-from evergram.serving.object_features import Features
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Floats, ReadableStore
+from evergram.texts.text_encoder import Role
 
 _INTEGER = re.compile(INTEGER, re.ASCII)
 # Features that the objects of a full request may have on average.
@@ -76,10 +78,7 @@ def embedded_ids(reader: Reader, ids: pa.Array, version: int, side: str) -> Embe
 
 
 def objects_of(parsed: Parsed[EmbeddingsRequest], settings: ServiceSettings) -> list[Any]:
-    """Return the ids, all of one type, or the objects with features that are to be embedded.
-
-    Raises: RefusedError: there are too many, or an element is wrong.
-    """
+    """Return the ids, all of one type, or the objects with features. Raises: RefusedError."""
     first = parsed.request.input
     if not isinstance(first, list):
         return [first]
@@ -111,11 +110,7 @@ def vector_of(parsed: Parsed[SearchRequest], settings: ServiceSettings) -> Float
 
 
 def vectors_of(parsed: Parsed[Any], settings: ServiceSettings) -> Floats:
-    """Return the request's `vectors`, [n, D].
-
-    Raises: RefusedError: there are too many, or an element is wrong. ShapeError: their lengths
-        differ.
-    """
+    """Return the request's `vectors`, [n, D]. Raises: RefusedError. ShapeError: lengths differ."""
     check_count(parsed.count("vectors"), settings.max_batch, "vectors", "vector")
     parts = [_rows(part, settings) for part in parsed.parts("vectors", VECTORS)]
     if any(part.shape[1] != parts[0].shape[1] for part in parts):
@@ -148,11 +143,8 @@ def _integer(key: str) -> int | None:
 def missing_ids(
     missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
 ) -> RefusedError:
-    """Return the refusal of ids that are not stored, of so many that were asked for.
-
-    Args:
-        integers: whether to say that only integers are stored, where texts were asked for.
-    """
+    """Return the refusal of ids that are not stored, out of those asked for; `integers`
+    where texts were asked for and only integers are stored."""
     first = ", ".join(str(key)[:40] for key in missing[:_NAMED])
     more = ", …" if len(missing) > _NAMED else ""
     return RefusedError(
@@ -176,8 +168,8 @@ def check_count(count: int, limit: int, field: str, what: str) -> None:
 def model_version(lineage: Lineage, access: Access, options: EmbeddingsOptions) -> int:
     """Return the version that `model` or `version` names.
 
-    Raises: UnknownVersionError: `model` is not this lineage's name, or the version does not exist.
-        RefusedError: the version may not be read.
+    Raises: UnknownVersionError: it does not exist, or `model` is of another lineage. RefusedError:
+        it may not be read.
     """
     if options.model is None:
         return access.version(lineage, options.version)
@@ -190,3 +182,67 @@ def model_version(lineage: Lineage, access: Access, options: EmbeddingsOptions) 
             f"versions as '{lineage.name}@v0'."
         )
     return access.version(lineage, what)
+
+
+def strings_are_texts(lineage: Lineage) -> bool:
+    """Return whether strings are texts where a request does not say.
+
+    The first version decides, so that nothing that is published later changes what a client sends.
+    """
+    return lineage.versions[0].text_encoder is not None
+
+
+def text_role(
+    inputs: Any, options: EmbeddingsOptions, lineage: Lineage, settings: ServiceSettings
+) -> Role | None:
+    """Return whether the inputs of a request are queries or documents; None if they are ids, or
+    objects with features. Raises: RefusedError: they are neither."""
+    if not isinstance(inputs, list) or isinstance(inputs[0], Features):
+        if options.input_type in ("query", "document"):
+            what = "texts are sent as strings in JSON; leave 'input_type' out."
+            raise RefusedError(400, "request", f"'input' holds no texts: {what}", "input_type")
+        return None
+    strings = isinstance(inputs[0], str)
+    role = options.input_type
+    if role is None:
+        role = "document" if strings_are_texts(lineage) else "id"
+    if role == "id":
+        if strings and max(map(len, inputs)) > LONGEST_ID:
+            what = f"an id has at most {LONGEST_ID} characters; a longer one was sent."
+            raise RefusedError(400, "request", f"'input' is wrong: {what}", "input")
+        return None
+    if not strings:
+        raise RefusedError(
+            400,
+            "request",
+            "'input' holds whole numbers, and texts are expected: tokens belong to one model's "
+            "tokenizer, so send the texts themselves; for ids, set 'input_type' to 'id'.",
+            "input",
+        )
+    if options.side is not None:
+        raise RefusedError(
+            400,
+            "request",
+            "'side' is of ids and of objects with features; for texts, say with 'input_type' "
+            "whether they are a 'query' or a 'document'.",
+            "side",
+        )
+    check_texts(inputs, settings)
+    return role
+
+
+def check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
+    """Refuse texts that are empty or too long. Raises: RefusedError."""
+    for number, text in enumerate(texts):
+        if not text.strip():
+            raise RefusedError(
+                400, "request", f"'input' has an empty text at {number}; leave it out.", "input"
+            )
+        if len(text) > settings.max_text:
+            raise RefusedError(
+                413,
+                "limit",
+                f"The text at {number} has {len(text)} characters; at most {settings.max_text} are "
+                "encoded. Cut it into parts.",
+                "input",
+            )

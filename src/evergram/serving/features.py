@@ -1,13 +1,24 @@
-"""Embeddings of objects that no store holds, encoded from their features on request."""
+"""Objects that no store holds: described by their features, and encoded on request."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of
 from evergram.encoders.factory import restore_encoder
@@ -17,10 +28,46 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
-from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
 
 Key = int | str
+Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+LONGEST_VALUE = 1024
+Text = Annotated[StrictStr, Field(max_length=LONGEST_VALUE)]
+Id = Int64 | Text
+# Features of one object.
+MOST_FEATURES = 256
+
+
+class Features(BaseModel):
+    """An object that an encoder embeds on the spot.
+
+    Args:
+        features: feature name to a number, a time as text, a key or several; null is missing.
+        id: the object's id, which the encoder uses where it knows it; no store is asked for it.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+    features: Annotated[
+        dict[str, Id | StrictFloat | Annotated[list[Id], Field(fail_fast=True)] | None],
+        Field(max_length=MOST_FEATURES),
+    ]
+    id: Id | None = None
+
+    @field_validator("features", mode="wrap")
+    @classmethod
+    def _stop_at_first_error(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """Validate only the first wrong feature: the errors of all would take far more memory."""
+        if isinstance(value, dict):
+            if len(value) > MOST_FEATURES:
+                raise ValueError(f"an object has at most {MOST_FEATURES} features")
+            for name, keys in value.items():
+                if type(keys) not in (int, float, str, list, type(None)):
+                    return check({name: keys})
+        return check(value)
 
 
 class FeatureEncoders:
@@ -50,34 +97,22 @@ class FeatureEncoders:
         with self._lock:
             if version not in self._loaded:
                 manifest = self._lineage.manifest(version)
+                ids = "ask for the embeddings of ids"
                 if manifest.encoder is None and manifest.text_encoder is not None:
-                    raise LineageError(
-                        f"Version {version} encodes texts, not features; send strings."
-                    )
+                    problem = "encodes texts, not features; send strings"
+                    raise LineageError(f"Version {version} {problem}.")
                 if manifest.encoder is None:
-                    raise LineageError(
-                        f"Version {version} came from a file and has no encoder; ask for the "
-                        "embeddings of ids."
-                    )
+                    problem = "came from a file and has no encoder"
+                    raise LineageError(f"Version {version} {problem}; {ids}.")
                 record, state, vocabularies = self._lineage.encoder_parts(version)
                 if record.kind == "module":
-                    raise LineageError(
-                        f"Version {version} is encoded by modules of its makers, which the lineage "
-                        "does not hold; ask for the embeddings of ids."
-                    )
+                    problem = "is encoded by modules of its makers, which the lineage does not hold"
+                    raise LineageError(f"Version {version} {problem}; {ids}.")
                 if record.kind in kinds_where(ENCODERS, "needs_graph"):
-                    raise LineageError(
-                        f"Version {version} is encoded by {record.kind}, which needs the whole "
-                        "graph; ask for the embeddings of ids."
-                    )
-                encoder = restore_encoder(
-                    record.kind,
-                    record.options,
-                    record.inputs,
-                    state,
-                    vocabularies,
-                    f"version {version}",
-                )
+                    problem = f"is encoded by {record.kind}, which needs the whole graph"
+                    raise LineageError(f"Version {version} {problem}; {ids}.")
+                parts = (record.kind, record.options, record.inputs, state, vocabularies)
+                encoder = restore_encoder(*parts, f"version {version}")
                 assert isinstance(encoder, RowEncoder)
                 self._loaded[version] = encoder
             return self._loaded[version]
@@ -106,10 +141,8 @@ def _inputs(
 
 
 def _columns(objects: Sequence[Features], names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return the ids and the features of objects, all as text: a request may mix it with numbers.
-
-    Vocabularies of numbers know them as text too.
-    """
+    """Return ids and features as text: vocabularies of numbers know their text, and a request may
+    mix both."""
     ids = [None if described.id is None else str(described.id) for described in objects]
     columns = {ID: pa.array(ids, pa.string())}
     for name in names:

@@ -7,14 +7,13 @@ import threading
 
 from starlette.requests import Request
 
-from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
-from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.http.call import ARROW, JSON
+from evergram.serving.http.errors import RefusedError
 
-JSON = "application/json"
 # Bytes of each body that the budget does not count, so that a full budget keeps out large requests
 # only.
 FREE = 1 << 16
-# Bytes of memory that a part of a body takes beside its own.
+# Bytes of memory that a part of a body takes besides its own.
 PART = 64
 
 
@@ -23,25 +22,20 @@ class BodyBudget:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held = 0
+        self.held: int = 0
         self._lock = threading.Lock()
 
-    @property
-    def held(self) -> int:
-        return self._held
-
     def take(self, size: int) -> None:
-        """Take bytes from the budget. Raises: RefusedError: fewer are left."""
+        """Take bytes from the budget; give them back where negative.
+
+        Raises: RefusedError: fewer are left.
+        """
         with self._lock:
-            if self._held + size > self._most:
+            if size > 0 and self.held + size > self._most:
                 raise RefusedError(
                     503, "busy", "Too many large requests are being read already; try again."
                 )
-            self._held += size
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self._held -= size
+            self.held += size
 
 
 class HeldBody:
@@ -68,7 +62,7 @@ class HeldBody:
             self._holders -= 1
             last = not self._holders
         if last:
-            self._budget.give_back(self._taken)
+            self._budget.take(-self._taken)
             self._taken = 0
 
     async def read(self, request: Request, limit: int, patience: float) -> None:
@@ -97,11 +91,8 @@ class HeldBody:
     def _add(self, chunk: bytes, limit: int) -> None:
         size = self.size + len(chunk)
         if size > limit:
-            raise RefusedError(
-                413,
-                "limit",
-                f"The body is longer than {limit} bytes; send fewer rows at a time.",
-            )
+            long = f"The body is longer than {limit} bytes; send fewer rows at a time."
+            raise RefusedError(413, "limit", long)
         more = max(0, size + PART * len(self._parts) - FREE) - self._taken
         if more > 0:
             self._budget.take(more)

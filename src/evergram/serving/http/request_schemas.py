@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticUseDefault
 
-from evergram.serving.object_features import LONGEST_VALUE, Features, Id, Int64, Text
+from evergram.serving.features import LONGEST_VALUE, Features, Id, Int64, Text
 from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
 from evergram.texts.text_encoder import Role
 
@@ -83,8 +83,8 @@ class EmbeddingsOptions(_RequestModel):
         model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
         version: names the version in place of `model`.
         side: "query" or "candidate"; "object" of a lineage of files.
-        dimensions: the version's own, or one that its encoder's record allows: the first so many
-            coordinates are kept, and vectors get length 1.
+        dimensions: the version's own, or one that its encoder's record allows: vectors are cut to
+            their first coordinates and scaled to length 1.
         missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
         user: ignored.
         input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
@@ -275,11 +275,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
 
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:
-    """Return a sentence on the first problem of a request, and the field that has it.
-
-    Args:
-        errors: as `pydantic.ValidationError.errors` returns them.
-    """
+    """Return a sentence on the first of pydantic's errors, and the field that has it."""
     # A field may be of several kinds, and each kind has its error. The one nearest to what was sent
     # has more wrong with it than the type, or lies deepest.
     first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
@@ -304,10 +300,7 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
 
 
 def _filter_problem(errors: list[Any]) -> str:
-    """Return a sentence on what is wrong with a filter: the limit that it exceeds, or its form.
-
-    A value may be of several kinds; of which it is not is no help.
-    """
+    """Return a sentence on a wrong filter: the limit that it exceeds, or its form."""
     beyond = [(e, _limit_of(e)) for e in errors]
     over, limit = next((pair for pair in beyond if pair[1]), (errors[0], None))
     place = f", field {str(over['loc'][1])[:80]!r}," if len(over["loc"]) > 1 else ""
@@ -315,8 +308,7 @@ def _filter_problem(errors: list[Any]) -> str:
 
 
 def _limit_of(error: Any) -> str | None:
-    """Return the limit that a part of a filter exceeds, for a sentence; None if it is of another
-    kind."""
+    """Return the limit that a part of a filter exceeds; None if it is wrong otherwise."""
     match error["type"], len(error["loc"]):
         case "too_long", 1:
             return f"a filter has at most {MOST_FIELDS} fields"

@@ -61,14 +61,13 @@ class Documents:
         self._read()
 
     def texts_of(self, ids: pa.Array) -> list[str]:
-        """Return the texts of ids. Raises: MissingTextError: one has none, and the file is read.
-        DataError: the file has changed and cannot be read."""
+        """Return the texts of ids. Raises: MissingTextError: one has none. DataError: the file has
+        changed and cannot be read."""
         asked = [str(id_) for id_ in ids.to_pylist()]
-        absent = next((id_ for id_ in asked if id_ not in self._texts), None)
-        if absent is not None:
+        if not self._texts.keys() >= set(asked):
             with self._lock:
                 self._read()
-            absent = next((id_ for id_ in asked if id_ not in self._texts), None)
+        absent = next((id_ for id_ in asked if id_ not in self._texts), None)
         if absent is not None:
             raise MissingTextError(
                 f"The id {absent[:40]} is stored and has no text in the file of --texts, so "
@@ -88,7 +87,6 @@ class Documents:
         """Return the kept vectors of a version, with those that were saved before.
 
         Args:
-            fingerprint, dim: of the version.
             encode: texts as the version's model encodes them.
             encoder: the record of that model, written into the files that are saved.
         """
@@ -119,8 +117,7 @@ class Documents:
                 self._kept[version].drop_after(self._trusted[version])
 
     def save(self) -> None:
-        """Write the trusted vectors that are not saved yet. A failure is logged, and tried again at
-        the next save."""
+        """Write the trusted vectors that are not saved yet; a failure is logged."""
         if self.folder is None:
             return
         with self._saving:
@@ -146,8 +143,7 @@ class Documents:
                     self._saved[version] = stop
 
     def _load(self, kept: KeptVectors, fingerprint: str) -> None:
-        """Keep what was saved of a version. A file that cannot be used is logged and left out: its
-        vectors are computed again."""
+        """Keep what was saved of a version; a file that cannot be used is logged."""
         if self.folder is None:
             return
         for path in sorted(self.folder.glob(f"{fingerprint[:16]}-*.parquet")):

@@ -1,0 +1,257 @@
+"""Who may read what: tokens and versions, and the hosts and web pages that may ask."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from evergram.errors import LineageError, UnknownVersionError
+from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.lineage import Lineage
+from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.settings import ServiceSettings
+
+_HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
+_PORTS = {"http": "80", "https": "443"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rights of one request.
+
+    Args:
+        name: the consumer's name; "admin", or "" where no token is needed.
+        default: version or label that is read where the request names none; None for production.
+        allowed: versions and labels that may be read; None for all.
+    """
+
+    name: str
+    default: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def readable(self, lineage: Lineage) -> set[int]:
+        """Return the versions that may be read now, labels followed to where they are now."""
+        if self.allowed is None:
+            return set(lineage.readable)
+        versions = set()
+        for what in self.allowed:
+            try:
+                versions.add(lineage.resolve(what))
+            except LineageError:  # a label that is gone, a version that was retired
+                continue
+        return versions
+
+    def version(self, lineage: Lineage, what: int | str | None) -> int:
+        """Return the number of a version or label; the default's where it is None.
+
+        A consumer gets the same answer for every version that it may not read, whether the version
+        exists or not.
+
+        Raises: UnknownVersionError: the version may be read, but does not exist. RefusedError: it
+            may not be read.
+        """
+        if self.allowed is None:
+            return lineage.resolve(what)
+        readable = self.readable(lineage)
+        asked = self.default if what is None else what
+        try:
+            number = lineage.resolve(asked)
+        except LineageError:
+            number = None
+        if number in readable:
+            return number
+        listed = ", ".join(f"v{n}" for n in sorted(readable)) or "none"
+        if _plain(asked) in self.allowed:
+            raise UnknownVersionError(
+                f"There is no version {asked!r} any more; this token may read {listed}."
+            )
+        raise RefusedError(
+            403,
+            "forbidden_version",
+            f"This token may not read version {asked!r}; it may read {listed}. "
+            "'evergram consumer pin' moves it to another.",
+        )
+
+    def require_admin(self, what: str) -> None:
+        """Refuse a consumer's token. Raises: RefusedError."""
+        if self.allowed is not None:
+            raise RefusedError(
+                403, "forbidden", f"{what} is for the administrator; ask with that token."
+            )
+
+
+def _plain(what: int | str | None) -> str:
+    """Return a version as consumers' rights name it: "v0", or a label."""
+    text = str(what).removeprefix("v")
+    return f"v{int(text)}" if text.isascii() and text.isdigit() else str(what)
+
+
+def authenticate(
+    settings: ServiceSettings, consumers: ConsumerRegistry, tokens: bool, headers: Sequence[str]
+) -> Access:
+    """Return the rights of a request.
+
+    Args:
+        tokens: whether any consumer has a token.
+        headers: the values of all its headers `Authorization`.
+    Raises: RefusedError: a token is needed, the token is unknown, or there are several: a proxy in
+        front of the service may have checked another one than the service would.
+    """
+    if len(headers) > 1:
+        raise RefusedError(
+            400, "several_tokens", "The header 'Authorization' was sent more than once; send one."
+        )
+    if settings.is_open(tokens):
+        return Access("")
+    scheme, _, token = (headers[0] if headers else "").partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise RefusedError(
+            401, "no_token", "A token is needed: send the header 'Authorization: Bearer TOKEN'."
+        )
+    admin = settings.admin_token
+    if admin is not None and hmac.compare_digest(token.encode(), admin.encode()):
+        return Access("admin")
+    consumer = consumers.authenticate(token)
+    if consumer is None:
+        unknown = "This token is not known; 'evergram consumer token' issues one."
+        raise RefusedError(401, "unknown_token", unknown)
+    return Access(consumer.name, consumer.pinned, tuple(consumer.allowed))
+
+
+class HostCheck:
+    """Middleware that answers requests for a foreign host, or of a foreign page, with a refusal.
+
+    A page whose name is made to lead to this machine (DNS rebinding) has the service's origin in
+    the browser's eyes, and could read everything that an open service answers; only the host in the
+    request gives it away. A page of another origin cannot read answers, but can send requests.
+    Starlette's `TrustedHostMiddleware` has one fixed list of hosts; here it depends on whether
+    tokens are asked for.
+
+    Args:
+        tokens: returns whether a consumer has a token. A page has none, so where tokens are asked
+            for it can read nothing, under whatever name.
+        refused: called with every refusal.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServiceSettings,
+        tokens: Callable[[], bool],
+        refused: Callable[[ErrorResponse], None],
+    ) -> None:
+        self._app, self._settings = app, settings
+        self._tokens, self._refused = tokens, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._app
+        if scope["type"] == "http":
+            try:
+                self._check(Headers(raw=scope["headers"]), scope["method"], scope["http_version"])
+            except RefusedError as error:
+                refusal = error_response(error)
+                self._refused(refusal)
+                answer = refusal_response(refusal)
+        await answer(scope, receive, send)
+
+    def _check(self, headers: Headers, method: str, http: str) -> None:
+        """Refuse a foreign host, and a foreign page. Raises: RefusedError."""
+        host, port = _parted(headers.get("host", ""))
+        # HTTP/1.0 names no host, and no browser speaks it.
+        if not self._is_ours(host) and (http != "1.0" or "host" in headers):
+            raise RefusedError(
+                421,
+                "host",
+                f"This service is asked for under the host {host or 'none that can be read'!r}, "
+                "which is not one of its names; ask for it under its address, or start it with "
+                f"'--allowed-host {host or 'NAME'}'.",
+            )
+        page = headers.get("origin")
+        if page is not None:
+            if self._is_own_page(page, host, port):
+                return
+            raise RefusedError(
+                403,
+                "origin",
+                f"A web page of {page[:80]!r} made this request; only the service's own pages may. "
+                "Send it from a program, or from a page under a host that is named with "
+                "'--allowed-host'.",
+            )
+        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+        if site in ("cross-site", "same-site") and not (method == "GET" and mode == "navigate"):
+            other = (
+                "A web page of another origin made this request; only the service's own pages may."
+            )
+            raise RefusedError(403, "origin", other)
+
+    def _is_ours(self, host: str) -> bool:
+        settings = self._settings
+        if not settings.allowed_hosts and not settings.is_open(self._tokens()):
+            return True
+        if not host:
+            return False
+        if _is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
+            return True
+        # Only a name can be made to lead elsewhere; an address cannot.
+        return not settings.loopback and _is_address(host)
+
+    def _is_listed(self, host: str, *anything: str) -> bool:
+        return any(
+            pattern in anything
+            or host == pattern
+            or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+            for pattern in map(str.lower, self._settings.allowed_hosts)
+        )
+
+    def _is_own_page(self, page: str, host: str, port: str | None) -> bool:
+        try:
+            parts = urlsplit(page)
+            named = (parts.hostname or "").rstrip(".")
+            asked = str(parts.port) if parts.port else _PORTS.get(parts.scheme)
+        except ValueError:
+            return False
+        if parts.scheme not in _PORTS or not named:
+            return False
+        same = host and named == host and asked in ((port,) if port else _PORTS.values())
+        return bool(same) or self._is_listed(named)
+
+
+def refusal_response(refusal: ErrorResponse, **headers: str) -> Response:
+    """Return a refusal as Starlette sends it, with more headers."""
+    more = {**refusal.headers, **headers}
+    return Response(refusal.body, refusal.status, more, "application/json")
+
+
+def _parted(text: str) -> tuple[str, str | None]:
+    """Return a header's host, in lower case and without brackets, and its port; "" for none."""
+    return _parted_short(text) if len(text) < 300 else ("", None)
+
+
+# Every request has one of the same few hosts.
+@lru_cache(256)
+def _parted_short(text: str) -> tuple[str, str | None]:
+    match = _HOST.fullmatch(text.strip())
+    return ("", None) if match is None else (match[1].strip("[]").rstrip(".").lower(), match[2])
+
+
+@lru_cache(256)
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

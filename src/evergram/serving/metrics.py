@@ -1,0 +1,301 @@
+"""Counters and gauges of a service, for Prometheus, and drift: the second moments of served vectors
+against those of the stored ones.
+
+No request waits for a measurement: ids are noted when they are served, and looked up again between
+requests, at the version that they are stored at.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from evergram.errors import EvergramError
+from evergram.retrieval.reader import Reader
+from evergram.stores.store import Floats
+
+MEDIA = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+Matrix = npt.NDArray[np.float64]
+
+# Ids that are sampled of one request, and of one side between two measurements.
+PER_REQUEST = 16
+PER_LOOK = 512
+# Vectors after which the weight of a sample has fallen to 1/e.
+MEMORY = 50_000
+# Seconds after the last served row of a version, such as a canary's or of one that was rolled back,
+# until its drift is no longer shown.
+SHOWN_SECONDS = 3600.0
+
+
+@dataclass
+class _RunningMoments:
+    """Running E[z] and E[z zᵀ] of the served vectors of one side and version; `stored` is E[z zᵀ]
+    at publication, None where none was written."""
+
+    fingerprint: str
+    count: int
+    mean: Matrix
+    second: Matrix
+    stored: Matrix | None
+    last: float = 0.0
+
+    def add(self, vectors: Floats) -> None:
+        wide = vectors.astype(np.float64)
+        self.last = time.monotonic()
+        self.count += len(wide)
+        share = len(wide) / min(self.count, MEMORY)
+        self.mean += share * (wide.mean(axis=0) - self.mean)
+        self.second += share * (wide.T @ wide / len(wide) - self.second)
+
+    @property
+    def relative(self) -> float | None:
+        """‖served − stored‖ / ‖stored‖ of the second moments, Frobenius."""
+        if self.stored is None or not self.count:
+            return None
+        length = float(np.linalg.norm(self.stored))
+        return float(np.linalg.norm(self.second - self.stored)) / length if length else None
+
+
+class Drift:
+    """Drift of each side, at each version that served rows are stored at.
+
+    Several threads may use one.
+    """
+
+    def __init__(self) -> None:
+        self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
+        self._encoded: deque[tuple[str, int, str, Floats]] = deque(maxlen=256)
+        self._moments: dict[tuple[str, int], _RunningMoments] = {}
+        self._lock = threading.Lock()
+        self._draw = np.random.default_rng()
+
+    def note(self, side: str, ids: pa.Array, sources: npt.NDArray[np.int64]) -> None:
+        """Remember ids that were served, and the version that each row was computed from."""
+        self._served_ids.append((side, ids, sources))
+
+    def note_vectors(self, side: str, version: int, fingerprint: str, vectors: Floats) -> None:
+        """Remember vectors [n, D] that were encoded on the spot, in the space of `fingerprint`."""
+        self._encoded.append((side, version, fingerprint, vectors[:PER_REQUEST].copy()))
+
+    def look(self, reader: Reader) -> None:
+        """Measure what was noted since the last look; rows that cannot be read are left out."""
+        # Nobody who reads or notes waits for a store, or for a file of the lineage.
+        with self._lock:
+            sampled = self._sampled()
+            encoded = [self._encoded.popleft() for _ in range(len(self._encoded))]
+        for (side, version), parts in sampled.items():
+            try:
+                fingerprint = reader.lineage.manifest(version).fingerprint
+                embedded = reader.embed(pa.concat_arrays(parts), version, side)
+            except (EvergramError, pa.ArrowException):
+                continue
+            vectors = embedded.vectors[embedded.sources == version]
+            self._add(reader, side, version, fingerprint, vectors)
+        for side, version, fingerprint, vectors in encoded:
+            try:
+                is_served = reader.lineage.manifest(version).fingerprint == fingerprint
+            except EvergramError:
+                continue
+            if is_served:
+                self._add(reader, side, version, fingerprint, vectors)
+
+    def _sampled(self) -> dict[tuple[str, int], list[pa.Array]]:
+        """Take the ids that were noted. Returns: a sample of them by side and version."""
+        sampled: dict[tuple[str, int], list[pa.Array]] = {}
+        for _ in range(len(self._served_ids)):
+            side, ids, sources = self._served_ids.popleft()
+            version, some = self._sample(ids, sources)
+            if version < 0:
+                continue
+            parts = sampled.setdefault((side, version), [])
+            if sum(map(len, parts)) < PER_LOOK:
+                parts.append(some)
+        return sampled
+
+    def _sample(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
+        """Draw a version by its share of the rows, and some ids of its rows."""
+        version = int(self._draw.choice(sources)) if len(sources) else -1
+        rows = np.flatnonzero(sources == version)
+        if len(rows) > PER_REQUEST:
+            rows = np.sort(self._draw.choice(rows, PER_REQUEST, replace=False))
+        return version, ids.take(pa.array(rows))
+
+    def measured(self) -> dict[tuple[str, int], tuple[float | None, int]]:
+        """Return, by side and version, the relative distance and the number of vectors."""
+        since = time.monotonic() - SHOWN_SECONDS
+        with self._lock:
+            return {
+                key: (moments.relative, moments.count)
+                for key, moments in sorted(self._moments.items())
+                if moments.last >= since
+            }
+
+    def _add(
+        self, reader: Reader, side: str, version: int, fingerprint: str, vectors: Floats
+    ) -> None:
+        if not len(vectors):
+            return
+        key = side, version
+        with self._lock:
+            moments = self._moments.get(key)
+        # A lineage restored from a copy may have published another version under the number.
+        if moments is None or moments.fingerprint != fingerprint:
+            try:
+                published = reader.lineage.moments(version).get(side)
+            except EvergramError:
+                published = None
+            dim = vectors.shape[1]
+            stored = None if published is None else published[2].numpy()
+            zeros = np.zeros(dim), np.zeros((dim, dim))
+            moments = _RunningMoments(fingerprint, 0, *zeros, stored)
+        with self._lock:
+            moments.add(vectors)
+            self._moments[key] = moments
+
+
+class Metrics:
+    """The metrics of one service, in a registry of its own.
+
+    Args:
+        process: number of the process among several of a service; every series has it as the label
+            `process`.
+    """
+
+    def __init__(self, process: int | None = None) -> None:
+        self._process = process
+        registry = CollectorRegistry()
+        self.registry: CollectorRegistry = registry
+        self.drift: Drift = Drift()
+        self.requests: Counter = Counter(
+            "evergram_requests",
+            "Requests answered.",
+            ["route", "consumer", "version", "status"],
+            registry=registry,
+        )
+        self.seconds: Histogram = Histogram(
+            "evergram_request_seconds",
+            "From a request's first byte to its answer.",
+            ["route"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.rows: Counter = Counter(
+            "evergram_rows",
+            "Rows served, by the version they were read as and the one they were computed from.",
+            ["version", "computed_from"],
+            registry=registry,
+        )
+        self.errors: Counter = Counter(
+            "evergram_errors", "Refusals and failures.", ["code"], registry=registry
+        )
+        self.reranked: Counter = Counter(
+            "evergram_reranked",
+            "Objects that searches re-ranked, by where their vector came from.",
+            ["version", "vector"],
+            registry=registry,
+        )
+        self.reloads: Counter = Counter(
+            "evergram_reloads",
+            "Changes of the lineage and its consumers that were loaded.",
+            registry=registry,
+        )
+        self._ended = Counter(
+            "evergram_connections_ended",
+            "Connections that the service closed, by reason.",
+            ["why"],
+            registry=registry,
+        )
+        self._add_gauges()
+        # Looking up the counter of some labels takes longer than incrementing it.
+        self._requests = lru_cache(4096)(self.requests.labels)
+        self._seconds = lru_cache(64)(self.seconds.labels)
+        self._rows = lru_cache(4096)(self.rows.labels)
+
+    def _add_gauges(self) -> None:
+        def gauge(name: str, described: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
+
+        drift = ("side", "version")
+        self.version: Gauge = gauge(
+            "production_version", "Version that is read where a request names none."
+        )
+        self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
+        self.text_problem: Gauge = gauge(
+            "text_encoder_failed",
+            "1 while strings are refused, as their encoder fails or is another.",
+        )
+        self.sidecar_problems: Gauge = gauge(
+            "sidecar_problems", "Files of sidecars that cannot be used as they are; see the log."
+        )
+        self.kept: Gauge = gauge(
+            "kept_vectors", "Vectors computed by searches and kept.", ["version"]
+        )
+        self.working: Gauge = gauge("requests_working", "Requests worked on, or waiting.")
+        self.connections: Gauge = gauge("connections", "Open connections.")
+        self.buffered: Gauge = gauge(
+            "buffered_bytes", "Bytes taken of the budget for bodies of requests."
+        )
+        self.distance: Gauge = gauge(
+            "drift_relative",
+            "Distance of the second moments of served vectors from the stored ones, relative.",
+            drift,
+        )
+        self.looked_at: Gauge = gauge(
+            "drift_vectors", "Served vectors that the distance is measured on.", drift
+        )
+
+    def answered(
+        self, route: str, consumer: str, version: int | None, status: int, seconds: float
+    ) -> None:
+        """Count one request."""
+        number = "" if version is None else str(version)
+        self._requests(route, consumer, number, str(status)).inc()
+        self._seconds(route).observe(seconds)
+
+    def connection_ended(self, why: str) -> None:
+        """Count a connection that the service closed while its client kept it open."""
+        self._ended.labels(why).inc()
+
+    def served(self, version: int, sources: Mapping[int, int]) -> None:
+        """Count rows read as a version; `sources`: version computed from to rows."""
+        for source, rows in sources.items():
+            self._rows(str(version), str(source)).inc(rows)
+
+    def page(self) -> bytes:
+        """Return the page that Prometheus reads, with drift as it is now."""
+        self.distance.clear()
+        self.looked_at.clear()
+        for (side, version), (relative, count) in self.drift.measured().items():
+            self.looked_at.labels(side, str(version)).set(count)
+            if relative is not None:
+                self.distance.labels(side, str(version)).set(relative)
+        named = self.registry if self._process is None else _OfProcess(self.registry, self._process)
+        page: bytes = generate_latest(named)
+        return page
+
+
+class _OfProcess:
+    """Adds the label `process` to a registry, as several processes count behind one port."""
+
+    def __init__(self, registry: CollectorRegistry, process: int) -> None:
+        self._registry, self._label = registry, {"process": str(process)}
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                s._replace(labels={**s.labels, **self._label}) for s in family.samples
+            ]
+            yield family

@@ -1,0 +1,599 @@
+"""Strings in requests: encoded by the newest version's encoder, batched, cached and checked.
+
+Read in this order: `VectorCache`, `Batcher` (requests that wait at the same time are encoded
+together), `CheckedEncoder` (a version's encoder, used only while it is the recorded one),
+`ServedTexts` (the encoders of a lineage's versions).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+import numpy as np
+
+from evergram.errors import DataError, EvergramError, ServiceError
+from evergram.lineage.lineage import Lineage
+from evergram.serving.documents import Documents
+from evergram.texts.addresses import open_text_encoder
+from evergram.texts.record import TextEncoderRecord, prompts_of
+from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder, open_recorded
+from evergram.texts.text_encoder import (
+    NotFiniteError,
+    Prompts,
+    Role,
+    TextEncoder,
+    TextsFailedError,
+    Vectors,
+)
+
+log: logging.Logger = logging.getLogger("evergram.serving")
+Record = TextEncoderRecord | None
+
+# Bytes of an entry besides its text and its vector: key, array and links.
+OVERHEAD = 400
+# Seconds between two looks whether a check is due.
+LOOK = 0.5
+# Seconds until an encoder that failed its check is tried again.
+RETRY_AFTER = 10.0
+
+
+class VectorCache:
+    """Vectors of recent texts, up to `most` bytes: the least recently used are dropped first.
+
+    Several threads may use one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held: int = 0
+        self._entries: OrderedDict[Hashable, tuple[Vectors, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> Vectors | None:
+        """Return the vector [D] of a key; None if it is not held."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: Hashable, vector: Vectors, size: int) -> None:
+        """Hold a vector [D] under a key of `size` bytes."""
+        whole = size + vector.nbytes + OVERHEAD
+        if whole > self.most:
+            return
+        # A row of a batch would keep the whole batch in memory.
+        own = vector.copy()
+        with self._lock:
+            before = self._entries.pop(key, None)
+            self.held += whole - (0 if before is None else before[1])
+            self._entries[key] = own, whole
+            while self.held > self.most:
+                self.held -= self._entries.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        with self._lock:
+            self._entries.clear()
+            self.held = 0
+
+
+class CrowdedError(ServiceError):
+    """Texts have waited too long for their turn, which says nothing about the encoder."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """The texts of one request, and its result."""
+
+    texts: list[str]
+    role: Role
+    vectors: Vectors | None = None
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.vectors is not None or self.error is not None
+
+
+class Batcher:
+    """Lets one thread encode at a time, with the texts of all that wait: while one batch is
+    encoded, the next gathers.
+
+    Args:
+        encode: returns the vectors [n, D] of texts. Raises: DataError: one of these texts cannot be
+            encoded. Any other error is of all texts.
+        most: texts that are encoded at once, unless one request has more.
+        patience: seconds that texts wait for their turn.
+    """
+
+    def __init__(
+        self, encode: Callable[[list[str], Role], Vectors], most: int, patience: float = 30.0
+    ) -> None:
+        self._encode, self._most, self._patience = encode, most, patience
+        self._waiting: deque[_Job] = deque()
+        self._queueing = threading.Lock()
+        self._turn = threading.Lock()
+
+    def encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors [n, D] of texts.
+
+        Raises: CrowdedError: their turn did not come. Else what `encode` raises: a DataError is of
+            these texts alone.
+        """
+        job = _Job(texts, role)
+        with self._queueing:
+            self._waiting.append(job)
+        if not self._turn.acquire(timeout=self._patience):
+            with self._queueing, suppress(ValueError):
+                self._waiting.remove(job)
+            raise CrowdedError("The encoder is at work on other texts; try again.")
+        try:
+            while not job.done:
+                self._run(self._next())
+        finally:
+            self._turn.release()
+        if job.error is not None:
+            raise job.error
+        assert job.vectors is not None
+        return job.vectors
+
+    def _next(self) -> list[_Job]:
+        """Take the jobs at the front that are of one role and fit into a batch."""
+        with self._queueing:
+            jobs = [self._waiting.popleft()]
+            size = len(jobs[0].texts)
+            while self._waiting and self._waiting[0].role == jobs[0].role:
+                size += len(self._waiting[0].texts)
+                if size > self._most:
+                    break
+                jobs.append(self._waiting.popleft())
+            return jobs
+
+    def _run(self, jobs: list[_Job]) -> None:
+        try:
+            vectors = self._encode([text for job in jobs for text in job.texts], jobs[0].role)
+        except Exception as error:
+            # What fails for any texts would fail, or hang, once more for each job.
+            if len(jobs) == 1 or not isinstance(error, DataError):
+                for job in jobs:
+                    job.error = error
+                return
+            # A text that cannot be encoded fails its own request, and not its neighbours'.
+            for job in jobs:
+                self._run([job])
+            return
+        start = 0
+        for job in jobs:
+            job.vectors = vectors[start : start + len(job.texts)]
+            start += len(job.texts)
+
+
+class TextEncoderError(ServiceError):
+    """A version's encoder cannot be used; the message is sent to clients, and names no address."""
+
+
+class UnencodableTextError(DataError):
+    """The encoder works, and cannot encode a text: None where it is not known which of several."""
+
+    def __init__(self, version: int, what: str, text: str | None) -> None:
+        self.subject: str = f"The encoder of version {version} {what}"
+        self.text: str | None = text
+        super().__init__(f"{self.subject} a text; leave it out.")
+
+
+class CheckedEncoder:
+    """A version's encoder, used only while it is the recorded one. Several threads may use one.
+
+    Once it is retired it takes no new calls, and `close` may be called when it `is_idle`.
+
+    Args:
+        opened: returns the recorded encoder. Raises: MismatchError: there are only others.
+            EvergramError: it cannot be opened.
+        failed: called when the encoder fails, or turns out to be another.
+        limit: seconds that one call of the encoder may take; one that takes longer hangs.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        record: TextEncoderRecord,
+        opened: Callable[[TextEncoderRecord], TextEncoder],
+        failed: Callable[[], None],
+        limit: float = 30.0,
+    ) -> None:
+        self.version: int = version
+        self.record: TextEncoderRecord = record
+        # Why it may not be used, for clients; None while it may.
+        self.problem: str | None = f"The encoder of version {version} is not open yet."
+        self._opened, self._failed, self._limit = opened, failed, limit
+        self._encoder: RecordedEncoder | None = None
+        self._batcher: Batcher | None = None
+        self._checking, self._counting = threading.Lock(), threading.Lock()
+        self._calls, self._retired = 0, False
+        # Stands for the encoder in keys of caches, which must not keep its model in memory.
+        self.key: object = object()
+
+    def check(self) -> bool:
+        """Open the encoder if it is not open, compare its canaries, and set or lift `problem`.
+
+        Returns: whether it is the recorded one; False where a call keeps it from being compared.
+        """
+        try:
+            with self._called():
+                if not self._checking.acquire(timeout=self._limit):
+                    return False
+                try:
+                    return self._compare()
+                finally:
+                    self._checking.release()
+        except TextEncoderError:  # retired
+            return False
+
+    def look(self) -> None:
+        """Set `problem` if a call of the encoder hangs. Never waits for it."""
+        own = self._encoder
+        if self.problem is None and own is not None and own.encoder.busy > self._limit:
+            seconds = f"{self._limit:g} seconds"
+            self._fail("does not answer", f"One call has lasted for more than {seconds}.")
+
+    def require(self) -> None:
+        """Raise the problem, if there is one. Raises: TextEncoderError."""
+        if (problem := self.problem) is not None:
+            raise TextEncoderError(problem)
+
+    def encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors [n, D] of texts.
+
+        Raises: TextEncoderError: the encoder fails, cannot be used, or is another.
+            UnencodableTextError: it works, and cannot encode one of the texts.
+        """
+        self.require()
+        with self._called():
+            assert self._batcher is not None
+            try:
+                vectors = self._batcher.encode(texts, role)
+            except CrowdedError as error:
+                raise TextEncoderError(
+                    f"The encoder of version {self.version} is at work on other texts; try again."
+                ) from error
+        # A check may have failed while the texts were encoded.
+        self.require()
+        return vectors
+
+    def retire(self) -> None:
+        """Take no new calls; those under way end as they began."""
+        with self._counting:
+            self._retired = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way, or waits for its turn."""
+        return not self._calls
+
+    def may_use(self, encoder: TextEncoder) -> bool:
+        """Return whether it encodes with an open encoder, or might once it is open itself."""
+        own = self._encoder
+        if own is None:
+            return prompts_of(self.record) == encoder.prompts
+        return own.encoder is encoder
+
+    def close(self) -> None:
+        """Let go of the encoder, which others may share. It is retired, and idle."""
+        self._encoder = self._batcher = None
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """Count a call for a `with` block. Raises: TextEncoderError: it is retired."""
+        with self._counting:
+            if self._retired:
+                raise replaced_error(self.version)
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._calls -= 1
+
+    def _compare(self) -> bool:
+        if self._encoder is not None and not self._encoder.encoder.is_free(self._limit):
+            self.look()
+            return False
+        try:
+            with self._failures():
+                if self._encoder is None:
+                    recorded = RecordedEncoder(self._opened(self.record), self.record)
+                    self._batcher = Batcher(self._encode, recorded.batch, self._limit)
+                    self._encoder = recorded
+                else:
+                    self._encoder.check()
+        except TextEncoderError:
+            return False
+        if self.problem is not None:
+            log.info("Strings are encoded by the encoder of version %d.", self.version)
+        self.problem = None
+        return True
+
+    def _encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors of a batch. Raises: as `encode`."""
+        # It may have failed since these texts began to wait.
+        self.require()
+        assert self._encoder is not None
+        with self._failures():
+            try:
+                return self._encoder.encode(texts, role)
+            except (DataError, TextsFailedError) as error:
+                # Whose failure it is, the encoder's or a text's, its canaries show.
+                self._encoder.check()
+                failure = error
+        raise self._unencodable(texts, failure) from failure
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Set `problem` to what the encoder raises in a `with` block. Raises: TextEncoderError."""
+        try:
+            yield
+        except MismatchError as error:
+            what = "is not the one that the version was published with"
+            if self._encoder is None:
+                what = "is none of those that may be opened (--encoder)"
+            raise self._fail(what, str(error)) from error
+        except EvergramError as error:
+            what = "cannot be opened" if self._encoder is None else "fails"
+            raise self._fail(what, str(error)) from error
+
+    def _unencodable(self, texts: list[str], error: EvergramError) -> UnencodableTextError:
+        only = texts[0] if len(texts) == 1 else None
+        if isinstance(error, NotFiniteError):
+            text = error.text if error.text in texts else only
+            return UnencodableTextError(self.version, "gives no finite vector for", text)
+        log.warning("Version %d: the encoder fails on a text alone. %s", self.version, error)
+        return UnencodableTextError(self.version, "cannot encode", only)
+
+    def _fail(self, what: str, detail: str) -> TextEncoderError:
+        """Set `problem`, log it once, and return it as an error."""
+        problem = (
+            f"The encoder of version {self.version} {what}, so strings are not encoded; ids are "
+            "still read."
+        )
+        if self.problem != problem:
+            log.error("%s %s", problem, detail)
+        self.problem = problem
+        self._failed()
+        return TextEncoderError(problem)
+
+
+def replaced_error(version: int) -> TextEncoderError:
+    """Return the error of a call that comes after its encoder was replaced."""
+    return TextEncoderError(
+        f"The encoder of version {version} was replaced in the meantime; try again."
+    )
+
+
+class ServedTexts:
+    """Encodes texts as versions do, while their encoders are the recorded ones.
+
+    Several threads may use one.
+
+    Args:
+        addresses: encoders that may be opened; "recorded" stands for the address that a version
+            records, which is never one of `addresses.TRUSTED_ONLY`: those must be named here.
+        cache: bytes of the vectors of recent texts.
+        every: seconds between two checks of the canaries.
+        limit: seconds in which a request must be answered. A model elsewhere has half of it for a
+            batch, so that a request that waited for another batch may still be answered; any call
+            that takes longer than the whole hangs.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        cache: int = 64 * 2**20,
+        every: float = 300.0,
+        documents: Documents | None = None,
+        limit: float = 30.0,
+    ) -> None:
+        self.documents = documents
+        self.limit: float = limit
+        self._addresses, self._every = tuple(addresses), every
+        self._cache = VectorCache(cache)
+        self._encoders: dict[int, CheckedEncoder] = {}
+        # Those that were replaced, until their last call has ended.
+        self._retired: list[CheckedEncoder] = []
+        # By address and prompts: versions of the same encoder share it.
+        self._open: dict[tuple[str, str, str], TextEncoder] = {}
+        self._loading, self._opening = threading.Lock(), threading.Lock()
+        self._checked_at = monotonic()
+        self._production = 0
+
+    @property
+    def problem(self) -> str | None:
+        """Why strings cannot be encoded at production or a later version; None if they can."""
+        encoders = sorted(self._encoders.items())
+        problems = [e.problem for n, e in encoders if n >= self._production and e.problem]
+        return problems[0] if problems else None
+
+    def can_encode(self, version: int) -> bool:
+        """Return whether a version's own encoder is open, and is the recorded one."""
+        encoder = self._encoders.get(version)
+        return encoder is not None and encoder.problem is None
+
+    def load(self, lineage: Lineage) -> None:
+        """Open and check the encoders of production and of later versions.
+
+        Those of the production before stay, for requests under way; others are closed after their
+        last call. A failure is a problem of the version, and is tried again by `check`.
+        """
+        with self._loading:
+            production = lineage.production
+            kept = min(self._production, production)
+            encoders = {n: e for n, e in self._encoders.items() if n >= kept}
+            for manifest in lineage.versions:
+                n, record = manifest.version, manifest.text_encoder
+                # A lineage restored from a copy may have published another version under a number.
+                if n < production or (n in encoders and encoders[n].record == record):
+                    continue
+                encoders.pop(n, None)
+                if record is not None:
+                    failed = partial(self._failed, n)
+                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed, self.limit)
+                    encoders[n].check()
+            before, self._encoders, self._production = self._encoders, encoders, production
+            for n, encoder in before.items():
+                if encoders.get(n) is not encoder:
+                    encoder.retire()
+                    self._retired.append(encoder)
+                    if self.documents is not None:  # no check will come after its vectors
+                        self.documents.distrust(n)
+            self._release()
+
+    def encode(
+        self, version: int, texts: Sequence[str], role: Role, record: Record = None
+    ) -> Vectors:
+        """Return the vectors [n, D] of texts, as a version's encoder makes them.
+
+        Args:
+            record: of the encoder in the caller's lineage, where another is refused; None takes
+                the one of the lineage that was loaded last.
+        Raises: as `CheckedEncoder.encode`.
+        """
+        encoder, rows = self._looked_up(version, texts, role, record)
+        absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
+        if absent:
+            vectors = encoder.encode(absent, role)
+            for text, vector in zip(absent, vectors, strict=True):
+                self._cache.put((encoder.key, role, text), vector, 4 * len(text))
+            if len(absent) == len(texts):
+                return vectors
+            fresh = dict(zip(absent, vectors, strict=True))
+            rows = [fresh[t] if row is None else row for t, row in zip(texts, rows, strict=True)]
+        return np.stack([row for row in rows if row is not None])
+
+    def cached(
+        self, version: int, texts: Sequence[str], role: Role, record: Record = None
+    ) -> Vectors | None:
+        """Return the vectors [n, D] of texts if all are kept; None if `encode` would have to wait.
+
+        Raises: TextEncoderError: `encode` would raise it at once.
+        """
+        _, rows = self._looked_up(version, texts, role, record)
+        known = [row for row in rows if row is not None]
+        return np.stack(known) if len(known) == len(rows) else None
+
+    def _looked_up(
+        self, version: int, texts: Sequence[str], role: Role, record: TextEncoderRecord | None
+    ) -> tuple[CheckedEncoder, list[Vectors | None]]:
+        """Return a version's encoder and what is kept of texts. Raises: TextEncoderError."""
+        encoder = self._encoders.get(version)
+        if encoder is None:
+            raise TextEncoderError(
+                f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
+                "for the embeddings of ids."
+            )
+        if record is not None and encoder.record != record:
+            raise replaced_error(version)
+        encoder.require()
+        return encoder, [self._cache.get((encoder.key, role, text)) for text in texts]
+
+    def is_due(self) -> bool:
+        """Return whether `check` should be called now: every so often, sooner after a failure."""
+        pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
+        return monotonic() - self._checked_at >= pause
+
+    def check(self) -> None:
+        """Compare the canaries of all encoders, and open those that could not be opened."""
+        for encoder in self._encoders.values():
+            # What is kept while the check runs may be of an encoder replaced after it.
+            counts = {} if self.documents is None else self.documents.counts()
+            if encoder.check() and self.documents is not None:
+                self.documents.trust(encoder.version, counts.get(encoder.version, 0))
+        self._checked_at = monotonic()
+        if self.documents is not None:
+            self.documents.save()
+
+    def look(self) -> None:
+        """Note the encoders of which a call hangs, and close unused ones. Never waits for them."""
+        for encoder in self._encoders.values():
+            encoder.look()
+        if self._loading.acquire(blocking=False):
+            try:
+                self._release()
+            finally:
+                self._loading.release()
+
+    async def watch(self) -> None:
+        """Check the encoders again and again, until cancelled.
+
+        Apart from requests and from reloads, as an encoder elsewhere may keep a check waiting.
+        """
+        while True:
+            await asyncio.sleep(LOOK)
+            await asyncio.to_thread(self.look)
+            if not self.is_due():
+                continue
+            checking = asyncio.get_running_loop().run_in_executor(None, self.check)
+            # The check itself may hang.
+            while not (await asyncio.wait({checking}, timeout=LOOK))[0]:
+                await asyncio.to_thread(self.look)
+            try:
+                checking.result()
+            except Exception:
+                log.exception("Checking the encoders of text failed; it is tried again.")
+
+    def close(self) -> None:
+        """Save the kept vectors, after a last check, and release all encoders."""
+        if self.documents is not None and self.documents.folder is not None:
+            self.check()
+        for encoder in self._open.values():
+            encoder.close()
+
+    def _release(self) -> None:
+        """Close the encoders that no version uses any more, but those with a call under way."""
+        # Opening an encoder may take long; `look` is called again.
+        if not self._opening.acquire(blocking=False):
+            return
+        try:
+            for retired in [e for e in self._retired if e.is_idle]:
+                retired.close()
+                self._retired.remove(retired)
+            users = [*self._encoders.values(), *self._retired]
+            for key, encoder in list(self._open.items()):
+                if not any(user.may_use(encoder) for user in users):
+                    del self._open[key]
+                    encoder.close()
+        finally:
+            self._opening.release()
+
+    def _failed(self, version: int) -> None:
+        """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""
+        self._cache.clear()
+        if self.documents is not None:
+            self.documents.distrust(version)
+
+    def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
+        """Return the recorded encoder. Raises: MismatchError: those at the addresses are others."""
+        return open_recorded(record, self._addresses, self._shared)
+
+    def _shared(self, address: str, prompts: Prompts) -> TextEncoder:
+        """Return the encoder at an address with prompts, opened once."""
+        key = address, prompts.query, prompts.document
+        with self._opening:
+            encoder = self._open.get(key)
+            if encoder is None:
+                encoder = self._open[key] = open_text_encoder(address, prompts)
+                encoder.limit = self.limit / 2
+        if not encoder.is_free(self.limit):
+            raise ServiceError(f"{address} has not answered for {self.limit:g} seconds.")
+        return encoder
