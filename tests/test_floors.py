@@ -50,6 +50,9 @@ FLOORS = {
 }
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.name != "__init__.py")
 
+# A folder that was removed may still have compiled files.
+FOLDERS = {path.parent for path in FILES}
+
 
 def module_of(path: Path) -> str:
     """Return a file's dotted name below the package, such as "lineage.consumers.record"; for an
@@ -124,7 +127,7 @@ def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, s
 
     def folder(module: str) -> str | None:
         parts = module.split(".")
-        is_folder = (SOURCE / room / parts[1]).is_dir() if len(parts) > 1 else False
+        is_folder = len(parts) > 1 and SOURCE / room / parts[1] in FOLDERS
         return parts[1] if parts[0] == room and is_folder else None
 
     graph: dict[str, set[str]] = {}
@@ -137,13 +140,11 @@ def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, s
 
 
 def test_folders_of_a_room_do_not_import_each_other() -> None:
-    rooms = [room for room in FLOORS if (SOURCE / room).is_dir()]
+    rooms = [room for room in FLOORS if SOURCE / room in FOLDERS]
     assert [found for room in rooms if (found := circle(folder_graph(all_imports(), room)))] == []
 
 
-NESTED = sorted(
-    folder for folder in {path.parent for path in FILES} if folder.parent.parent == SOURCE
-)
+NESTED = sorted(folder for folder in FOLDERS if folder.parent.parent == SOURCE)
 
 
 def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
@@ -154,7 +155,7 @@ def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str,
         parts = module.removeprefix(f"{folder}.").split(".")
         if not module.startswith(f"{folder}."):
             return None
-        return parts[0] if SOURCE.joinpath(*folder.split("."), parts[0]).is_dir() else ""
+        return parts[0] if SOURCE.joinpath(*folder.split("."), parts[0]) in FOLDERS else ""
 
     graph: dict[str, set[str]] = {}
     for module, others in imports.items():

@@ -11,9 +11,13 @@ from types import ModuleType
 import pytest
 
 INIT = """
+from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
-__all__ = ["bake", "Loaf", "Knife"]
-export_lazily(__name__, {"bake": "bake Loaf", "tools.knife": "Knife"}, folders="tools")
+if TYPE_CHECKING:
+    from bakery import tools as tools
+    from bakery.bake import Loaf as Loaf, bake as bake
+    from bakery.tools.knife import Knife as Knife
+export_lazily(__name__)
 """
 FILES = {
     "__init__.py": INIT,
@@ -59,6 +63,7 @@ def test_a_folder_is_reached_without_being_imported_by_hand(bakery: ModuleType) 
 
 def test_exports_and_folders_are_listed(bakery: ModuleType) -> None:
     assert dir(bakery) == ["Knife", "Loaf", "bake", "tools"]
+    assert bakery.__all__ == ["Knife", "Loaf", "bake"]
 
 
 def test_a_name_that_is_not_exported_is_refused(bakery: ModuleType) -> None:

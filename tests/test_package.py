@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import subprocess
@@ -70,22 +69,6 @@ for name in {PACKAGES!r}:
     assert not [n for n in package.__all__ if isinstance(space[n], ModuleType)], name
 """
     )
-
-
-@pytest.mark.parametrize("name", lazy_packages())
-def test_types_and_list_and_runtime_agree_on_what_is_exported(name: str) -> None:
-    """Type checkers see the imports under TYPE_CHECKING; the program sees what was declared."""
-    package = importlib.import_module(name)
-    tree = ast.parse(Path(str(package.__file__)).read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
-    assert ast.unparse(block.test) == "TYPE_CHECKING"
-    imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
-    seen = {a.name: str(n.module) for n in imports for a in n.names if n.module != "evergram"}
-    folders = {a.name for n in imports for a in n.names if n.module == "evergram"}
-    assert seen == vars(package)["_lazy_homes"]
-    assert set(package.__all__) == set(seen)
-    assert folders == set(vars(package)["_lazy_folders"])
-    assert dir(package) == sorted(set(seen) | folders)
 
 
 def test_importing_rooms_loads_none_of_their_files_and_no_library() -> None:

@@ -24,7 +24,8 @@ def homes(package: str) -> dict[str, str]:
     Raises: ValueError: the package exports nothing.
     """
     module = importlib.import_module(package)
-    found = {name: f"{file}.{name}" for name, file in vars(module).get("_lazy_homes", {}).items()}
+    files = vars(module).get("_lazy_homes", {})
+    found = {name: f"{file}.{name}" for name, file in files.items() if file != package}
     if not found:
         raise ValueError(f"{package} exports no name; a room's `__init__.py` lists what is public.")
     return found

@@ -36,84 +36,35 @@ if TYPE_CHECKING:
     from evergram import texts as texts
     from evergram import training as training
     from evergram import vector_files as vector_files
-    from evergram.compatibility.aligner.aligner import Aligner
-    from evergram.data.corpus import Corpus
-    from evergram.data.prepared.prepare import prepare
-    from evergram.data.prepared.settings import PrepareSettings
-    from evergram.encoders.encoder_modules import EncoderModules
-    from evergram.errors import EvergramError
-    from evergram.exporting.pretrained_encoder import PretrainedEncoder
-    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty
-    from evergram.lineage.artefact import Artefact
-    from evergram.lineage.lineage import Lineage
-    from evergram.lineage.view import View
-    from evergram.releasing.comparison.compare import compare
-    from evergram.releasing.evaluate import evaluate
-    from evergram.releasing.publish import publish
-    from evergram.releasing.upgrade import train, upgrade
-    from evergram.retrieval.reader import Reader
-    from evergram.serving.client import Client
-    from evergram.training.checkpoint import load_encoder
-    from evergram.training.corpora import load_corpus, split_for
-    from evergram.training.diagnose import diagnose
-    from evergram.training.recipe import Recipe
+    from evergram.compatibility.aligner.aligner import Aligner as Aligner
+    from evergram.data.corpus import Corpus as Corpus
+    from evergram.data.prepared.prepare import prepare as prepare
+    from evergram.data.prepared.settings import PrepareSettings as PrepareSettings
+    from evergram.encoders.encoder_modules import EncoderModules as EncoderModules
+    from evergram.errors import EvergramError as EvergramError
+    from evergram.exporting.pretrained_encoder import PretrainedEncoder as PretrainedEncoder
+    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty
+    from evergram.lineage.artefact import Artefact as Artefact
+    from evergram.lineage.lineage import Lineage as Lineage
+    from evergram.lineage.view import View as View
+    from evergram.releasing.comparison.compare import compare as compare
+    from evergram.releasing.evaluate import evaluate as evaluate
+    from evergram.releasing.publish import publish as publish
+    from evergram.releasing.upgrade import train as train
+    from evergram.releasing.upgrade import upgrade as upgrade
+    from evergram.retrieval.reader import Reader as Reader
+    from evergram.serving.client import Client as Client
+    from evergram.training.checkpoint import load_encoder as load_encoder
+    from evergram.training.corpora import load_corpus as load_corpus
+    from evergram.training.corpora import split_for as split_for
+    from evergram.training.diagnose import diagnose as diagnose
+    from evergram.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Aligner",
-    "Artefact",
-    "Client",
-    "Corpus",
-    "EncoderModules",
-    "EvergramError",
-    "GramianPenalty",
-    "Lineage",
-    "PrepareSettings",
-    "PretrainedEncoder",
-    "Reader",
-    "Recipe",
-    "View",
-    "compare",
-    "diagnose",
-    "evaluate",
-    "load_corpus",
-    "load_encoder",
-    "prepare",
-    "publish",
-    "split_for",
-    "train",
-    "upgrade",
-]
 
 export_lazily(
     __name__,
     {
-        "compatibility.aligner.aligner": "Aligner",
-        "data.corpus": "Corpus",
-        "data.prepared.prepare": "prepare",
-        "data.prepared.settings": "PrepareSettings",
-        "encoders.encoder_modules": "EncoderModules",
-        "errors": "EvergramError",
-        "gramian.gramian_penalty.gramian_penalty": "GramianPenalty",
-        "lineage.artefact": "Artefact",
-        "lineage.lineage": "Lineage",
-        "lineage.view": "View",
-        "releasing.comparison.compare": "compare",
-        "releasing.evaluate": "evaluate",
-        "releasing.publish": "publish",
-        "releasing.upgrade": "train upgrade",
-        "exporting.pretrained_encoder": "PretrainedEncoder",
-        "retrieval.reader": "Reader",
-        "serving.client": "Client",
-        "training.checkpoint": "load_encoder",
-        "training.corpora": "load_corpus split_for",
-        "training.diagnose": "diagnose",
-        "training.recipe": "Recipe",
-    },
-    folders="compatibility data encoders evaluation exporting gramian lineage migration releasing "
-    "retrieval serving stores tasks texts training vector_files",
-    guesses={
         "fit": "evergram.train",
         "Model": "evergram.train(recipe, …), or a loss of your own with evergram.GramianPenalty",
         "Dataset": "evergram.Corpus",

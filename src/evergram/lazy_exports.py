@@ -6,9 +6,11 @@ client does not wait for torch.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -18,17 +20,15 @@ from evergram.did_you_mean import instead
 class LazyPackage(ModuleType):
     """A package that imports each of its exports at the first use of it.
 
-    A class and not the `__getattr__` of PEP 562 in each package, for two reasons:
-
-    - The import system binds every submodule to its package: once `releasing/publish.py` was
-      imported, `releasing.publish` would be that file and no longer the function in it.
-      `__setattr__` binds the function.
-    - A type checker assumes that a package which defines `__getattr__` has every name.
+    A class and not the `__getattr__` of PEP 562, because the import system binds every submodule to
+    its package: once `releasing/publish.py` was imported, `releasing.publish` would be that file
+    and no longer the function in it. `__setattr__` binds the function.
     """
 
+    _lazy_homes: Mapping[str, str]
+    _lazy_guesses: Mapping[str, str]
+
     def __getattr__(self, name: str) -> Any:
-        if name in vars(self).get("_lazy_folders", ()):
-            return import_module(f"{self.__name__}.{name}")
         homes: Mapping[str, str] = vars(self).get("_lazy_homes", {})
         if name not in homes:
             raise AttributeError(
@@ -36,6 +36,8 @@ class LazyPackage(ModuleType):
                 name=name,
                 obj=self,
             )
+        if homes[name] == self.__name__:  # a folder
+            return import_module(f"{self.__name__}.{name}")
         value = getattr(import_module(homes[name]), name)
         setattr(self, name, value)
         return value
@@ -44,32 +46,26 @@ class LazyPackage(ModuleType):
         """Return the end of a sentence: where the name is, or which one was probably meant."""
         if name.startswith("_"):
             return ""
-        homes, folders = vars(self).get("_lazy_homes", {}), vars(self).get("_lazy_folders", ())
-        for folder in folders:
+        for folder in (n for n, home in self._lazy_homes.items() if home == self.__name__):
             package = import_module(f"{self.__name__}.{folder}")
             if name in vars(package).get("_lazy_homes", {}):
                 return f"; use {package.__name__}.{name}"
-        return instead(name, vars(self).get("_lazy_guesses", {}), [*folders, *homes])
+        return instead(name, self._lazy_guesses, list(self._lazy_homes))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in vars(self).get("_lazy_homes", {}):
+        home = vars(self).get("_lazy_homes", {}).get(name, self.__name__)
+        if isinstance(value, ModuleType) and home != self.__name__:
             value = getattr(value, name)
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted([*vars(self)["_lazy_homes"], *vars(self)["_lazy_folders"]])
+        return sorted(self._lazy_homes)
 
 
-def export_lazily(
-    package: str,
-    files: Mapping[str, str],
-    folders: str = "",
-    guesses: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Let a package export names of its files without importing these files.
+def export_lazily(package: str, guesses: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Export what a package imports under `if TYPE_CHECKING`, without importing it now.
 
-    The package also lists the names in `__all__`, and imports them under `if TYPE_CHECKING` so that
-    type checkers see them; `tests/test_package.py` proves that the three lists agree.
+    `__all__` becomes the list of these names, but for the folders among them.
 
     >>> import evergram.data
     >>> evergram.data.Vocabulary.__module__
@@ -77,13 +73,18 @@ def export_lazily(
 
     Args:
         package: `__name__` of the package, from its `__init__.py`.
-        files: by a file's dotted name below the package, the names that the package exports from
-            it, separated by spaces.
-        folders: names of packages inside the package, which are imported at their first use too.
         guesses: by the pattern of a name that other libraries have, what to use in place of it.
     """
-    module = sys.modules[package]
-    homes = {name: f"{package}.{file}" for file, names in files.items() for name in names.split()}
-    vars(module).update(_lazy_homes=homes, _lazy_folders=tuple(folders.split()))
-    vars(module)["_lazy_guesses"] = guesses
+    module: Any = sys.modules[package]
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    homes = {
+        alias.name: str(statement.module)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    module._lazy_homes, module._lazy_guesses = homes, guesses
+    module.__all__ = sorted(name for name, home in homes.items() if home != package)
     module.__class__ = LazyPackage

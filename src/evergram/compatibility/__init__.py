@@ -32,53 +32,16 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.compatibility.aligner.aligner import Aligner
-    from evergram.compatibility.aligner.report import AlignerReport
-    from evergram.compatibility.alignment_loss import AlignmentLoss
-    from evergram.compatibility.backward_alignment import BackwardAlignment
-    from evergram.compatibility.certificate import Guarantee, StepError, certify
-    from evergram.compatibility.chain import Chain
-    from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
-    from evergram.compatibility.consumers import consumer_metric, input_fisher
-    from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
-    from evergram.compatibility.kinds import build_transform
-    from evergram.compatibility.second_moments import SecondMoments
-    from evergram.compatibility.transforms import Transform
+    from evergram.compatibility.aligner.aligner import Aligner as Aligner
+    from evergram.compatibility.alignment_loss import AlignmentLoss as AlignmentLoss
+    from evergram.compatibility.backward_alignment import BackwardAlignment as BackwardAlignment
+    from evergram.compatibility.certificate import certify as certify
+    from evergram.compatibility.chain import Chain as Chain
+    from evergram.compatibility.closed_form_fit import fit_closed_form as fit_closed_form
+    from evergram.compatibility.consumers import consumer_metric as consumer_metric
+    from evergram.compatibility.consumers import input_fisher as input_fisher
+    from evergram.compatibility.gradient_fit import fit_by_gradient as fit_by_gradient
+    from evergram.compatibility.second_moments import SecondMoments as SecondMoments
+    from evergram.compatibility.transforms import Transform as Transform
 
-__all__ = [
-    "Aligner",
-    "AlignerReport",
-    "AlignmentLoss",
-    "BackwardAlignment",
-    "Chain",
-    "ClosedForm",
-    "GradientFit",
-    "Guarantee",
-    "SecondMoments",
-    "StepError",
-    "Transform",
-    "build_transform",
-    "certify",
-    "consumer_metric",
-    "fit_by_gradient",
-    "fit_closed_form",
-    "input_fisher",
-]
-
-export_lazily(
-    __name__,
-    {
-        "aligner.aligner": "Aligner",
-        "aligner.report": "AlignerReport",
-        "alignment_loss": "AlignmentLoss",
-        "backward_alignment": "BackwardAlignment",
-        "certificate": "Guarantee StepError certify",
-        "chain": "Chain",
-        "closed_form_fit": "ClosedForm fit_closed_form",
-        "consumers": "consumer_metric input_fisher",
-        "gradient_fit": "GradientFit fit_by_gradient",
-        "kinds": "build_transform",
-        "second_moments": "SecondMoments",
-        "transforms": "Transform",
-    },
-)
+export_lazily(__name__)

@@ -25,83 +25,24 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.data.amazon import load_amazon
-    from evergram.data.corpus import Corpus
-    from evergram.data.data_sets import existing
-    from evergram.data.features import Feature, Side
-    from evergram.data.movielens import load_movielens
-    from evergram.data.pair_hash import PairHash, TrainedPairs
-    from evergram.data.pools import Pool, PoolSampler
-    from evergram.data.prepared.prepare import prepare
-    from evergram.data.prepared.settings import PrepareSettings, PrepareSummary
-    from evergram.data.rolling_window import RollingWindow
-    from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
-    from evergram.data.split import (
-        HeldOut,
-        Split,
-        given_split,
-        random_split,
-        time_split,
-        window_split,
-    )
-    from evergram.data.synthetic import Planted, generate
-    from evergram.data.tables import load_adjacency_list, load_table
-    from evergram.data.vocabulary import Vocabulary
-    from evergram.data.wikipedia.dump import load_mediawiki
-    from evergram.data.wikipedia.wikispeedia import load_wikispeedia
+    from evergram.data.amazon import load_amazon as load_amazon
+    from evergram.data.corpus import Corpus as Corpus
+    from evergram.data.data_sets import existing as existing
+    from evergram.data.features import Feature as Feature
+    from evergram.data.features import Side as Side
+    from evergram.data.movielens import load_movielens as load_movielens
+    from evergram.data.prepared.prepare import prepare as prepare
+    from evergram.data.prepared.settings import PrepareSettings as PrepareSettings
+    from evergram.data.split import Split as Split
+    from evergram.data.split import given_split as given_split
+    from evergram.data.split import random_split as random_split
+    from evergram.data.split import time_split as time_split
+    from evergram.data.split import window_split as window_split
+    from evergram.data.synthetic import generate as generate
+    from evergram.data.tables import load_adjacency_list as load_adjacency_list
+    from evergram.data.tables import load_table as load_table
+    from evergram.data.vocabulary import Vocabulary as Vocabulary
+    from evergram.data.wikipedia.dump import load_mediawiki as load_mediawiki
+    from evergram.data.wikipedia.wikispeedia import load_wikispeedia as load_wikispeedia
 
-__all__ = [
-    "Corpus",
-    "EntitySampler",
-    "ExampleSampler",
-    "Feature",
-    "HeldOut",
-    "PairDraws",
-    "PairHash",
-    "Planted",
-    "Pool",
-    "PoolSampler",
-    "PrepareSettings",
-    "PrepareSummary",
-    "RollingWindow",
-    "Side",
-    "Split",
-    "TrainedPairs",
-    "Vocabulary",
-    "existing",
-    "generate",
-    "given_split",
-    "load_adjacency_list",
-    "load_amazon",
-    "load_mediawiki",
-    "load_movielens",
-    "load_table",
-    "load_wikispeedia",
-    "prepare",
-    "random_split",
-    "time_split",
-    "window_split",
-]
-
-export_lazily(
-    __name__,
-    {
-        "amazon": "load_amazon",
-        "corpus": "Corpus",
-        "data_sets": "existing",
-        "features": "Feature Side",
-        "movielens": "load_movielens",
-        "pair_hash": "PairHash TrainedPairs",
-        "pools": "Pool PoolSampler",
-        "prepared.prepare": "prepare",
-        "prepared.settings": "PrepareSettings PrepareSummary",
-        "rolling_window": "RollingWindow",
-        "sampling": "EntitySampler ExampleSampler PairDraws",
-        "split": "HeldOut Split given_split random_split time_split window_split",
-        "synthetic": "Planted generate",
-        "tables": "load_adjacency_list load_table",
-        "vocabulary": "Vocabulary",
-        "wikipedia.dump": "load_mediawiki",
-        "wikipedia.wikispeedia": "load_wikispeedia",
-    },
-)
+export_lazily(__name__)

@@ -23,51 +23,16 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.encoders.encoder import Embeddings, Encoder, Scene
-    from evergram.encoders.factorization import Factorization
-    from evergram.encoders.factory import build_encoder, restore_encoder
-    from evergram.encoders.features import SIDES, EntityInputs, Schema
-    from evergram.encoders.graph.graph_encoder import GraphEncoder
-    from evergram.encoders.graph.graphsage import GraphSage
-    from evergram.encoders.graph.lightgcn import LightGCN
-    from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
-    from evergram.encoders.kinds import ENCODERS, EncoderSettings
-    from evergram.encoders.row_encoder import RowEncoder
-    from evergram.encoders.two_tower import TwoTower
+    from evergram.encoders.encoder import Embeddings as Embeddings
+    from evergram.encoders.encoder import Encoder as Encoder
+    from evergram.encoders.factorization import Factorization as Factorization
+    from evergram.encoders.features import SIDES as SIDES
+    from evergram.encoders.features import Schema as Schema
+    from evergram.encoders.graph.graphsage import GraphSage as GraphSage
+    from evergram.encoders.graph.lightgcn import LightGCN as LightGCN
+    from evergram.encoders.kinds import ENCODERS as ENCODERS
+    from evergram.encoders.kinds import EncoderSettings as EncoderSettings
+    from evergram.encoders.row_encoder import RowEncoder as RowEncoder
+    from evergram.encoders.two_tower import TwoTower as TwoTower
 
-__all__ = [
-    "ENCODERS",
-    "SIDES",
-    "Embeddings",
-    "Encoder",
-    "EncoderSettings",
-    "EntityInputs",
-    "Factorization",
-    "GraphEncoder",
-    "GraphSage",
-    "LightGCN",
-    "MeanOfCandidates",
-    "RowEncoder",
-    "Scene",
-    "Schema",
-    "TwoTower",
-    "build_encoder",
-    "restore_encoder",
-]
-
-export_lazily(
-    __name__,
-    {
-        "encoder": "Embeddings Encoder Scene",
-        "factorization": "Factorization",
-        "factory": "build_encoder restore_encoder",
-        "features": "EntityInputs SIDES Schema",
-        "graph.graph_encoder": "GraphEncoder",
-        "graph.graphsage": "GraphSage",
-        "kinds": "ENCODERS EncoderSettings",
-        "graph.lightgcn": "LightGCN",
-        "graph.mean_of_candidates": "MeanOfCandidates",
-        "row_encoder": "RowEncoder",
-        "two_tower": "TwoTower",
-    },
-)
+export_lazily(__name__)

@@ -25,100 +25,20 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.evaluation.auc import roc_auc
-    from evergram.evaluation.consumer_classifiers import (
-        ConsumerClassifiers,
-        ConsumerFit,
-        ConsumerInputs,
-        fit_consumers,
-    )
-    from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
-    from evergram.evaluation.degradation import Degradation, degradation
-    from evergram.evaluation.gramian_error import (
-        Histograms,
-        gradient_error,
-        gramian_error,
-        score_histograms,
-    )
-    from evergram.evaluation.large_catalogues.candidate_index import CandidateIndex, index_metrics
-    from evergram.evaluation.large_catalogues.metric_sample import (
-        MetricSample,
-        SampledRanking,
-        sample_queries,
-    )
-    from evergram.evaluation.map_quality import mapping_readings
-    from evergram.evaluation.probes.probe_models import ProbeModel, load_probe_model
-    from evergram.evaluation.ranking import (
-        Relevance,
-        popularity_metrics,
-        query_metrics,
-        rank_metrics,
-    )
-    from evergram.evaluation.relevance import relevance_of, test_relevance
-    from evergram.evaluation.reports.embedding_map import EmbeddingMap
-    from evergram.evaluation.sampled_gramian_error import (
-        Interval,
-        SampledTruth,
-        gradient_error_interval,
-        gramian_error_interval,
-    )
-    from evergram.evaluation.version_distance import as_dim, drift, overlap
+    from evergram.evaluation.consumer_classifiers import ConsumerClassifiers as ConsumerClassifiers
+    from evergram.evaluation.consumer_classifiers import ConsumerFit as ConsumerFit
+    from evergram.evaluation.consumer_classifiers import ConsumerInputs as ConsumerInputs
+    from evergram.evaluation.consumer_classifiers import fit_consumers as fit_consumers
+    from evergram.evaluation.degradation import Degradation as Degradation
+    from evergram.evaluation.degradation import degradation as degradation
+    from evergram.evaluation.gramian_error import gramian_error as gramian_error
+    from evergram.evaluation.gramian_error import score_histograms as score_histograms
+    from evergram.evaluation.probes.probe_models import load_probe_model as load_probe_model
+    from evergram.evaluation.ranking import Relevance as Relevance
+    from evergram.evaluation.ranking import rank_metrics as rank_metrics
+    from evergram.evaluation.reports.embedding_map import EmbeddingMap as EmbeddingMap
+    from evergram.evaluation.version_distance import as_dim as as_dim
+    from evergram.evaluation.version_distance import drift as drift
+    from evergram.evaluation.version_distance import overlap as overlap
 
-__all__ = [
-    "CandidateIndex",
-    "ConsumerClassifiers",
-    "ConsumerFit",
-    "ConsumerInputs",
-    "ConsumerTask",
-    "Degradation",
-    "EmbeddingMap",
-    "Histograms",
-    "Interval",
-    "MetricSample",
-    "ProbeModel",
-    "Relevance",
-    "SampledRanking",
-    "SampledTruth",
-    "as_dim",
-    "consumer_tasks",
-    "degradation",
-    "drift",
-    "fit_consumers",
-    "gradient_error",
-    "gradient_error_interval",
-    "gramian_error",
-    "gramian_error_interval",
-    "index_metrics",
-    "load_probe_model",
-    "mapping_readings",
-    "overlap",
-    "popularity_metrics",
-    "query_metrics",
-    "rank_metrics",
-    "relevance_of",
-    "roc_auc",
-    "sample_queries",
-    "score_histograms",
-    "test_relevance",
-]
-
-export_lazily(
-    __name__,
-    {
-        "auc": "roc_auc",
-        "large_catalogues.candidate_index": "CandidateIndex index_metrics",
-        "consumer_classifiers": "ConsumerClassifiers ConsumerFit ConsumerInputs fit_consumers",
-        "consumer_tasks": "ConsumerTask consumer_tasks",
-        "degradation": "Degradation degradation",
-        "gramian_error": "Histograms gradient_error gramian_error score_histograms",
-        "map_quality": "mapping_readings",
-        "large_catalogues.metric_sample": "MetricSample SampledRanking sample_queries",
-        "probes.probe_models": "ProbeModel load_probe_model",
-        "ranking": "Relevance popularity_metrics query_metrics rank_metrics",
-        "reports.embedding_map": "EmbeddingMap",
-        "relevance": "relevance_of test_relevance",
-        "sampled_gramian_error": "Interval SampledTruth gradient_error_interval "
-        "gramian_error_interval",
-        "version_distance": "as_dim drift overlap",
-    },
-)
+export_lazily(__name__)

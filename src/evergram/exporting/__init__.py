@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.exporting.arrow_function import ArrowFunction, arrow_function
-    from evergram.exporting.formats import export_transform
-    from evergram.exporting.pretrained_encoder import PretrainedEncoder
+    from evergram.exporting.arrow_function import ArrowFunction as ArrowFunction
+    from evergram.exporting.arrow_function import arrow_function as arrow_function
+    from evergram.exporting.formats import export_transform as export_transform
+    from evergram.exporting.pretrained_encoder import PretrainedEncoder as PretrainedEncoder
 
-__all__ = ["ArrowFunction", "PretrainedEncoder", "arrow_function", "export_transform"]
-
-export_lazily(
-    __name__,
-    {
-        "arrow_function": "ArrowFunction arrow_function",
-        "formats": "export_transform",
-        "pretrained_encoder": "PretrainedEncoder",
-    },
-)
+export_lazily(__name__)

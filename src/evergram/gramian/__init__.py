@@ -27,68 +27,17 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.gramian.adaptive_sogram import AdaptiveSOGram
-    from evergram.gramian.clusters.cluster_moments import ClusterMoments, Clusters
-    from evergram.gramian.contributions import contributions
-    from evergram.gramian.estimator import (
-        EntityBatch,
-        GramianEstimator,
-        Moment,
-        exact_moment,
-    )
-    from evergram.gramian.exact import ExactGramian
-    from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
-    from evergram.gramian.gramian_penalty.gramian_penalty import GramianErrors, GramianPenalty
-    from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
-    from evergram.gramian.new_queries.query_form import Interactions, QueryForm, Term
-    from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
-    from evergram.gramian.sagram import SAGram
-    from evergram.gramian.sampled import SampledGramian
-    from evergram.gramian.sogram import SOGram
-    from evergram.gramian.storm import Storm
+    from evergram.gramian.estimator import EntityBatch as EntityBatch
+    from evergram.gramian.estimator import GramianEstimator as GramianEstimator
+    from evergram.gramian.exact import ExactGramian as ExactGramian
+    from evergram.gramian.gramian_penalty.gramian_penalty import GramianPenalty as GramianPenalty
+    from evergram.gramian.new_queries.query_form import Interactions as Interactions
+    from evergram.gramian.new_queries.query_form import QueryForm as QueryForm
+    from evergram.gramian.penalty import orthogonal_penalty as orthogonal_penalty
+    from evergram.gramian.penalty import quadratic_penalty as quadratic_penalty
+    from evergram.gramian.sagram import SAGram as SAGram
+    from evergram.gramian.sampled import SampledGramian as SampledGramian
+    from evergram.gramian.sogram import SOGram as SOGram
+    from evergram.gramian.storm import Storm as Storm
 
-__all__ = [
-    "AdaptiveSOGram",
-    "BatchSide",
-    "ClusterMoments",
-    "Clusters",
-    "EntityBatch",
-    "EntityMeasure",
-    "ExactGramian",
-    "GramianErrors",
-    "GramianEstimator",
-    "GramianPenalty",
-    "GrowingSAGram",
-    "Interactions",
-    "Moment",
-    "QueryForm",
-    "SAGram",
-    "SOGram",
-    "SampledGramian",
-    "Storm",
-    "Term",
-    "contributions",
-    "exact_moment",
-    "orthogonal_penalty",
-    "quadratic_penalty",
-]
-
-export_lazily(
-    __name__,
-    {
-        "adaptive_sogram": "AdaptiveSOGram",
-        "clusters.cluster_moments": "ClusterMoments Clusters",
-        "contributions": "contributions",
-        "estimator": "EntityBatch GramianEstimator Moment exact_moment",
-        "exact": "ExactGramian",
-        "gramian_penalty.entity_measure": "EntityMeasure",
-        "gramian_penalty.gramian_penalty": "GramianErrors GramianPenalty",
-        "gramian_penalty.growing_sagram": "GrowingSAGram",
-        "new_queries.query_form": "Interactions QueryForm Term",
-        "penalty": "BatchSide orthogonal_penalty quadratic_penalty",
-        "sagram": "SAGram",
-        "sampled": "SampledGramian",
-        "sogram": "SOGram",
-        "storm": "Storm",
-    },
-)
+export_lazily(__name__)

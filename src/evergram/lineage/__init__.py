@@ -23,39 +23,12 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.lineage.artefact import Artefact, EncoderParts
-    from evergram.lineage.canary_check import (
-        CompatibilityLimits,
-        Reading,
-        diagnose_lineage,
-        past_limits,
-    )
-    from evergram.lineage.consumers.registry import ConsumerRegistry
-    from evergram.lineage.lineage import Lineage
-    from evergram.lineage.manifest import Manifest
-    from evergram.lineage.view import View
+    from evergram.lineage.artefact import Artefact as Artefact
+    from evergram.lineage.canary_check import Reading as Reading
+    from evergram.lineage.canary_check import past_limits as past_limits
+    from evergram.lineage.consumers.registry import ConsumerRegistry as ConsumerRegistry
+    from evergram.lineage.lineage import Lineage as Lineage
+    from evergram.lineage.manifest import Manifest as Manifest
+    from evergram.lineage.view import View as View
 
-__all__ = [
-    "Artefact",
-    "CompatibilityLimits",
-    "ConsumerRegistry",
-    "EncoderParts",
-    "Lineage",
-    "Manifest",
-    "Reading",
-    "View",
-    "diagnose_lineage",
-    "past_limits",
-]
-
-export_lazily(
-    __name__,
-    {
-        "artefact": "Artefact EncoderParts",
-        "canary_check": "CompatibilityLimits Reading diagnose_lineage past_limits",
-        "consumers.registry": "ConsumerRegistry",
-        "manifest": "Manifest",
-        "lineage": "Lineage",
-        "view": "View",
-    },
-)
+export_lazily(__name__)

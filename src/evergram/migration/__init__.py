@@ -13,28 +13,11 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.migration.cascade import KeptVectors, cascade
-    from evergram.migration.half_migrated import HalfMigratedSearch
-    from evergram.migration.make_sidecar import make_sidecar
-    from evergram.migration.migration_plan import plan_migration
-    from evergram.migration.reranked_search import reranked_search
+    from evergram.migration.cascade import KeptVectors as KeptVectors
+    from evergram.migration.cascade import cascade as cascade
+    from evergram.migration.half_migrated import HalfMigratedSearch as HalfMigratedSearch
+    from evergram.migration.make_sidecar import make_sidecar as make_sidecar
+    from evergram.migration.migration_plan import plan_migration as plan_migration
+    from evergram.migration.reranked_search import reranked_search as reranked_search
 
-__all__ = [
-    "HalfMigratedSearch",
-    "KeptVectors",
-    "cascade",
-    "make_sidecar",
-    "plan_migration",
-    "reranked_search",
-]
-
-export_lazily(
-    __name__,
-    {
-        "cascade": "KeptVectors cascade",
-        "half_migrated": "HalfMigratedSearch",
-        "make_sidecar": "make_sidecar",
-        "migration_plan": "plan_migration",
-        "reranked_search": "reranked_search",
-    },
-)
+export_lazily(__name__)

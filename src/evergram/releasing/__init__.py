@@ -23,50 +23,20 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.releasing.comparison.compare import Comparison, compare
-    from evergram.releasing.evaluate import Ranking, evaluate
-    from evergram.releasing.files.align import AlignSettings, align
-    from evergram.releasing.files.encode_file import Texts, encode_file
-    from evergram.releasing.files.import_file import import_embeddings
-    from evergram.releasing.files.transform_file import transform_file
-    from evergram.releasing.known_consumers import KnownConsumer
-    from evergram.releasing.probes import ProbeReading, run_probes
-    from evergram.releasing.publish import Published, publish
-    from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+    from evergram.releasing.comparison.compare import compare as compare
+    from evergram.releasing.evaluate import Ranking as Ranking
+    from evergram.releasing.evaluate import evaluate as evaluate
+    from evergram.releasing.files.align import AlignSettings as AlignSettings
+    from evergram.releasing.files.align import align as align
+    from evergram.releasing.files.encode_file import Texts as Texts
+    from evergram.releasing.files.encode_file import encode_file as encode_file
+    from evergram.releasing.files.import_file import import_embeddings as import_embeddings
+    from evergram.releasing.files.transform_file import transform_file as transform_file
+    from evergram.releasing.known_consumers import KnownConsumer as KnownConsumer
+    from evergram.releasing.probes import run_probes as run_probes
+    from evergram.releasing.publish import Published as Published
+    from evergram.releasing.publish import publish as publish
+    from evergram.releasing.upgrade import train as train
+    from evergram.releasing.upgrade import upgrade as upgrade
 
-__all__ = [
-    "AlignSettings",
-    "Comparison",
-    "KnownConsumer",
-    "ProbeReading",
-    "Published",
-    "Ranking",
-    "Texts",
-    "align",
-    "compare",
-    "encode_file",
-    "evaluate",
-    "import_embeddings",
-    "publish",
-    "run_probes",
-    "train",
-    "transform_file",
-    "upgrade",
-    "upgrade_lost",
-]
-
-export_lazily(
-    __name__,
-    {
-        "comparison.compare": "Comparison compare",
-        "evaluate": "Ranking evaluate",
-        "files.align": "AlignSettings align",
-        "files.encode_file": "Texts encode_file",
-        "files.import_file": "import_embeddings",
-        "files.transform_file": "transform_file",
-        "known_consumers": "KnownConsumer",
-        "probes": "ProbeReading run_probes",
-        "publish": "Published publish",
-        "upgrade": "train upgrade upgrade_lost",
-    },
-)
+export_lazily(__name__)

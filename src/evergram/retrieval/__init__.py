@@ -23,31 +23,9 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfilling.backfill import Backfill
-    from evergram.retrieval.backfilling.backfill_progress import BackfillProgress, backfill_progress
-    from evergram.retrieval.embedded import Embedded
-    from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
-    from evergram.retrieval.reader import Reader
+    from evergram.retrieval.backfilling.backfill import Backfill as Backfill
+    from evergram.retrieval.embedded import Embedded as Embedded
+    from evergram.retrieval.fill import fill as fill
+    from evergram.retrieval.reader import Reader as Reader
 
-__all__ = [
-    "Backfill",
-    "BackfillProgress",
-    "Embedded",
-    "Reader",
-    "backfill_progress",
-    "canary_stores",
-    "fill",
-    "local_stores",
-    "open_stores",
-]
-
-export_lazily(
-    __name__,
-    {
-        "backfilling.backfill": "Backfill",
-        "backfilling.backfill_progress": "BackfillProgress backfill_progress",
-        "embedded": "Embedded",
-        "fill": "canary_stores fill local_stores open_stores",
-        "reader": "Reader",
-    },
-)
+export_lazily(__name__)

@@ -17,34 +17,13 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.serving.app import create_app
-    from evergram.serving.client import Client
-    from evergram.serving.server import Server, listen, serve
-    from evergram.serving.server_processes import ServerProcesses, listen_processes
-    from evergram.serving.service import Service
-    from evergram.serving.settings import ServiceSettings, admin_token
+    from evergram.serving.app import create_app as create_app
+    from evergram.serving.client import Client as Client
+    from evergram.serving.server import Server as Server
+    from evergram.serving.server import listen as listen
+    from evergram.serving.server import serve as serve
+    from evergram.serving.server_processes import listen_processes as listen_processes
+    from evergram.serving.service import Service as Service
+    from evergram.serving.settings import ServiceSettings as ServiceSettings
 
-__all__ = [
-    "Client",
-    "Server",
-    "ServerProcesses",
-    "Service",
-    "ServiceSettings",
-    "admin_token",
-    "create_app",
-    "listen",
-    "listen_processes",
-    "serve",
-]
-
-export_lazily(
-    __name__,
-    {
-        "app": "create_app",
-        "client": "Client",
-        "server": "Server listen serve",
-        "server_processes": "ServerProcesses listen_processes",
-        "service": "Service",
-        "settings": "ServiceSettings admin_token",
-    },
-)
+export_lazily(__name__)

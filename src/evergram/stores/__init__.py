@@ -21,28 +21,13 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.stores.index_codes import IndexCodes
-    from evergram.stores.open_store import open_store
-    from evergram.stores.rows import Hits, Rows, Space
-    from evergram.stores.store import ReadableStore, Store, StoreView
+    from evergram.stores.index_codes import IndexCodes as IndexCodes
+    from evergram.stores.open_store import open_store as open_store
+    from evergram.stores.rows import Hits as Hits
+    from evergram.stores.rows import Rows as Rows
+    from evergram.stores.rows import Space as Space
+    from evergram.stores.store import ReadableStore as ReadableStore
+    from evergram.stores.store import Store as Store
+    from evergram.stores.store import StoreView as StoreView
 
-__all__ = [
-    "Hits",
-    "IndexCodes",
-    "ReadableStore",
-    "Rows",
-    "Space",
-    "Store",
-    "StoreView",
-    "open_store",
-]
-
-export_lazily(
-    __name__,
-    {
-        "index_codes": "IndexCodes",
-        "open_store": "open_store",
-        "rows": "Hits Rows Space",
-        "store": "ReadableStore Store StoreView",
-    },
-)
+export_lazily(__name__)

@@ -20,52 +20,17 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.tasks.bpr import BPR
-    from evergram.tasks.clustered_softmax import ClusteredSoftmax
-    from evergram.tasks.kinds import TASKS, TaskSettings
-    from evergram.tasks.objective import Loss, Objective
-    from evergram.tasks.pointwise import Pointwise
-    from evergram.tasks.pointwise_losses import LOSSES, PointwiseLoss
-    from evergram.tasks.second_order import SecondOrderSoftmax
-    from evergram.tasks.softmax import Softmax, StreamedFrequency
-    from evergram.tasks.softmax_all import SoftmaxAll
-    from evergram.tasks.spherical import Spherical
-    from evergram.tasks.task import Encoded, Spread, Task, score
+    from evergram.tasks.bpr import BPR as BPR
+    from evergram.tasks.kinds import TASKS as TASKS
+    from evergram.tasks.kinds import TaskSettings as TaskSettings
+    from evergram.tasks.objective import Loss as Loss
+    from evergram.tasks.objective import Objective as Objective
+    from evergram.tasks.pointwise import Pointwise as Pointwise
+    from evergram.tasks.pointwise_losses import LOSSES as LOSSES
+    from evergram.tasks.pointwise_losses import PointwiseLoss as PointwiseLoss
+    from evergram.tasks.softmax import Softmax as Softmax
+    from evergram.tasks.task import Spread as Spread
+    from evergram.tasks.task import Task as Task
+    from evergram.tasks.task import score as score
 
-__all__ = [
-    "BPR",
-    "LOSSES",
-    "TASKS",
-    "ClusteredSoftmax",
-    "Encoded",
-    "Loss",
-    "Objective",
-    "Pointwise",
-    "PointwiseLoss",
-    "SecondOrderSoftmax",
-    "Softmax",
-    "SoftmaxAll",
-    "Spherical",
-    "Spread",
-    "StreamedFrequency",
-    "Task",
-    "TaskSettings",
-    "score",
-]
-
-export_lazily(
-    __name__,
-    {
-        "bpr": "BPR",
-        "clustered_softmax": "ClusteredSoftmax",
-        "kinds": "TASKS TaskSettings",
-        "objective": "Loss Objective",
-        "pointwise": "Pointwise",
-        "pointwise_losses": "LOSSES PointwiseLoss",
-        "second_order": "SecondOrderSoftmax",
-        "softmax": "Softmax StreamedFrequency",
-        "softmax_all": "SoftmaxAll",
-        "spherical": "Spherical",
-        "task": "Encoded Spread Task score",
-    },
-)
+export_lazily(__name__)

@@ -14,23 +14,10 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.texts.addresses import open_text_encoder
-    from evergram.texts.record import TextEncoderRecord, record_of
-    from evergram.texts.text_encoder import Prompts, TextEncoder
+    from evergram.texts.addresses import open_text_encoder as open_text_encoder
+    from evergram.texts.record import TextEncoderRecord as TextEncoderRecord
+    from evergram.texts.record import record_of as record_of
+    from evergram.texts.text_encoder import Prompts as Prompts
+    from evergram.texts.text_encoder import TextEncoder as TextEncoder
 
-__all__ = [
-    "Prompts",
-    "TextEncoder",
-    "TextEncoderRecord",
-    "open_text_encoder",
-    "record_of",
-]
-
-export_lazily(
-    __name__,
-    {
-        "addresses": "open_text_encoder",
-        "record": "TextEncoderRecord record_of",
-        "text_encoder": "Prompts TextEncoder",
-    },
-)
+export_lazily(__name__)

@@ -24,55 +24,21 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.training.build import Companions, pick_device
-    from evergram.training.callbacks import Budget, Callback, Point
-    from evergram.training.checkpoint import load_encoder
-    from evergram.training.checkpoints.settings import CheckpointSettings
-    from evergram.training.corpora import load_corpus, split_for
-    from evergram.training.diagnose import Diagnosis, diagnose
-    from evergram.training.fit import RunContext, Trained, fit_encoder
-    from evergram.training.loop import Trainer
-    from evergram.training.monitors.early_stopping import EarlyStopping
-    from evergram.training.monitors.gramian_tracking import Tracking
-    from evergram.training.progress import Progress
-    from evergram.training.recipe import Recipe
+    from evergram.training.build import pick_device as pick_device
+    from evergram.training.callbacks import Callback as Callback
+    from evergram.training.callbacks import Point as Point
+    from evergram.training.checkpoint import load_encoder as load_encoder
+    from evergram.training.checkpoints.settings import CheckpointSettings as CheckpointSettings
+    from evergram.training.corpora import load_corpus as load_corpus
+    from evergram.training.corpora import split_for as split_for
+    from evergram.training.diagnose import Diagnosis as Diagnosis
+    from evergram.training.diagnose import diagnose as diagnose
+    from evergram.training.fit import RunContext as RunContext
+    from evergram.training.fit import Trained as Trained
+    from evergram.training.fit import fit_encoder as fit_encoder
+    from evergram.training.loop import Trainer as Trainer
+    from evergram.training.monitors.gramian_tracking import Tracking as Tracking
+    from evergram.training.progress import Progress as Progress
+    from evergram.training.recipe import Recipe as Recipe
 
-__all__ = [
-    "Budget",
-    "Callback",
-    "CheckpointSettings",
-    "Companions",
-    "Diagnosis",
-    "EarlyStopping",
-    "Point",
-    "Progress",
-    "Recipe",
-    "RunContext",
-    "Tracking",
-    "Trained",
-    "Trainer",
-    "diagnose",
-    "fit_encoder",
-    "load_corpus",
-    "load_encoder",
-    "pick_device",
-    "split_for",
-]
-
-export_lazily(
-    __name__,
-    {
-        "build": "Companions pick_device",
-        "callbacks": "Budget Callback Point",
-        "checkpoints.settings": "CheckpointSettings",
-        "checkpoint": "load_encoder",
-        "corpora": "load_corpus split_for",
-        "diagnose": "Diagnosis diagnose",
-        "fit": "RunContext Trained fit_encoder",
-        "loop": "Trainer",
-        "monitors.early_stopping": "EarlyStopping",
-        "monitors.gramian_tracking": "Tracking",
-        "progress": "Progress",
-        "recipe": "Recipe",
-    },
-)
+export_lazily(__name__)

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.training.first_recipe.first_recipe import FirstRecipe, first_recipe
-    from evergram.training.first_recipe.survey import Survey
+    from evergram.training.first_recipe.first_recipe import FirstRecipe as FirstRecipe
+    from evergram.training.first_recipe.first_recipe import first_recipe as first_recipe
+    from evergram.training.first_recipe.survey import Survey as Survey
 
-__all__ = ["FirstRecipe", "Survey", "first_recipe"]
-
-export_lazily(
-    __name__,
-    {
-        "first_recipe": "FirstRecipe first_recipe",
-        "survey": "Survey",
-    },
-)
+export_lazily(__name__)
