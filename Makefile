@@ -43,6 +43,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m benchmarks.budget
 
 # The documents as a site in build/site; a link that leads nowhere fails.
 docs: .venv/ready

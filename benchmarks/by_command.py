@@ -42,7 +42,7 @@ def movielens_section(
     overrides = [part for setting in settings for part in ("--set", setting)]
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
-            common = (str(recipe), "--lineage", folder + "/l", "--seed", str(seed), *overrides)
+            common = (str(recipe), "--lineage", folder + "/l", "--set", f"seed={seed}", *overrides)
             first, second = run("train", *common), run("upgrade", *common)
         ranking = second["compatibility"]["0"]["ranking"]
         names = ("past", "chain", "chain_candidates", "raw_candidates", "raw")

@@ -140,7 +140,7 @@ def test_the_file_is_aligned_as_any_other(
 
 
 TEXTS = sentences()
-COLUMNS = ("--id-column", "key", "--text-column", "body")
+COLUMNS = ("--column", "id=key", "--column", "text=body")
 
 
 @pytest.fixture

@@ -11,15 +11,14 @@ from rich.text import Text
 from tests.support.command import Command, every_command, run_process
 
 from evergram.cli.app import ORDER, PANELS
-from evergram.cli.command_line.words import command_at, log_format_of
 from evergram.cli.options import (
     columns_by_role,
     columns_of,
     load_recipe,
     refuse_unread,
     stores_by_side,
-    with_seed,
 )
+from evergram.cli.words import command_at, log_format_of
 from evergram.errors import DataError, RecipeError
 from evergram.log_lines import LogFormat
 
@@ -74,9 +73,8 @@ def test_an_unknown_name_is_answered_with_what_can_be_meant(evergram: Command) -
     assert "did you mean" not in evergram.refused("xyzzy")
 
 
-def test_every_command_has_help_json_and_an_example_that_can_be_parsed() -> None:
+def test_every_command_has_help_and_an_example_that_can_be_parsed() -> None:
     for words, command in every_command().items():
-        assert "--json" in {option for each in command.params for option in each.opts}, words
         texts = [command.help, *(getattr(each, "help", None) for each in command.params)]
         assert all(texts), words
         for text in (*texts, command.epilog):
@@ -143,21 +141,14 @@ def test_the_command_stands_after_the_options_before_it(evergram: Command) -> No
     assert "'text', 'json'" in evergram.refused("--log-format", "yaml", "demo")
 
 
-def test_the_seed_wins_over_overrides_before_it(shop: Path) -> None:
-    assert with_seed(["seed=1"], 7) == ["seed=1", "seed=7"]
-    assert with_seed(None, None) == []
-    recipe = load_recipe(Path("shop.toml"), 7, ["seed=1", "model.dim=9"])
-    assert (recipe.seed, recipe.model.dim) == (7, [9])
-
-
 def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
     start = ["training.epochs=0", "model.start=svd"]
     with pytest.raises(RecipeError, match=r"upgrade\.fit = 'posthoc' or 'none'"):
-        load_recipe(Path("shop.toml"), None, start, unread=("upgrade",))
+        load_recipe(Path("shop.toml"), start, unread=("upgrade",))
     remedied = [*start, "upgrade.fit=none"]
-    assert load_recipe(Path("shop.toml"), None, remedied, unread=("upgrade",)).upgrade.fit == "none"
+    assert load_recipe(Path("shop.toml"), remedied, unread=("upgrade",)).upgrade.fit == "none"
     with pytest.raises(RecipeError, match=r"upgrade\.fit=none changes nothing here"):
-        load_recipe(Path("shop.toml"), None, ["upgrade.fit=none"], unread=("upgrade",))
+        load_recipe(Path("shop.toml"), ["upgrade.fit=none"], unread=("upgrade",))
 
 
 def test_an_override_that_the_command_does_not_read_is_refused() -> None:
@@ -184,6 +175,6 @@ def test_stores_and_columns_are_named_once_and_passwords_never() -> None:
         with pytest.raises(DataError, match=options[0].partition("=")[0]):
             columns_by_role(options)
     files = [Path("a.npy"), Path("b.parquet")]
-    assert columns_of(files, "key", None) == {"id_column": "key", "vector_column": "vector"}
-    with pytest.raises(DataError, match="--vector-column"):
-        columns_of(files[:1], None, "v")
+    assert columns_of(files, ["id=key"]) == {"id_column": "key", "vector_column": "vector"}
+    with pytest.raises(DataError, match=r"\.npy"):
+        columns_of(files[:1], ["vector=v"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.lineages import lineage_of
 
-from evergram.cli.command_line.completion import choices, recipe_settings
+from evergram.cli.words import choices, recipe_settings
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.lineage.consumers.registry import ConsumerRegistry
 

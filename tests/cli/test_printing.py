@@ -70,7 +70,7 @@ def test_a_trained_version_says_what_it_was_trained_on_and_what_ended_it(capsys:
     ):
         metrics = {"model": {"recall@20": 0.5}, "popularity": {"recall@20": None}}
         facts = {"version": 1, "metrics": metrics, "training": TRAINING | more}
-        print_version("l", facts, as_json=False)
+        print_version("l", facts)
         printed = words(capsys)
         assert printed.startswith("Version 1 in l")
         assert "│ popularity │ – │" in printed
@@ -97,7 +97,7 @@ def test_an_upgrade_says_how_well_it_is_read_as_each_past_version(capsys: Output
         "overlap": {"common": 50, "fitted": 40, "held_out": 10},
         "compatibility": compatibility,
     }
-    print_version("l", metrics, as_json=False)
+    print_version("l", metrics)
     printed = words(capsys)
     for part in (
         "50 objects in common with the version before: 40",

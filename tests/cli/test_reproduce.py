@@ -8,7 +8,7 @@ import pytest
 from tests.support.command import Command
 
 import evergram
-from evergram.cli.reproduction.checkout import checkout, reproduction
+from evergram.cli.reproduce import checkout, reproduction
 from evergram.errors import DataError
 
 

@@ -52,7 +52,7 @@ def test_every_option_is_a_setting_and_mebibytes_are_bytes(
         "silence": 9.5,
         "keep_alive": 10,
     }
-    flags = [part for key, v in values.items() for part in ("--" + key.replace("_", "-"), v)]
+    flags = [part for key, v in values.items() for part in ("--set", f"{key}={v}")]
     host = ("--host", "localhost", "--no-auth", "--allowed-host", "shop.example")
     ran = evergram("serve", line, "--port", 0, *host, *flags)
     assert ran.code == 0, ran.err

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.command import PROGRAM
 
-from evergram.cli.standard_streams import _LastingFile
+from evergram.cli.failures import _LastingFile
 from evergram.lineage.lineage import Lineage
 
 WORK = """

@@ -22,7 +22,7 @@ from evergram.training.tuning import trials
 def test_a_version_that_loses_too_much_is_not_published(
     evergram: Command, growing_shop: Path
 ) -> None:
-    train = ("train", "shop.toml", "--lineage", "lin", "--seed", "3", "--set", "model.dim=5")
+    train = ("train", "shop.toml", "--lineage", "lin", "--set", "seed=3", "--set", "model.dim=5")
     assert "popularity" in evergram(*train).out
     manifest = Lineage.open("lin").manifest(0)
     assert (manifest.dim, manifest.recipe["seed"]) == (5, 3)
@@ -149,7 +149,7 @@ def test_tune_prints_trials_and_writes_a_recipe_that_train_takes(
     evergram: Command, recipe: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "tuned"
-    search = ("tune", recipe, "--over", "model.dim=2..6", "--out", out, "--seed", 3, *QUICK)
+    search = ("tune", recipe, "--over", "model.dim=2..6", "--out", out, "--set", "seed=3", *QUICK)
     ran = evergram(*search)
     assert ran.code == 0, ran.err
     assert "┃ dim ┃" in ran.out

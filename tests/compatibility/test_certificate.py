@@ -23,7 +23,7 @@ from evergram.compatibility.row_groups import CHOOSING, pair_groups, vector_hash
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.errors import DataError, ShapeError, UnknownVersionError
-from evergram.evaluation.map_quality import VectorPairs, chance_reading
+from evergram.evaluation.version_distance import VectorPairs, chance_reading
 
 
 def lineage(

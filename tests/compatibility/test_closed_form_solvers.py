@@ -13,7 +13,7 @@ from tests.support.several_processes import ended, start
 from tests.support.thread_processes import in_threads
 from torch import Tensor
 
-from evergram.compatibility import AlignmentLoss, Chain, GradientFit, fit_by_gradient
+from evergram.compatibility import AlignmentLoss, Chain, fit_by_gradient
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.closed_form_fit import (
     FOR_RIDGE,
@@ -31,6 +31,7 @@ from evergram.compatibility.closed_form_solvers import (
     reduced_rank,
     ridge,
 )
+from evergram.compatibility.gradient_fit import GradientFit
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import LinearTransform, TruncateTransform
 from evergram.errors import ShapeError

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from scipy.optimize import linear_sum_assignment
 
 from evergram.compatibility import score_map
 from evergram.compatibility.score_map import LEAST_PAIRS, ScoreMap
@@ -23,6 +22,8 @@ def drawn(seed: int, count: int = LEAST_PAIRS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_it_is_the_assignment_that_moves_scores_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.optimize import linear_sum_assignment
+
     monkeypatch.setattr(score_map, "LEAST_PAIRS", 60)
     now, then = drawn(0, 60)
     # Of all assignments of old scores to new ones, the cheapest in squares; by another algorithm.

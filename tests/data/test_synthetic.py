@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from evergram.data import HeldOut, Planted, generate, random_split
+from evergram.data import generate, random_split
+from evergram.data.split import HeldOut
+from evergram.data.synthetic import Planted
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.evaluation.relevance import relevance_of
 

@@ -181,7 +181,7 @@ def test_killed_commands(tmp_path: Path) -> None:
 
     for _ in range(BY_COMMAND):
         there = {path.name for path in work.glob("*.safetensors")}
-        often = ["--checkpoint-every", "2", "--keep-checkpoints", "1000"]
+        often = ["--checkpoint-every", "2"]
         process = command([*evergram, "--lineage", str(folder), *often])
         assert killed(process, draw.uniform(0.0, 0.25), further), "it ended before it was killed"
         steps = newest_checkpoint(work)["steps"]

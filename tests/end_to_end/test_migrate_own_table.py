@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -38,6 +37,8 @@ def lineage(tmp_path: Path) -> Lineage:
 
 def write(folder: Path, moved: Sequence[int]) -> str:
     """Write the table, some of whose rows have the new vector; return its address without names."""
+    import lancedb
+
     new = [NEW[i].tolist() if i in set(moved) else None for i in range(len(IDS))]
     columns = {
         "id": pa.array(IDS),

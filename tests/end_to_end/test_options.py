@@ -15,8 +15,8 @@ from tests.support.lineages import lineage_of
 
 from evergram.lineage.lineage import Lineage
 
-# Commands of a recipe, or of the one that a lineage was trained by.
-TRAINING = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune"}
+# Commands of a recipe, or of the one that a lineage was trained by, and the limits of a service.
+SETTING = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune", "serve"}
 
 
 def unread(function: Callable[..., object]) -> set[str]:
@@ -32,22 +32,22 @@ def test_every_command_reads_every_option_that_it_has() -> None:
     assert {n: u for n, c in commands.items() if (u := unread(inspect.unwrap(c.callback)))} == {}
     for name, command in commands.items():
         known = {option for parameter in command.params for option in parameter.opts}
-        assert ("--set" in known) == (name in TRAINING), name
+        assert ("--set" in known) == (name in SETTING), name
 
 
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        ("lineage list l --seed 3", "evergram lineage list --help"),
+        ("lineage list l --device cpu", "evergram lineage list --help"),
         ("vectors align old.parquet new.parquet --transform affine --scaled", "scaled"),
-        ("vectors align old.npy new.npy --id-column key", "--id-column"),
+        ("vectors align old.npy new.npy --column id=key", "--column"),
         ("vectors align 0 new.parquet --old-ids x.txt", "--old-ids"),
         ("consumer add l ads --pin v0 --metric rmse", "--metric"),
         ("consumer pin l ads v0 --drop-probe --probe m.onnx --data d.parquet", "--drop-probe"),
         ("reproduce --seeds 2", "--seeds"),
         ("reproduce report --device cpu", "--device"),
-        ("serve l --max-text 9", "--max-text"),
-        ("serve l --canary-every 9", "--canary-every"),
+        ("serve l --set max_text=9", "max_text"),
+        ("serve l --set sidecar_depth=9", "sidecar_depth"),
         ("prepare a.csv o --prefix en", "--prefix"),
         ("prepare a.txt o --kind adjacency_list --column query=a", "--column"),
         ("init a.txt --column query=a", "--column"),

@@ -82,7 +82,7 @@ def test_a_grown_lineage_is_not_tested_on_what_it_was_trained_on(
 ) -> None:
     first = Lineage.open("lin").metrics(0)["data"]
     pq.write_table(pa.concat_tables([clicks(3000), clicks(500, 1)]), "more.parquet")
-    options = {"rows": "--set data.path=more.parquet", "seed": "--seed 1"}
+    options = {"rows": "--set data.path=more.parquet", "seed": "--set seed=1"}
     second = evergram.json(f"{UPGRADE} {options.get(change, '--set split.share=0.3')}")
     assert second["metrics"]["model"]["recall@20"] < LEAKED
     new = pq.read_metadata("lin/versions/1/trained_pairs.parquet").num_rows
@@ -139,7 +139,7 @@ def test_an_upgrade_that_lost_the_race_keeps_its_model(
     shop: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree("lin", "theirs")
-    assert evergram(f"{UPGRADE} {QUICK} --seed 7".replace("lin ", "theirs ")).code == 0
+    assert evergram(f"{UPGRADE} {QUICK} --set seed=7".replace("lin ", "theirs ")).code == 0
     publish = Lineage.publish
 
     def overtaken(self: Lineage, *args: Any, **kwargs: Any) -> int:
@@ -151,7 +151,7 @@ def test_an_upgrade_that_lost_the_race_keeps_its_model(
         patch.setattr(Lineage, "publish", overtaken)
         assert "--kept" in evergram(f"{UPGRADE} {QUICK}").err
     assert Lineage.open("lin").newest == 1
-    assert "seed" in evergram.refused(f"{UPGRADE} {QUICK} --kept --seed 3")
+    assert "seed" in evergram.refused(f"{UPGRADE} {QUICK} --kept --set seed=3")
     # The model that was trained as version 1 gets a transform to the other version 1.
     assert evergram.json(f"{UPGRADE} {QUICK} --kept")["version"] == 2
     assert "No model is kept" in evergram.refused(f"{UPGRADE} --kept")

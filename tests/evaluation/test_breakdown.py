@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evergram.evaluation import score_blocks
-from evergram.evaluation.breakdown import neighbours
-from evergram.evaluation.breakdown.strata import (
+from evergram.evaluation import breakdown, score_blocks
+from evergram.evaluation.breakdown import (
+    UNRANKED,
+    metric_of_ranks,
+    nearest_neighbours,
+    owners,
     popularity_strata,
     recall_by_pairs,
     recall_by_popularity,
-)
-from evergram.evaluation.breakdown.target_ranks import (
-    UNRANKED,
-    metric_of_ranks,
-    owners,
     target_ranks,
 )
 from evergram.evaluation.ranking import Relevance, query_metrics
@@ -24,16 +22,16 @@ from evergram.evaluation.ranking import Relevance, query_metrics
 def test_neighbours_are_those_of_all_cosines(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "ROWS", 7)
+    monkeypatch.setattr(breakdown, "ROWS", 7)
     vectors = torch.randn(50, 4, generator=generator)
     rows = torch.tensor([3, 49, 20])
     wide = vectors.double()
     cosines = (wide @ wide.T) / (wide.norm(dim=1)[:, None] * wide.norm(dim=1))
     cosines.fill_diagonal_(-2)
-    values, places = neighbours.nearest_neighbours(vectors, rows, 5)
+    values, places = nearest_neighbours(vectors, rows, 5)
     assert torch.equal(places, cosines[rows].argsort(descending=True)[:, :5])
     assert torch.allclose(values.double(), cosines[rows].sort(descending=True).values[:, :5])
-    _, places = neighbours.nearest_neighbours(torch.eye(3), torch.tensor([1]), 5)
+    _, places = nearest_neighbours(torch.eye(3), torch.tensor([1]), 5)
     assert sorted(places[0].tolist()) == [0, 2]
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.degradation import degradation
-from evergram.evaluation.map_quality import VectorPairs, mapping_readings
 from evergram.evaluation.training_budget import Budget, last_gain, training_length
-from evergram.evaluation.version_distance import overlap
+from evergram.evaluation.version_distance import VectorPairs, mapping_readings, overlap
 
 POSITIVE = st.floats(0.05, 1.0)
 

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from evergram.evaluation.gramian_error import (
-    OTHER,
-    Truth,
-    gradient_error,
-    gramian_error,
-    score_histograms,
-)
-from evergram.evaluation.sampled_gramian_error import (
     GROUPS,
+    OTHER,
     Interval,
     SampledTruth,
+    Truth,
+    gradient_error,
     gradient_error_interval,
+    gramian_error,
     gramian_error_interval,
+    score_histograms,
 )
 
 

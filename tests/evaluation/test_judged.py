@@ -13,13 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta, norm
 
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import read_judgements, read_texts
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.mean_bound import mean_bound
-from evergram.evaluation.judged.paired_bootstrap import bootstrap, paired_bootstrap
+from evergram.evaluation.judged.paired_bootstrap import bootstrap, mean_bound, paired_bootstrap
 
 
 def test_texts_come_in_order_with_their_titles(tmp_path: Path) -> None:
@@ -131,6 +129,8 @@ def test_the_bound_never_falls_where_a_value_rises(pairs: list[tuple[float, floa
 
 
 def test_it_is_exact_where_no_query_loses_and_normal_where_many_do() -> None:
+    from scipy.stats import beta, norm
+
     for queries in (20, 400):
         most = beta.ppf(0.95, 1, queries)  # of losses of 1, by Clopper and Pearson
         assert mean_bound(torch.zeros(queries)) == pytest.approx(-most, rel=0.05)

@@ -15,31 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from safetensors.numpy import save
-from skl2onnx import to_onnx
-from sklearn.linear_model import LogisticRegression
-from sklearn.neural_network import MLPClassifier
-from sklearn.tree import DecisionTreeClassifier
 from tests.support import onnx_graphs as graphs
 from tests.support.onnx_graphs import DIM
 
 from evergram.compatibility import input_fisher
 from evergram.errors import DataError
 from evergram.evaluation.probes import probe_models
-from evergram.evaluation.probes.onnx_external import (
+from evergram.evaluation.probes.probe_models import (
     DATA_LOCATION,
     EXTERNAL_DATA,
     FIELDS,
-    has_external_data,
-)
-from evergram.evaluation.probes.probe_fisher import probe_fisher
-from evergram.evaluation.probes.probe_metrics import measure
-from evergram.evaluation.probes.probe_models import (
     Answers,
     LinearModel,
     OnnxModel,
     ProbeModel,
+    has_external_data,
     load_probe_model,
 )
+from evergram.evaluation.probes.probe_program import measure, probe_fisher
 
 LINEAR, ONNX = Path("model.safetensors"), Path("model.onnx")
 VECTORS = np.random.default_rng(0).normal(size=(40, DIM)).astype(np.float32)
@@ -212,6 +205,8 @@ def linear(**tensors: np.ndarray) -> ProbeModel:
 
 
 def exported(model: object) -> ProbeModel:
+    from skl2onnx import to_onnx
+
     return load_probe_model(Path("m.onnx"), to_onnx(model, ROWS_OF_FIVE[:1]).SerializeToString())
 
 
@@ -234,6 +229,8 @@ def test_of_a_linear_model_it_is_that_of_its_logits(classes: int) -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_of_onnx_probabilities_it_is_that_of_their_logits(classes: int) -> None:
+    from sklearn.linear_model import LogisticRegression
+
     fitted = LogisticRegression(C=0.1).fit(ROWS_OF_FIVE, np.minimum(CLASSES, classes - 1))
     weight, bias = torch.tensor(fitted.coef_).double(), torch.tensor(fitted.intercept_).double()
     expected = input_fisher(lambda z: z @ weight.T + bias, torch.tensor(ROWS_OF_FIVE).double())
@@ -242,6 +239,8 @@ def test_of_onnx_probabilities_it_is_that_of_their_logits(classes: int) -> None:
 
 
 def test_of_a_network_it_is_that_of_its_gradients() -> None:
+    from sklearn.neural_network import MLPClassifier
+
     fitted = MLPClassifier((8,), activation="tanh", max_iter=150, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it need not have converged
@@ -257,6 +256,8 @@ def test_of_a_network_it_is_that_of_its_gradients() -> None:
 
 
 def test_of_a_tree_it_is_in_the_directions_of_its_thresholds() -> None:
+    from sklearn.tree import DecisionTreeClassifier
+
     fitted = DecisionTreeClassifier(max_depth=3, random_state=0).fit(
         ROWS_OF_FIVE[:, :5], CLASSES > 0
     )
@@ -271,6 +272,6 @@ def test_it_does_not_depend_on_the_blocks_that_rows_are_read_in(
 ) -> None:
     model = linear(weight=DIRECTION)
     whole = probe_fisher(model, ROWS_OF_FIVE, "auc")
-    monkeypatch.setattr("evergram.evaluation.probes.probe_fisher.BLOCK", 25)
+    monkeypatch.setattr("evergram.evaluation.probes.probe_program.BLOCK", 25)
     np.testing.assert_allclose(probe_fisher(model, ROWS_OF_FIVE, "auc"), whole, rtol=1e-12)
     assert np.linalg.eigvalsh(whole)[0] > -1e-12

@@ -22,8 +22,13 @@ from evergram.evaluation import relevance as module
 from evergram.evaluation import score_blocks
 from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.discriminating import discriminating
-from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
-from evergram.evaluation.shared_queries import NOT_FINITE, measured_by_all
+from evergram.evaluation.ranking import (
+    NOT_FINITE,
+    Relevance,
+    measured_by_all,
+    query_metrics,
+    rank_metrics,
+)
 
 NAMES = ("recall@1", "recall@3", "ndcg@3", "map@3", "ndcg@50", "map@50")
 

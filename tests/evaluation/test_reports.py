@@ -12,25 +12,31 @@ import torch
 from tests.support.comparison_results import MEASURED, length, results
 
 from evergram.evaluation import EmbeddingMap
-from evergram.evaluation.breakdown.strata import Stratum
+from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.gramian_error import Histograms
-from evergram.evaluation.reports.budget_report import budget_sentences, budget_table
-from evergram.evaluation.reports.comparison import spread
 from evergram.evaluation.reports.comparison_report import (
+    budget_sentences,
+    budget_table,
     explanation,
     markdown,
+    spread,
     table_rows,
     write_comparison,
 )
 from evergram.evaluation.reports.demo_report import write_report
-from evergram.evaluation.reports.html_page import not_measured, page, warning_list
-from evergram.evaluation.reports.kept_sections import kept_sections
+from evergram.evaluation.reports.html_page import (
+    Axes,
+    Line,
+    chart,
+    not_measured,
+    page,
+    warning_list,
+)
 from evergram.evaluation.reports.model_figures import (
     histogram_figure,
     spectrum_figure,
     training_figures,
 )
-from evergram.evaluation.reports.svg_charts import Axes, Line, chart
 from evergram.evaluation.reports.version_facts import (
     KeptPast,
     NotMeasured,
@@ -38,7 +44,7 @@ from evergram.evaluation.reports.version_facts import (
     VersionFacts,
     WorstQuery,
 )
-from evergram.evaluation.reports.version_report import write_version_report
+from evergram.evaluation.reports.version_report import kept_sections, write_version_report
 
 
 def test_means_and_deviations_over_seeds() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta
 from torch import Tensor
 
 from evergram.migration.migration_plan import Situation, decide
@@ -129,6 +128,8 @@ def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
 
 def test_many_queries_show_that_none_of_them_loses() -> None:
     """Beside the upper bounds of Clopper and Pearson, as scipy has them."""
+    from scipy.stats import beta
+
     ways = set()
     for queries in (300, 900):
         ndcg = rare(queries, 0)

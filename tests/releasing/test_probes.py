@@ -22,8 +22,8 @@ from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, DegradationError
-from evergram.evaluation.probes.probe_metrics import measure
 from evergram.evaluation.probes.probe_models import load_probe_model
+from evergram.evaluation.probes.probe_program import measure
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry

@@ -72,8 +72,6 @@ from reproduction.bc.methods import (
 )
 from reproduction.claims import judge
 from reproduction.results import Result
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from tests.support.image_files import write_images
 from tests.support.reproduction_results import result, runs_of
 from torch import Tensor, nn
@@ -249,6 +247,9 @@ def test_a_cascade_ranks_what_the_old_index_proposes(seed: int, images: int, dep
 
 
 def test_a_consumer_reads_what_a_logistic_regression_would() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
     tasks = tasks_of(VECTORS, ROLES, 1000, 0)
     consumers = Consumers.fit(VECTORS.new, tasks, 1)
     own, mixed = consumers.auc(VECTORS.new), consumers.auc(VECTORS.new.flip(1))

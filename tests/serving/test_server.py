@@ -133,7 +133,7 @@ def resident(number: int) -> int:
 @pytest.mark.long
 def test_two_hundred_at_once_are_answered_and_leave_nothing_behind(tmp_path: Path) -> None:
     lineage_of(tmp_path / "line")
-    with serving(tmp_path / "line", "--timeout", str(PATIENCE)) as service:
+    with serving(tmp_path / "line", "--set", f"timeout={PATIENCE}") as service:
         statuses, before, after = asyncio.run(_load(service, 4_000))
     assert statuses == {200: 4_000}
     assert after < before * 1.05 + 4 * 2**20, (before, after)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from evergram.cli import main
-from evergram.cli.command_line.words import options_of, parser
+from evergram.cli.words import options_of, parser
 
 # Starts the command; its arguments follow.
 PROGRAM = "from evergram.cli import main; main()"
@@ -81,8 +81,8 @@ def refuse_foreign_options(words: list[str], err: str) -> None:
 
 
 def words_of(arguments: Sequence[object]) -> list[str]:
-    first, *rest = map(str, arguments)
-    return [*shlex.split(first), *rest]
+    words = [str(argument) for argument in arguments]
+    return [*shlex.split(" ".join(words[:1])), *words[1:]]
 
 
 def exit_code(*arguments: object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evergram.evaluation.reports.comparison import summarise
+from evergram.evaluation.reports.comparison_report import summarise
 
 
 def run(intended: float, auc: float, error: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.evaluation.reports.diagnosis_report import write_diagnosis
+from evergram.evaluation.reports.pictures import write_diagnosis
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.lineage.lineage import Lineage

@@ -1,15 +1,8 @@
 """The command `evergram`: parse, call, print. Nothing is decided here.
 
-Read in this order:
-
-1. `app`: the app, its groups, and the order of its help. `command_line`: options before a command,
-   and completion by a shell. `options`: what several commands share. `printing`:
-   results as a table or JSON. `failures`: the sentence and the exit code of each error.
-   `standard_streams`: why no pipe or encoding ends a run.
-2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),
-   `starting` (init), `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
-   and the folder `reproduction` (reproduce).
-3. A file or a folder for each group: `lineage/`, `consumers`, `stores/`, `vectors/`.
+`app` has the groups and the order of the help, `words` the parser and what a shell offers,
+`options` what several commands share, `printing` results as a table or JSON, and `failures` the
+sentence and the exit code of each error. The other files have the commands.
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.
@@ -21,40 +14,34 @@ import sys
 
 from evergram.cli import (
     consumers,
-    evaluations,
-    lineage,
+    interactions,
+    lineages,
     models,
-    preparing,
-    reproduction,
+    reproduce,
     serve,
-    starting,
     stores,
-    tuning,
+    texts,
     vectors,
 )
-from evergram.cli.app import app
-from evergram.cli.command_line.completion import words_of_bash
-from evergram.cli.command_line.words import log_format_of, parser
+from evergram.cli.app import app as app
 from evergram.cli.failures import (
     INTERRUPTED,
     REFUSED,
     error_line,
+    lasting_streams,
     sentence_and_code,
     warnings_on_stderr,
 )
 from evergram.cli.options import refuse_unshared
-from evergram.cli.standard_streams import lasting_streams
+from evergram.cli.words import log_format_of, parser, with_json_first, words_of_bash
 from evergram.collectives import is_first_process
 from evergram.log_lines import set_log_format, write_line
 from evergram.system_errors import reason_and_remedy
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
-# The files and folders whose import adds their commands to the app.
-_COMMANDS = (
-    *(consumers, evaluations, lineage, models, preparing),
-    *(reproduction, serve, starting, stores, tuning, vectors),
-)
+# The files whose import adds their commands to the app.
+_COMMANDS = (consumers, interactions, lineages, models, reproduce, serve, stores, vectors, texts)
 
 
 def main() -> None:
@@ -72,8 +59,8 @@ def main() -> None:
 def _exit_code() -> int:
     """Run the command, say what went wrong, and return the exit code."""
     try:
-        set_log_format(log_format_of(sys.argv[1:]))
-        arguments = sys.argv[1:]
+        arguments = with_json_first(sys.argv[1:])
+        set_log_format(log_format_of(arguments))
         refuse_unshared(arguments)
         with warnings_on_stderr(), words_of_bash():
             code: int = parser()(args=arguments, standalone_mode=False) or 0

@@ -109,13 +109,19 @@ app.add_typer(consumer_commands, name="consumer")
 app.add_typer(store_commands, name="store")
 app.add_typer(vector_commands, name="vectors")
 
-# Whether this run of the command shows no progress.
+# Whether this run of the command shows no progress, and prints JSON.
 _quiet = False
+_json = False
 
 
 def is_quiet() -> bool:
     """Return whether `--quiet` was given."""
     return _quiet
+
+
+def is_json() -> bool:
+    """Return whether `--json` was given."""
+    return _json
 
 
 def _print_version(asked: bool) -> None:
@@ -129,6 +135,12 @@ def _before_every_command(
     quiet: Annotated[
         bool,
         typer.Option("--quiet", help="Show no progress; results, warnings and errors stay."),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the result as one JSON object; also at the end of the line."
+        ),
     ] = False,
     log_format: Annotated[
         LogFormat,
@@ -147,6 +159,6 @@ def _before_every_command(
         ),
     ] = False,
 ) -> None:
-    global _quiet
-    _quiet = quiet
+    global _quiet, _json
+    _quiet, _json = quiet, as_json
     set_log_format(log_format)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.app import consumer_commands
-from evergram.cli.command_line.completion import choices, consumers, versions
-from evergram.cli.options import Json, LineageFolder
+from evergram.cli.app import consumer_commands, is_json
+from evergram.cli.options import LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
+from evergram.cli.words import choices, consumers, versions
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -75,7 +75,6 @@ ScoreMetric = Annotated[
 @consumer_commands.command("list", epilog="Example: evergram consumer list lineages/shop")
 def list_consumers(
     lineage: LineageFolder,
-    as_json: Json = False,
 ) -> None:
     """List the consumers of a lineage, their versions, and their probes' last values."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -86,7 +85,7 @@ def list_consumers(
     if opened.versions:
         last = {p["consumer"]: p for p in opened.metrics(opened.newest).get("probes", [])}
     rows = [{**_facts(c), "last": last.get(c.name)} for c in ConsumerRegistry.open(lineage).list()]
-    if as_json:
+    if is_json():
         dump({"lineage": str(lineage), "consumers": rows})
         return
     header = ["name", "pinned", "may read", "since", "contact", "probe", "when added", "last"]
@@ -138,7 +137,6 @@ def add(
     most: Most = None,
     threshold: ScoreThreshold = None,
     threshold_metric: ScoreMetric = "cosine",
-    as_json: Json = False,
 ) -> None:
     """Register a consumer of a lineage, and the model that every new version is tried with."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -156,7 +154,7 @@ def add(
         probe=measured,
         threshold=_threshold(threshold, threshold_metric),
     )
-    _print_consumer(added, as_json, registry.issue_token(name) if token else None)
+    _print_consumer(added, registry.issue_token(name) if token else None)
 
 
 @consumer_commands.command("pin", epilog="Example: evergram consumer pin lineages/shop ads v1")
@@ -182,7 +180,6 @@ def pin(
     ] = False,
     threshold: ScoreThreshold = None,
     threshold_metric: ScoreMetric = "cosine",
-    as_json: Json = False,
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -200,34 +197,32 @@ def pin(
         drop_probe=drop_probe,
         threshold=_threshold(threshold, threshold_metric),
     )
-    _print_consumer(moved, as_json)
+    _print_consumer(moved)
 
 
 @consumer_commands.command("token", epilog="Example: evergram consumer token lineages/shop ads")
 def token(
     lineage: LineageFolder,
     name: Name,
-    as_json: Json = False,
 ) -> None:
     """Issue a consumer's token for the service; the token before it stops working."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
 
     registry = ConsumerRegistry.open(lineage)
     token = registry.issue_token(name)
-    _print_consumer(registry.get(name), as_json, token)
+    _print_consumer(registry.get(name), token)
 
 
 @consumer_commands.command("remove", epilog="Example: evergram consumer remove lineages/shop ads")
 def remove(
     lineage: LineageFolder,
     name: Name,
-    as_json: Json = False,
 ) -> None:
     """Remove a consumer, its probe and its token."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
 
     ConsumerRegistry.open(lineage).remove(name)
-    if as_json:
+    if is_json():
         dump({"removed": name})
         return
     sys.stdout.write(f"{name} is no consumer any more.\n")
@@ -242,7 +237,6 @@ def run_probe(
             metavar="[NAME]", help="Run one consumer's probe only.", autocompletion=consumers
         ),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""
     from evergram.lineage.lineage import Lineage
@@ -257,7 +251,7 @@ def run_probe(
             f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer add' "
             "with --probe adds one."
         )
-    if as_json:
+    if is_json():
         facts = {"lineage": str(lineage), "version": opened.newest}
         dump({**facts, "probes": [r.as_json() for r in readings]})
     else:
@@ -339,9 +333,9 @@ def _facts(consumer: Consumer) -> dict[str, Any]:
     return {**facts, "token": consumer.token_sha256 is not None}
 
 
-def _print_consumer(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
+def _print_consumer(consumer: Consumer, token: str | None = None) -> None:
     """Print a consumer, the value of its probe, and its token where one was issued."""
-    if as_json:
+    if is_json():
         dump({**_facts(consumer), **({} if token is None else {"token": token})})
         return
     sys.stdout.write(

@@ -1,25 +1,27 @@
-"""The sentence and the exit code of each kind of error."""
+"""The sentence and the exit code of each error, and streams that never end a run."""
 
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import platform
 import re
+import select
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import ValidationError
 
-from evergram.cli.command_line.words import command_at, options_of
+from evergram.cli.words import command_at, options_of
 from evergram.collectives import is_first_process
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import EvergramError
@@ -185,3 +187,73 @@ def error_line(sentence: str, code: int = REFUSED) -> str:
     """Return the line that reports an error, with the process where there are several."""
     where = "error" if is_first_process() else "error in a process that is not the first"
     return line_of("error", sentence, level="error", before=f"{where}: ", exit_code=code) + "\n"
+
+
+class _LastingFile(io.FileIO):
+    """An open file descriptor; once a write fails, that and all later writes are discarded."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            while (written := super().write(data)) is None:
+                select.select([], [self.fileno()], [])  # a pipe that does not block, and is full
+            return written
+        except OSError as error:
+            self.error = error
+            _discard(self.fileno())
+            return len(data)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
+    """Let no write to stdout or stderr fail in a `with` block.
+
+    A stream may be closed (`>&-`), its reader may end (`| head -1`), and its encoding may lack a
+    character, which is then written as an escape.
+
+    Yields: a function that returns why the results could not be written on stdout, such as a full
+        disk; None if they were, or if their reader has read enough.
+    """
+    stdout, stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
+
+    def failure() -> OSError | None:
+        stdout.flush()
+        raw = getattr(getattr(stdout, "buffer", None), "raw", None)
+        error: OSError | None = getattr(raw, "error", None)
+        return None if error is not None and error.errno == errno.EPIPE else error
+
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            yield failure
+        finally:
+            stdout.flush()
+            stderr.flush()
+
+
+def _lasting(stream: IO[str] | None, number: int) -> IO[str]:
+    """Return a stream to write to in place of one that Python opened for a descriptor."""
+    if stream is None:  # Closed: the next file to be opened would get its descriptor.
+        try:
+            os.fstat(number)
+        except OSError:
+            _discard(number)
+        return Path(os.devnull).open("w", errors="backslashreplace")
+    if not isinstance(stream, io.TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
+        return stream  # of a program that calls `main` and captures what it prints
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LastingFile(number, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _discard(number: int) -> None:
+    """Make a descriptor lead to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)

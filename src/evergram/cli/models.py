@@ -1,21 +1,23 @@
-"""Commands that train models, and measure them."""
+"""Commands that train models, tune them and measure them."""
 
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.app import app
+from evergram.cli.app import app, is_json
+from evergram.cli.failures import INTERRUPTED
 from evergram.cli.options import (
     AllowSmallOverlap,
+    As,
     Board,
     CheckpointEvery,
     Device,
-    Json,
-    KeepCheckpoints,
+    From,
     Kept,
     LineageFolder,
     LineageOption,
@@ -25,7 +27,6 @@ from evergram.cli.options import (
     RecipeFile,
     Report,
     Resume,
-    Seed,
     Set,
     StrictProbes,
     Thorough,
@@ -33,14 +34,16 @@ from evergram.cli.options import (
     new_progress,
     refuse_shared_fit,
     refuse_unread,
-    with_seed,
 )
-from evergram.cli.printing import dump, number, print_diagnosis, print_version, table
+from evergram.cli.printing import dump, metrics_table, number, print_diagnosis, print_version, table
+from evergram.cli.words import recipe_settings
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.releasing.demo import DemoVersion
+    from evergram.training.tuning.trials import Tuned
+
 
 # Keys that a comparison's methods set.
 SET_BY_METHODS = tuple(
@@ -53,15 +56,12 @@ SET_BY_METHODS = tuple(
 def train(
     recipe: RecipeFile,
     lineage: LineageOption,
-    as_json: Json = False,
-    seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
     thorough: Thorough = False,
     minutes: Minutes = None,
     tensorboard: Board = None,
     checkpoint_every: CheckpointEvery = None,
-    keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
     report: Report = None,
 ) -> None:
@@ -71,8 +71,8 @@ def train(
     from evergram.releasing.html_report import refuse_unwritable
     from evergram.training.checkpoints.settings import CheckpointSettings
 
-    checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
-    chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"), thorough=thorough)
+    checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
+    chosen = load_recipe(recipe, set_, unread=("upgrade", "compare"), thorough=thorough)
     if not is_first_process():
         return release.take_part_in_training(chosen, device=device)
     refuse_unwritable(report)  # before a lineage is made
@@ -86,7 +86,7 @@ def train(
         report=report,
         minutes=minutes,
     )
-    return print_version(lineage, dict(artefact.metrics), as_json, report)
+    return print_version(lineage, dict(artefact.metrics), report)
 
 
 @app.command(
@@ -95,8 +95,6 @@ def train(
 def upgrade(
     recipe: RecipeFile,
     lineage: LineageOption,
-    as_json: Json = False,
-    seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
     thorough: Thorough = False,
@@ -107,7 +105,6 @@ def upgrade(
     allow_small_overlap: AllowSmallOverlap = False,
     no_promote: NoPromote = False,
     checkpoint_every: CheckpointEvery = None,
-    keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
     kept: Kept = False,
     report: Report = None,
@@ -117,9 +114,9 @@ def upgrade(
     from evergram.releasing import release
     from evergram.training.checkpoints.settings import CheckpointSettings
 
-    checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
+    checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     refuse_shared_fit(kept=kept)
-    chosen = load_recipe(recipe, seed, set_, unread=("compare",), thorough=thorough)
+    chosen = load_recipe(recipe, set_, unread=("compare",), thorough=thorough)
     opened = Lineage.open(lineage)
     if not is_first_process():
         return release.take_part_in_upgrade(
@@ -137,7 +134,7 @@ def upgrade(
         report=report,
         minutes=minutes,
     )
-    return print_version(lineage, dict(published.metrics), as_json, report)
+    return print_version(lineage, dict(published.metrics), report)
 
 
 @app.command(epilog="Example: evergram diagnose lineages/shop --out diagnosis.png")
@@ -155,8 +152,6 @@ def diagnose(
     sample: Annotated[
         int, typer.Option(min=64, help="Measure against at most so many entities of a side.")
     ] = (100_000),
-    as_json: Json = False,
-    seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
@@ -165,7 +160,7 @@ def diagnose(
     The first steps of its training are repeated, and every estimator is measured against the exact
     Gramian along them. Nothing is published.
     """
-    from evergram.evaluation.reports.diagnosis_report import write_diagnosis
+    from evergram.evaluation.reports.pictures import write_diagnosis
     from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
@@ -179,7 +174,7 @@ def diagnose(
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade", "compare"))
     values = opened.recipe(opened.newest)
     refuse_unknown_kinds(values, f"version {opened.newest} of {lineage}")
-    recipe = Recipe.stored(values, with_seed(set_, seed))
+    recipe = Recipe.stored(values, set_ or [])
     diagnosis = diagnose_version(
         recipe,
         opened,
@@ -194,7 +189,7 @@ def diagnose(
     if out is not None:
         errors = facts["steps"], facts["gramian_errors"], facts["gradient_errors"]
         write_diagnosis(out, diagnosis.histograms, *errors)
-    if as_json:
+    if is_json():
         dump({"lineage": str(lineage), **facts})
         return
     print_diagnosis(diagnosis, steps)
@@ -209,8 +204,6 @@ def compare(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the results of another recipe from there.")
     ] = False,
-    as_json: Json = False,
-    seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
@@ -222,9 +215,9 @@ def compare(
     from evergram.evaluation.reports.comparison_report import HEADER, explanation, table_rows
     from evergram.releasing.comparison.compare import compare as compare_methods
 
-    chosen = load_recipe(recipe, seed, set_, unread=SET_BY_METHODS, comparing=True)
+    chosen = load_recipe(recipe, set_, unread=SET_BY_METHODS, comparing=True)
     results = compare_methods(chosen, out, device=device, progress=new_progress(), fresh=fresh)
-    if as_json:
+    if is_json():
         dump(results)
         return
     table(f"{chosen.name}, mean ± deviation over seeds", list(HEADER), table_rows(results))
@@ -241,8 +234,6 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="MovieLens, a folder or zip (default: synthetic).")
     ] = None,
-    as_json: Json = False,
-    seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
@@ -252,12 +243,12 @@ def demo(
     from evergram.releasing.demo import demo_recipe, run_demo
 
     refuse_unread(set_, ("compare",))
-    recipe = demo_recipe(data, with_seed(set_, seed))
+    recipe = demo_recipe(data, set_ or [])
     lineage = Lineage.create(out / "lineage", recipe.name)
     versions = run_demo(recipe, lineage, device=device, progress=new_progress())
     rows = [version.as_json() for version in versions]
     report = write_report(out / "report.html", rows, recipe.training.metric)
-    if as_json:
+    if is_json():
         dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
         return
     _print_demo(versions, recipe.training.metric)
@@ -290,3 +281,149 @@ def _print_demo(versions: list[DemoVersion], metric: str) -> None:
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     table("A consumer built on version 0", header, lines)
     sys.stdout.write(_DEMO_EXPLAINED.format(metric=metric))
+
+
+@app.command(
+    epilog="Example: evergram tune recipe.toml --out trials --over model.dim=16,32,64 --over "
+    "task.penalty=log:1..100"
+)
+def tune(
+    recipe: RecipeFile,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY=VALUES",
+            help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
+            "by task).",
+            autocompletion=recipe_settings,
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,
+    minutes: Annotated[
+        float | None, typer.Option(help="End after so many minutes (default: no limit).")
+    ] = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
+    from evergram.evaluation.reports.pictures import write_tuning
+    from evergram.training.tuning.best_recipe import write_best
+    from evergram.training.tuning.trials import tune as tune_recipe
+
+    chosen = load_recipe(recipe, set_, unread=("upgrade", "compare"))
+    tuned = tune_recipe(
+        chosen,
+        over,
+        out,
+        trials=trials,
+        minutes=minutes,
+        device=device,
+        progress=new_progress(),
+    )
+    best = out / "best.toml"
+    write_best(best, recipe, [*(set_ or []), *tuned.best.overrides])
+    facts = tuned.as_json()
+    picture = write_tuning(out / "trials.svg", facts["trials"], chosen.training.metric)
+    if is_json():
+        dump({**facts, "recipe": str(best), "picture": str(picture)})
+    else:
+        _print_trials(tuned, chosen.training.metric)
+        sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
+    if tuned.ended == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print_trials(tuned: Tuned, metric: str) -> None:
+    """Print a line for each trial, best first, and why trials failed."""
+    keys = list(tuned.best.values)
+    lines = [
+        [
+            str(trial.number),
+            *(v if isinstance(v, str) else f"{v:.4g}" for v in trial.values.values()),
+            number(trial.value),
+            str(trial.epochs),
+            f"{trial.seconds:.1f}",
+            trial.state,
+        ]
+        for trial in tuned.ranked
+    ]
+    names = [key.rpartition(".")[2] for key in keys]
+    # Short where they tell keys apart, as a line has 80 columns where it is no terminal.
+    shown = names if len(set(names)) == len(names) else keys
+    header = ["trial", *shown, metric, "epochs", "seconds", "state"]
+    table("Trials, by the selection pairs", header, lines)
+    for trial in tuned.ranked:
+        if trial.error:
+            sys.stdout.write(f"Trial {trial.number} failed: {trial.error}\n")
+    if tuned.ended == "exhausted":
+        sys.stdout.write("All values of the search were tried; there are no others.\n")
+    elif tuned.ended != "trials":
+        why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
+        sys.stdout.write(f"The search ended early: {why}. The same command goes on.\n")
+
+
+# Tables of a recipe that an evaluation does not read.
+NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
+
+
+class Index(StrEnum):
+    """Kinds of an index of candidates."""
+
+    hnsw = "hnsw"
+    ivf = "ivf"
+
+
+@app.command(epilog="Example: evergram evaluate lineages/shop --as v0")
+def evaluate(
+    lineage: LineageFolder,
+    as_version: As = None,
+    from_version: From = None,
+    queries: Annotated[
+        int | None, typer.Option(min=2, help="Rank so many test queries, drawn (default: all).")
+    ] = None,
+    index: Annotated[
+        Index | None,
+        typer.Option(help="Rank by an index, whose recall is measured and shown."),
+    ] = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Measure the stored embeddings, read as any version, on the newest version's test pairs.
+
+    The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.evaluate import Ranking
+    from evergram.releasing.evaluate import evaluate as evaluate_version
+    from evergram.training.recipe import Recipe
+    from evergram.training.recipe.recipe import without_unknown_kinds
+
+    opened = Lineage.open(lineage)
+    refuse_unread(set_, NOT_EVALUATED)
+    values = without_unknown_kinds(opened.recipe(opened.newest))
+    recipe = Recipe.stored(values, set_ or [])
+    view = opened.view(as_version, from_version)
+    source, read_as = view.source, view.version
+    ranking = Ranking(queries, None if index is None else index.value)
+    measured = evaluate_version(
+        recipe, opened, read_as, source=source, device=device, ranking=ranking
+    )
+    metrics = {name: measured[name] for name in ("model", "popularity")}
+    beside = {name: value for name, value in measured.items() if name not in metrics}
+    if is_json():
+        dump({"version": source, "as": read_as, "metrics": metrics, **beside})
+        return
+    title = f"Version {source} read as version {read_as}"
+    metrics_table(title, metrics, beside.get("sampled"))
+    if unknown := beside.get("unknown"):
+        sys.stdout.write(
+            f"{unknown['query']:,} queries and {unknown['candidate']:,} candidates of the data "
+            "have no stored vector: such queries are left out, and such candidates are misses.\n"
+        )
+    if by := beside.get("index"):
+        sys.stdout.write(
+            f"Ranked by an index ({by['kind']}), which finds {by['recall']:.1%} of the "
+            f"{by['k']} best candidates (measured on {by['queries']:,} queries).\n"
+        )

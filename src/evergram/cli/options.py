@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergram.cli.app import app, is_quiet
-from evergram.cli.command_line.completion import choices, recipe_settings, versions
-from evergram.cli.command_line.words import command_at
+from evergram.cli.words import choices, command_at, recipe_settings, versions
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
+from evergram.log_lines import LogFormat, log_format, write_line
 
 if TYPE_CHECKING:
     from evergram.training.progress import Progress
     from evergram.training.recipe import Recipe
+
 
 # Commands whose processes, started by torchrun, share one work.
 SHARING = ("train", "upgrade", "vectors align", "vectors export", "vectors transform")
@@ -82,8 +84,6 @@ AllowSmallOverlap = Annotated[
         help="Publish, without a certificate, a version with few objects in common with the past.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-Seed = Annotated[int | None, typer.Option(help="The seed, in place of the recipe's.")]
 Device = Annotated[
     str,
     typer.Option(
@@ -122,10 +122,6 @@ CheckpointEvery = Annotated[
         "at most 2 % of the time).",
     ),
 ]
-KeepCheckpoints = Annotated[
-    int,
-    typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of these checkpoints."),
-]
 Resume = Annotated[
     str,
     typer.Option(
@@ -154,17 +150,18 @@ OneShard = Annotated[
     str | None,
     typer.Option("--shard", metavar="I/N", help="Write only shard I, from 0, of N."),
 ]
-IdColumn = Annotated[
-    str | None, typer.Option(help="The column (or tensor) of ids.", show_default="id")
-]
-VectorColumn = Annotated[
-    str | None, typer.Option(help="The column (or tensor) of vectors.", show_default="vector")
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="ROLE=NAME",
+        help="The column (or tensor) of a role: id, and vector or text; repeatable.",
+    ),
 ]
 
 
 def load_recipe(
     path: Path,
-    seed: int | None,
     overrides: list[str] | None,
     *,
     unread: Collection[str] = (),
@@ -185,15 +182,11 @@ def load_recipe(
     overrides = [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
     read = [each for each in overrides if not _is_unread(each, unread)]
     try:
-        recipe = Recipe.load(path, with_seed(read, seed), comparing=comparing)
+        recipe = Recipe.load(path, read, comparing=comparing)
     except RecipeError:
-        return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
+        return Recipe.load(path, overrides, comparing=comparing)
     refuse_unread(overrides, unread)
     return recipe
-
-
-def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
-    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
 
 
 def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
@@ -226,17 +219,18 @@ def refuse_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
 
 
 def columns_of(
-    files: Iterable[Path], id_column: str | None, vector_column: str | None
-) -> dict[str, str]:
-    """Return the columns, as `open_embeddings` takes them.
+    files: Iterable[Path], options: list[str] | None, content: str = "vector"
+) -> dict[str, Any]:
+    """Return the columns that `--column` names, as `open_embeddings` and `read_texts` take them.
 
-    Raises: DataError: a column was named, and none of the files has columns.
+    Raises: DataError: a column has another role, or none of the files has columns.
     """
-    options = {"--id-column": id_column, "--vector-column": vector_column}
-    names = [name for name, value in options.items() if value is not None]
+    names = columns_by_role(options)
+    for role in names.keys() - {"id", content}:
+        raise DataError(f"--column names {role!r}; the columns are those of id and {content}.")
     if names and all(file.suffix.lower() == ".npy" for file in files):
-        raise DataError(f"{names[0]} was given, and a .npy file names nothing in it; leave it out.")
-    return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
+        raise DataError("--column was given, and a .npy file has no columns; leave it out.")
+    return {f"{role}_column": names.get(role, role) for role in ("id", content)}
 
 
 DropBadRows = Annotated[
@@ -344,3 +338,44 @@ def refuse_shared_fit(*, kept: bool) -> None:
         raise RecipeError(
             "--kept trains no model, so there is nothing to share; leave out torchrun."
         )
+
+
+WHERE = (
+    "a folder, postgresql://…#TABLE, lance:DIR#TABLE, qdrant:URL#COLLECTION or sqlite:FILE#NAME. "
+    "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in "
+    "QDRANT_API_KEY."
+)
+Stores = Annotated[
+    list[str],
+    typer.Option(
+        "--store",
+        metavar="SIDE=ADDRESS",
+        help=f"Store of a side; repeatable, once for each side: {WHERE}",
+    ),
+]
+# A list, though one store is taken: of several, typer would silently take the last.
+OneStore = Annotated[
+    list[str],
+    typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {WHERE}"),
+]
+
+
+def one_store(options: list[str], what: str) -> tuple[str, str]:
+    """Return the side and the address of the one `--store`. Raises: DataError: there are more."""
+    if len(options) > 1:
+        raise DataError(
+            f"{what} is of one store; {len(options)} were given by --store: run the command once "
+            "for each."
+        )
+    ((side, address),) = stores_by_side(options).items()
+    return side, address
+
+
+def print_progress(done: int, total: int, what: str) -> None:
+    if is_quiet():
+        return
+    sentence = f"{done} of {total} {what}"
+    if sys.stderr.isatty() and log_format() is LogFormat.text:
+        sys.stderr.write(f"\r{sentence}" + ("\n" if done >= total else ""))
+        return
+    write_line("progress", sentence, task=what, done=done, total=total)

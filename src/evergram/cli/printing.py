@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from evergram.cli.app import is_json
+
 if TYPE_CHECKING:
     from evergram.training.diagnose import Diagnosis
     from evergram.vector_files.shards import WrittenShards
@@ -46,11 +48,9 @@ def shard_facts(outcome: WrittenShards | None) -> dict[str, Any]:
     return {"written": outcome.written, "kept": outcome.kept, "missing": outcome.missing}
 
 
-def print_version(
-    lineage: str | Path, metrics: dict[str, Any], as_json: bool, report: Path | None = None
-) -> None:
+def print_version(lineage: str | Path, metrics: dict[str, Any], report: Path | None = None) -> None:
     """Print what was measured of a version, and where its report is, if one was written."""
-    if as_json:
+    if is_json():
         dump({"lineage": str(lineage), **metrics, **({"report": str(report)} if report else {})})
         return
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")

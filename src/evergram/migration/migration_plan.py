@@ -15,8 +15,7 @@ from evergram.compatibility.degenerate import MOST_ZEROS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.mean_bound import mean_bound
-from evergram.evaluation.judged.paired_bootstrap import bootstrap, paired_bootstrap
+from evergram.evaluation.judged.paired_bootstrap import bootstrap, mean_bound, paired_bootstrap
 from evergram.migration.ways import MigrationVectors, Way, WaySettings, measure_ways, unit
 
 # With fewer judged queries there is no verdict.

@@ -17,9 +17,14 @@ from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError
-from evergram.evaluation.breakdown.neighbours import nearest_neighbours
-from evergram.evaluation.breakdown.strata import recall_by_pairs, recall_by_popularity
-from evergram.evaluation.breakdown.target_ranks import metric_of_ranks, owners, target_ranks
+from evergram.evaluation.breakdown import (
+    metric_of_ranks,
+    nearest_neighbours,
+    owners,
+    recall_by_pairs,
+    recall_by_popularity,
+    target_ranks,
+)
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.evaluation.large_catalogues.metric_sample import QueryDraw
 from evergram.evaluation.ranking import Relevance, parse_metric

@@ -140,8 +140,7 @@ def upgrade_and_publish(
     if (options.kept or frozen) and (board is not None or checkpoints != AUTOMATIC):
         why = "--kept" if options.kept else "upgrade.start = 'frozen'"
         raise DataError(
-            f"{why} trains no model; leave out --tensorboard, --checkpoint-every, "
-            "--keep-checkpoints and --resume."
+            f"{why} trains no model; leave out --tensorboard, --checkpoint-every and --resume."
         )
     refuse_unmeasurable(
         lineage,

@@ -112,10 +112,7 @@ class ServiceSettings:
             seconds = getattr(self, name)
             # Also false for NaN.
             if not seconds <= LONGEST:
-                raise ServiceError(
-                    f"--{name.replace('_', '-')} is {seconds} seconds; it must be at most "
-                    f"{LONGEST:,}."
-                )
+                raise ServiceError(f"{name} is {seconds} seconds; it must be at most {LONGEST:,}.")
         if self.texts is not None and not self.encoders:
             raise ServiceError(
                 "--texts is for searches that re-rank by an encoder, and no --encoder is given; "

@@ -27,7 +27,7 @@ def read_texts(
 
     Args:
         id_column, text_column: names of the columns, or of the keys of each line.
-        options: whether who reads an error can name them by --id-column and --text-column.
+        options: whether who reads an error can name them by --column.
     Raises: DataError: the file is missing, damaged or of another format, or lacks a column; an id
         or a text is missing, or an id is there twice; the error names the row.
     """
@@ -42,10 +42,10 @@ def read_texts(
         table = _table(path, suffix, id_column, text_column)
     except (OSError, OverflowError, UnicodeError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
-    for name, option in ((id_column, "--id-column"), (text_column, "--text-column")):
+    for name, option in ((id_column, "--column id"), (text_column, "--column text")):
         if name not in table.column_names:
             has = ", ".join(table.column_names)
-            todo = f"Name the right one by {option}." if options else f"Rename the one of {name}s."
+            todo = f"Name one by {option}=NAME." if options else f"Rename the one of {name}s."
             meant = did_you_mean(name, table.column_names)
             raise DataError(f"{path} has no column {name!r}; it has {has}{meant}. {todo}")
         if table.column_names.count(name) > 1:
@@ -84,7 +84,7 @@ def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Tabl
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise DataError(
                     f"{path} row {row} is not a JSON object with {id_column!r} and {text_column!r} "
-                    "(--id-column and --text-column name others); correct or remove it."
+                    "(--column names others); correct or remove it."
                 ) from error
     return pa.table({id_column: _column(path, ids, id_column), text_column: _strings(texts)})
 

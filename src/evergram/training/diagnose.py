@@ -13,8 +13,7 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError
-from evergram.evaluation.gramian_error import Histograms, score_histograms
-from evergram.evaluation.sampled_gramian_error import Interval
+from evergram.evaluation.gramian_error import Histograms, Interval, score_histograms
 from evergram.gramian.kinds import ESTIMATORS, BatchEstimatorSettings, EstimatorSettings
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, pick_device, prepare

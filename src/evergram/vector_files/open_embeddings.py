@@ -170,7 +170,7 @@ class SafetensorsVectors(PlainVectors):
                 has = ", ".join(f"{n} {s}" for n, s in shapes.items()) or "none"
                 raise DataError(
                     f"{path} has no tensor {vector_tensor!r} of two dims; its tensors are: {has}; "
-                    "name the right one with --vector-column."
+                    "name the right one with --column vector=NAME."
                 )
             kind = file.get_slice(self._tensor)[:0].dtype
             if not kind.is_floating_point or kind.itemsize == 1:
@@ -211,13 +211,13 @@ class ColumnVectors(EmbeddingFile):
     def __init__(
         self, path: Path, schema: pa.Schema, rows: int, id_column: str, vector_column: str
     ) -> None:
-        for name, option in ((id_column, "--id-column"), (vector_column, "--vector-column")):
+        for name, role in ((id_column, "id"), (vector_column, "vector")):
             if name not in schema.names:
                 has = ", ".join(schema.names)
                 raise DataError(
                     f"{path} has no column {name!r}; its columns are: {has}"
                     f"{did_you_mean(name, schema.names)}; "
-                    f"name the right one with {option}."
+                    f"name the right one with --column {role}=NAME."
                 )
             if schema.names.count(name) > 1:
                 raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")

@@ -28,11 +28,7 @@ from tests.support.prepared import (
 
 from evergram.data import (
     Corpus,
-    HeldOut,
-    PairHash,
-    RollingWindow,
     Split,
-    TrainedPairs,
     given_split,
     prepare,
     random_split,
@@ -41,11 +37,13 @@ from evergram.data import (
 )
 from evergram.data import holdout_rules as rules
 from evergram.data.corpus import PairBlock, PairRule
+from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.prepared import derived, mapped_corpus
 from evergram.data.prepared.column_file import release
 from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
 from evergram.data.prepared.record import NAME, PreparedRecord
-from evergram.data.split import known_pairs
+from evergram.data.rolling_window import RollingWindow
+from evergram.data.split import HeldOut, known_pairs
 from evergram.errors import DataError, FormatError
 from evergram.evaluation.relevance import relevance_of
 from evergram.evaluation.relevance import test_relevance as relevance_of_test

@@ -4,16 +4,172 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergram.atomic_files import replace_file
-from evergram.evaluation.reports.budget_report import budget_sentences, budget_table
+from evergram.evaluation.degradation import Degradation, degradation, mean
+from evergram.evaluation.training_budget import LAST, PLATEAU
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
+
+
+def summarise(
+    measured: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    methods: Sequence[str],
+    sweep: Mapping[str, Mapping[float, str]],
+) -> dict[str, Any]:
+    """Return means and deviations over seeds of the three metrics.
+
+    Args:
+        measured: by seed and run, "keep-all" among them: `intended` by version; `auc` of each
+            consumer by task and version; `error` by version; and `seconds`.
+        methods: the rows of the table.
+        sweep: for each method of the sweep, the name of the run of each λ.
+    Returns: `keep_all` (its absolute performances), `table`, `over_time`, `by_task`, `by_lambda`.
+        A number is {"mean", "deviation", "each"} over seeds, with the deviation None for one seed.
+        It is None if it is of consumer tasks and none could be scored.
+    """
+    judged = {
+        name: [_degradation(runs[name], runs["keep-all"]) for runs in measured.values()]
+        for name in next(iter(measured.values()))
+    }
+    reference = [runs["keep-all"] for runs in measured.values()]
+    has_tasks = bool(reference[0]["auc"])
+    return {
+        "keep_all": {
+            "intended": spread([mean(list(r["intended"].values())) for r in reference]),
+            "unintended": spread(
+                [mean([mean(list(by.values())) for by in _aucs(r).values()]) for r in reference]
+            )
+            if has_tasks
+            else None,
+        },
+        "table": [
+            {
+                "method": name,
+                **_row(judged[name]),
+                "seconds": spread([runs[name]["seconds"] for runs in measured.values()]),
+            }
+            for name in methods
+        ],
+        "over_time": {
+            name: {
+                key: _by_version([getattr(d, f"{key}_at") for d in judged[name]])
+                for key in ("intended", "unintended", "error")
+            }
+            for name in methods
+        },
+        "by_task": {
+            name: {
+                task: _by_version([d.by_task[task] for d in judged[name]])
+                for task in judged[name][0].by_task
+            }
+            for name in methods
+        },
+        "by_lambda": {
+            name: [{"lambda": weight, **_row(judged[run])} for weight, run in runs.items()]
+            for name, runs in sweep.items()
+        },
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean over seeds, the sample's deviation, and each value."""
+    middle = mean(values)
+    squares = sum((v - middle) ** 2 for v in values)
+    deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None
+    return {"mean": middle, "deviation": deviation, "each": list(values)}
+
+
+def _degradation(run: Mapping[str, Any], reference: Mapping[str, Any]) -> Degradation:
+    return degradation(
+        run["intended"], _aucs(run), run["error"], reference["intended"], _aucs(reference)
+    )
+
+
+def _aucs(run: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the mean over consumers, by task and version."""
+    return {task: {k: mean(each) for k, each in by.items()} for task, by in run["auc"].items()}
+
+
+def _row(degradations: Sequence[Degradation]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key in COLUMNS:
+        values = [getattr(d, key) for d in degradations]
+        row[key] = None if None in values else spread(values)
+    return row
+
+
+def _by_version(by_seed: Sequence[Mapping[int, float]]) -> dict[int, dict[str, Any]]:
+    return {k: spread([by[k] for by in by_seed]) for k in by_seed[0]}
+
+
+def budget_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Return what share of [BC]'s budget the models had, and how many ended on a plateau."""
+    lengths = [length for models in _models(results).values() for length in models]
+    if not lengths:
+        return ["How long the models were trained was not recorded."]
+    reference = results["reference_budget"]
+    passes = _range((length["passes"] for length in lengths), "")
+    shares = [
+        _range((100 * length[key] for length in lengths), " %")
+        for key in ("share_of_passes", "share_of_steps")
+    ]
+    flat = sum(length["on_plateau"] is True for length in lengths)
+    rising = sum(length["on_plateau"] is False for length in lengths)
+    return [
+        f"A model was trained for {passes} passes over its interactions: {shares[0]} of the "
+        f"{reference['epochs']} of [BC]'s code, and {shares[1]} of its steps, which are of "
+        f"{reference['batch_size']:,} pairs.",
+        f"Over the last fifth of training the selection metric gained less than {PLATEAU:.0%} for "
+        f"{flat} of {len(lengths)} models, which end on a plateau; {rising} do not, and of "
+        f"{len(lengths) - flat - rising} it is not measured.",
+    ]
+
+
+def budget_table(results: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a table in Markdown: for each method that trains models of its own, their
+    passes, and for each version the largest gain over the last fifth of any seed."""
+    versions = range(len(results["times"]))
+    lines = [
+        f"| gain over the last {LAST:.0%} | passes | {' | '.join(f'M_{k}' for k in versions)} |",
+        "|---" + "|---:" * (1 + len(versions)) + "|",
+    ]
+    for name, models in _models(results).items():
+        cells = [_gain([m for m in models if m["version"] == k]) for k in versions]
+        passes = _range((model["passes"] for model in models), "")
+        lines.append(f"| {name} | {passes} | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else []
+
+
+def _models(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the models that each run has trained itself, of all seeds, by the run's name."""
+    models: dict[str, list[dict[str, Any]]] = {}
+    for runs in results["runs"].values():
+        for name, run in runs.items():
+            for version, length in run["trained"].items():
+                models.setdefault(name, []).append({"version": int(version), **length})
+    return models
+
+
+def _gain(models: list[dict[str, Any]]) -> str:
+    if not models:
+        return ""
+    gains = [model["last_gain"] for model in models]
+    return "not measured" if None in gains else f"{100 * max(gains):.1f} %"
+
+
+def _range(values: Iterable[float], unit: str) -> str:
+    shown = [f"{value:.2g}" if value < 10 else f"{value:,.0f}" for value in sorted(values)]
+    return f"{shown[0]}{unit}" if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}{unit}"
+
 
 HEADER = ("method", "(1) %", "(2) %", "(1)+(2) %", "(3)", "seconds")
 PANELS = (

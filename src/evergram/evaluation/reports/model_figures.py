@@ -7,8 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from evergram.evaluation.gramian_error import Histograms
-from evergram.evaluation.reports.html_page import NONE, not_measured, paragraph, table
-from evergram.evaluation.reports.svg_charts import Axes, Line, chart
+from evergram.evaluation.reports.html_page import (
+    NONE,
+    Axes,
+    Line,
+    chart,
+    not_measured,
+    paragraph,
+    table,
+)
 from evergram.evaluation.reports.version_facts import Spectrum
 
 _ENDED = {

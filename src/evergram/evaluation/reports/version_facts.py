@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evergram.evaluation.breakdown.strata import Stratum
+from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.gramian_error import Histograms
 
 

@@ -14,8 +14,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
-from evergram.evaluation.reports.comparison import summarise
-from evergram.evaluation.reports.comparison_report import write_comparison
+from evergram.evaluation.reports.comparison_report import summarise, write_comparison
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_files import plain_numbers

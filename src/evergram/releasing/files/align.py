@@ -23,7 +23,7 @@ from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError
-from evergram.evaluation.map_quality import chance_reading, mapping_readings
+from evergram.evaluation.version_distance import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import canary_rows

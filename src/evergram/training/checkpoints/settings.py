@@ -47,7 +47,7 @@ class CheckpointSettings:
         ):
             raise RecipeError(_refusal(f"{self.seconds if self.steps is None else self.steps}"))
         if self.keep < 1:
-            raise RecipeError(f"--keep-checkpoints {self.keep} keeps none; it must be 1 or more.")
+            raise RecipeError(f"keep = {self.keep} keeps no checkpoint; it must be 1 or more.")
         if self.resume not in ("auto", "never"):
             raise RecipeError(
                 f"--resume {self.resume} is not known; it must be auto or never"

@@ -14,11 +14,11 @@ from evergram.data.pools import entity_sampler
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
-from evergram.evaluation.gramian_error import Truth
-from evergram.evaluation.sampled_gramian_error import (
+from evergram.evaluation.gramian_error import (
     GROUPS,
     Interval,
     SampledTruth,
+    Truth,
     gradient_error_interval,
     gramian_error_interval,
 )

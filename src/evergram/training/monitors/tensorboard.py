@@ -12,7 +12,7 @@ from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.evaluation.gramian_error import score_histograms
-from evergram.evaluation.reports.diagnosis_report import draw_histograms
+from evergram.evaluation.reports.pictures import draw_histograms
 from evergram.training.callbacks import Callback, Point
 from evergram.training.monitors.gramian_tracking import Tracking
 

@@ -1,18 +1,46 @@
-"""The command that reproduces the papers' tables and figures."""
+"""The command that reproduces the papers, by the package `reproduction` of a checkout."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from evergram.cli.app import app
-from evergram.cli.command_line.completion import choices
-from evergram.cli.options import Device, Json, new_progress, refuse_idle
+import evergram
+from evergram.cli.app import app, is_json
+from evergram.cli.options import Device, new_progress, refuse_idle
 from evergram.cli.printing import dump, table
-from evergram.cli.reproduction.checkout import reproduction
+from evergram.cli.words import choices
+from evergram.errors import DataError
+
+
+def checkout() -> Path:
+    """Return the folder of the repository: the one that this Evergram was installed from, or the
+    working directory.
+
+    Raises: DataError: neither has `reproduction/`.
+    """
+    installed_from = Path(evergram.__file__).parents[2]
+    for folder in (installed_from, Path.cwd()):
+        if (folder / "reproduction" / "catalogue.py").is_file():
+            return folder
+    raise DataError(
+        "reproduction/ is not part of the installed package, and it is not in this folder either; "
+        "run the command in a checkout of Evergram's repository, which has it beside src/."
+    )
+
+
+def reproduction(module: str) -> ModuleType:
+    """Return a module of the package `reproduction`, imported from the checkout."""
+    folder = str(checkout())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return import_module(f"reproduction.{module}")
+
 
 REPORT = "report"
 
@@ -42,7 +70,6 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Train with seeds 0 to N - 1.")] = 1,
     device: Device = "cpu",
-    as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of the papers; without NAME, list all with their state.
 
@@ -56,21 +83,21 @@ def reproduce(
     commands = reproduction("commands")
     if name is None:
         lines = commands.list_all(out)
-        if as_json:
+        if is_json():
             dump({"experiments": [line.as_json() for line in lines]})
             return
         sys.stdout.write("\n".join(commands.list_lines(lines)) + "\n")
         return
     if name == REPORT:
         paths = commands.make_report(out)
-        if as_json:
+        if is_json():
             dump({"report": [str(path) for path in paths]})
             return
         sys.stdout.write(f"Report: {paths[0]}\n")
         return
     run = commands.Run(name, preset, seeds, data, out, device)
     outcome = commands.reproduce(run, new_progress())
-    if as_json:
+    if is_json():
         dump(outcome.as_json())
         return
     for made in outcome.tables:

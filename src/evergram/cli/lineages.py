@@ -1,4 +1,4 @@
-"""Commands that read a lineage."""
+"""The commands of `evergram lineage`: its versions, and which of them may be read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.app import lineage_commands
+from evergram.cli.app import is_json, lineage_commands
 from evergram.cli.options import (
-    Json,
     LineageFolder,
 )
 from evergram.cli.printing import (
@@ -20,6 +19,8 @@ from evergram.cli.printing import (
     print_warnings,
     table,
 )
+from evergram.cli.words import versions
+from evergram.errors import LineageError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 @lineage_commands.command("list", epilog="Example: evergram lineage list lineages/shop")
 def list_versions(
     lineage: LineageFolder,
-    as_json: Json = False,
 ) -> None:
     """List the versions of a lineage: dims, metric, labels, and which is in production."""
     from evergram.lineage.lineage import Lineage
@@ -57,7 +57,7 @@ def list_versions(
         for m in opened.versions
     ]
     checked = [*opened.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
-    if as_json:
+    if is_json():
         facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
         withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
         dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
@@ -131,7 +131,6 @@ def check(
         float | None,
         typer.Option(min=0, help="Limit of the largest singular value of the backward transforms."),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Show how well the newest version is read as every past one; exit code 1 past a limit.
 
@@ -155,7 +154,7 @@ def check(
     checked = opened.checked_files
     wrong = contradictions(opened)
     sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
-    if as_json:
+    if is_json():
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": opened.newest}
         warnings = {str(n): listed for n, listed in version_warnings(opened).items() if listed}
@@ -237,3 +236,104 @@ def _reading_line(reading: Reading) -> list[str]:
         number(certificate.relative_bound if certificate else None),
         number(reading.amplification),
     ]
+
+
+_Version = Annotated[
+    str,
+    typer.Argument(
+        metavar="VERSION",
+        help="A number, a label or 'newest'.",
+        autocompletion=versions,
+        show_default=True,
+    ),
+]
+
+
+@lineage_commands.command(epilog="Example: evergram lineage label lineages/shop trusted v1")
+def label(
+    lineage: LineageFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="VERSION", help="A number, a label or 'newest'.", autocompletion=versions
+        ),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
+) -> None:
+    """Set a label on a version, move it there, or remove it; `stable` marks production."""
+    from evergram.lineage.lineage import Lineage
+
+    if remove == (version is not None):
+        raise LineageError("Give the version to put the label on, or --remove and no version.")
+    opened = Lineage.open(lineage)
+    if version is None:
+        opened.unlabel(name)
+    else:
+        opened.label(name, version)
+    _print_labels(opened)
+
+
+@lineage_commands.command(epilog="Example: evergram lineage promote lineages/shop v1")
+def promote(
+    lineage: LineageFolder,
+    version: _Version = "newest",
+) -> None:
+    """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
+    from evergram.lineage.lineage import Lineage
+
+    opened = Lineage.open(lineage)
+    opened.promote(version)
+    _print_labels(opened)
+
+
+@lineage_commands.command(epilog="Example: evergram lineage withdraw lineages/shop --reason broken")
+def withdraw(
+    lineage: LineageFolder,
+    reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
+) -> None:
+    """Withdraw the newest version, if no label and no consumer is on it.
+
+    Its number is never used again.
+    """
+    from evergram.lineage.lineage import Lineage
+
+    opened = Lineage.open(lineage)
+    opened.withdraw(opened.newest, reason)
+    _print_labels(opened)
+
+
+@lineage_commands.command(epilog="Example: evergram lineage retire lineages/shop v0")
+def retire(
+    lineage: LineageFolder,
+    version: _Version,
+) -> None:
+    """Make an old version unreadable, if no label and no consumer is on it."""
+    from evergram.lineage.lineage import Lineage
+
+    opened = Lineage.open(lineage)
+    opened.retire(version)
+    _print_labels(opened)
+
+
+def _print_labels(lineage: Lineage) -> None:
+    """Print the version of every label, and which versions may be read."""
+    if is_json():
+        dump(
+            {
+                "lineage": str(lineage),
+                "newest": lineage.newest,
+                "production": lineage.production,
+                "labels": lineage.labels,
+                "readable": lineage.readable,
+                "held": lineage.versions_with_embeddings,
+                "retired": lineage.retired,
+                "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
+            }
+        )
+        return
+    labels = ", ".join(f"{name}: {n}" for name, n in sorted(lineage.labels.items())) or "none"
+    sys.stdout.write(
+        f"Production: version {lineage.production}; newest: version {lineage.newest}; "
+        f"labels: {labels}.\n"
+    )

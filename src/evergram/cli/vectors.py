@@ -1,4 +1,4 @@
-"""Commands for files of vectors, whatever model made them."""
+"""The commands of `evergram vectors`: files of vectors, whatever model made them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
-from evergram.cli.app import vector_commands
-from evergram.cli.command_line.completion import choices, versions
+from evergram.cli.app import is_json, vector_commands
 from evergram.cli.options import (
     AllowSmallOverlap,
     As,
+    Columns,
     Force,
     From,
-    IdColumn,
-    Json,
     LineageFolder,
     LineageOption,
     NoPromote,
     OneShard,
     ShardCount,
     StrictProbes,
-    VectorColumn,
     columns_of,
     new_progress,
     other_processes,
+    print_progress,
 )
 from evergram.cli.printing import (
     dump,
@@ -39,6 +37,7 @@ from evergram.cli.printing import (
     shards_written,
     table,
 )
+from evergram.cli.words import choices, versions
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
@@ -87,9 +86,6 @@ MaxError = Annotated[
         "asked for in any case; inf for neither.",
     ),
 ]
-NeighbourSeed = Annotated[
-    int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
-]
 
 
 @vector_commands.command(
@@ -104,16 +100,13 @@ def align(
     scaled: Scaled = False,
     held_out: HeldOut = 0.1,
     name: NewName = None,
-    id_column: IdColumn = None,
-    vector_column: VectorColumn = None,
+    column: Columns = None,
     old_ids: OldIds = None,
     new_ids: NewIds = None,
     max_error: MaxError = None,
     allow_small_overlap: AllowSmallOverlap = False,
     strict_probes: StrictProbes = False,
     no_promote: NoPromote = False,
-    as_json: Json = False,
-    seed: NeighbourSeed = 0,
 ) -> None:
     """Publish a file of vectors as the next version, with a backward transform to an older file.
 
@@ -137,10 +130,12 @@ def align(
             f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
         )
     files = [new] if version is not None else [Path(old), new]
-    columns = columns_of(files, id_column, vector_column)
+    columns = columns_of(files, column)
     past = open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version
     vectors = open_embeddings(new, ids=new_ids, **columns)
-    settings = AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap)
+    settings = AlignSettings(
+        transform, rank, scaled, held_out, allow_small_overlap=allow_small_overlap
+    )
     if target is None or not is_first_process():
         return take_part_in_alignment(past, vectors, target, settings)
     facts = align_files(
@@ -154,7 +149,7 @@ def align(
         strict_probes=strict_probes,
     )
     thresholds = threshold_counts(target)
-    if as_json:
+    if is_json():
         counts = [asdict(count) for count in thresholds]
         dump({"lineage": str(lineage), **facts, "thresholds": counts})
         return None
@@ -223,13 +218,11 @@ def transform(
         typer.Option(help="File to write; its suffix says the format. With --shards, a folder."),
     ],
     from_version: From = None,
-    id_column: IdColumn = None,
-    vector_column: VectorColumn = None,
+    column: Columns = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
     shards: ShardCount = None,
     shard: OneShard = None,
     force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
     from evergram.lineage.lineage import Lineage
@@ -240,7 +233,7 @@ def transform(
     parts = Shards.parsed(out, shards, shard, other_processes())
     opened = Lineage.open(lineage)
     source, target = opened.resolve(from_version), opened.resolve(as_version)
-    vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
+    vectors = open_embeddings(file, ids=ids, **columns_of([file], column))
     options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
     if parts is None:
         outcome = None
@@ -251,7 +244,7 @@ def transform(
     if not is_first_process():
         return
     dim = opened.manifest(target).dim
-    if as_json:
+    if is_json():
         facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump({**facts, **shard_facts(outcome)})
         return
@@ -296,7 +289,6 @@ def export_transform(
         ),
     ] = None,
     force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Write what reads new vectors as a past version's, for programs without Evergram."""
     from evergram.exporting.formats import export_transform as export
@@ -311,7 +303,7 @@ def export_transform(
         license=license_,
     )
     source, dim = written.dims
-    if as_json:
+    if is_json():
         dump(
             {
                 **{"path": str(out), "format": form, "name": written.name},
@@ -324,3 +316,208 @@ def export_transform(
         f"Vectors of version {written.source} ({source} dims) are read as version "
         f"{written.version} ({dim} dims) by {written.name}: {out}\n"
     )
+
+
+@vector_commands.command(
+    "import", epilog="Example: evergram vectors import old.parquet --lineage lineages/texts"
+)
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
+    lineage: LineageOption,
+    name: Annotated[str, typer.Option(help="Name of the lineage.")] = "embeddings",
+    column: Columns = None,
+    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+) -> None:
+    """Publish embeddings, without a model, as version 0 of a new lineage.
+
+    The file is Parquet, Arrow, .npy or safetensors.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.files.import_file import import_embeddings
+    from evergram.vector_files.open_embeddings import open_embeddings
+
+    vectors = open_embeddings(file, ids=ids, **columns_of([file], column))
+    facts = import_embeddings(vectors, Lineage.create(lineage, name), progress=new_progress())
+    if is_json():
+        dump({"lineage": str(lineage), **facts})
+        return
+    sys.stdout.write(
+        f"Version 0 in {lineage}: {facts['rows']} vectors of {facts['dim']} dims, "
+        f"{facts['fingerprint']}.\n"
+    )
+
+
+@vector_commands.command(
+    epilog="Example: evergram vectors export lineages/shop candidates.parquet --side candidate "
+    "--as stable"
+)
+def export(
+    lineage: LineageFolder,
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
+            "file beside it), .safetensors or .csv. With --shards, a folder.",
+        ),
+    ],
+    side: Annotated[
+        str | None,
+        typer.Option(
+            help="Side to write: query or candidate; object in a lineage of files (default: "
+            "candidate, or the only side).",
+            autocompletion=choices("query", "candidate", "object"),
+        ),
+    ] = None,
+    as_version: As = None,
+    from_version: From = None,
+    shards: ShardCount = None,
+    shard: OneShard = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Keep so many first coordinates, with length 1, if the version allows it."
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
+    from evergram.lineage.catalog import side_of
+    from evergram.lineage.lineage import Lineage
+    from evergram.vector_files.shards import Shards
+
+    parts = Shards.parsed(out, shards, shard, other_processes())
+    opened = Lineage.open(lineage)
+    view = opened.view(as_version, from_version)
+    side = side_of(opened.manifest(view.source).embeddings, str(opened.path), side)
+    if parts is not None and dimensions is not None:
+        raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
+    outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)
+    if outcome is None:
+        rows = view.export(out, side, overwrite=force, dimensions=dimensions)
+    else:
+        rows = outcome.rows
+    dim = view.dim if dimensions is None else dimensions
+    if not is_first_process():
+        return
+    if is_json():
+        dump(
+            {
+                "file": str(out),
+                "rows": rows,
+                "dim": dim,
+                "side": side,
+                "version": view.source,
+                "as": view.version,
+                **shard_facts(outcome),
+            }
+        )
+        return
+    sys.stdout.write(
+        f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
+        f"({dim} dims): "
+        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
+    )
+
+
+@vector_commands.command(
+    "sidecar",
+    epilog="Example: evergram vectors sidecar lineages/texts v1.safetensors --old old.parquet "
+    "--error 0.1",
+)
+def make(
+    lineage: LineageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, .safetensors.")],
+    old: Annotated[
+        Path | None,
+        typer.Option(
+            "--old",
+            metavar="FILE",
+            help="Vectors of the version before (default: those that the lineage still stores).",
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--bytes", min=1, help="Bytes beside each new vector.")
+    ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option("--error", min=0, help="Relative error that old readers may be left with."),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--version",
+            metavar="VERSION",
+            help="The version whose rows are read as the one before.",
+            show_default="newest",
+            autocompletion=versions,
+        ),
+    ] = None,
+    side: Annotated[
+        str | None, typer.Option(help="Side of the lineage (default: candidate, or the only side).")
+    ] = None,
+    old_ids: Annotated[
+        Path | None, typer.Option("--old-ids", metavar="FILE", help="Ids of --old, one a line.")
+    ] = None,
+    column: Columns = None,
+    force: Force = False,
+) -> None:
+    """Make a few bytes for each object, by which old readers get nearly the old vectors.
+
+    `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.migration.make_sidecar import make_sidecar
+    from evergram.vector_files.open_embeddings import open_embeddings
+    from evergram.vector_files.writers import check_writable
+
+    opened = Lineage.open(lineage)
+    if out.suffix.lower() != ".safetensors":
+        raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
+    check_writable(out, overwrite=force)
+    before = None
+    if old is None and (old_ids or column):
+        raise DataError("--old-ids and --column are of the file --old; give it, or leave them out.")
+    if old is not None:
+        columns = columns_of([old], column)
+        before = open_embeddings(old, ids=old_ids, **columns)
+    made = make_sidecar(
+        opened,
+        before,
+        version=None if version is None else opened.resolve(version),
+        side=side,
+        size=size,
+        error=error,
+        progress=lambda done, total: print_progress(done, total, "objects"),
+    )
+    made.save(out)
+    old_bytes = 4 * len(made.sidecar.weight)
+    rows = open_embeddings(opened.stored(made.side, made.version)).rows
+    facts = {
+        "file": str(out),
+        "version": made.version,
+        "target": made.target,
+        "side": made.side,
+        "objects": len(made),
+        "without_codes": rows - len(made),
+        "bytes": made.sidecar.size,
+        "share_of_old_bytes": made.sidecar.size / old_bytes,
+        "error": made.error,
+        "way_back_error": made.way_back_error,
+        "worse": made.worse,
+    }
+    if is_json():
+        dump(facts)
+        return
+    sys.stdout.write(
+        f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
+        f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
+        f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
+        f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
+        "objects worse than that.\n"
+    )
+    if rows > len(made):
+        sys.stdout.write(
+            f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
+            "are read by the way back.\n"
+        )

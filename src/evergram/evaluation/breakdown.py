@@ -1,0 +1,214 @@
+"""Rankings by the popularity of candidates and the pairs of queries, and what lies near."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import take_ragged
+from evergram.errors import ShapeError
+from evergram.evaluation.ranking import Relevance, parse_metric, values_of_ranks
+from evergram.evaluation.score_blocks import ScoreBlocks
+
+# Vectors that are compared at once.
+ROWS = 65_536
+
+
+def nearest_neighbours(vectors: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k nearest others of some vectors by cosine: cosines, best first, and rows.
+
+    A vector of length zero has cosine 0 to all.
+
+    Args:
+        vectors: [N, D].
+        rows: int64 [n], of the vectors whose neighbours are wanted.
+    Returns: float [n, K] and int64 [n, K]; K is k, or N − 1 if that is less.
+    """
+    chosen = torch.nn.functional.normalize(vectors[rows], dim=1)
+    best = chosen.new_empty(len(rows), 0)
+    place = torch.empty(len(rows), 0, dtype=torch.int64)
+    for start in range(0, len(vectors), ROWS):
+        block = torch.nn.functional.normalize(vectors[start : start + ROWS], dim=1)
+        scores = chosen @ block.T
+        own = torch.nonzero((rows >= start) & (rows < start + len(block))).flatten()
+        scores[own, rows[own] - start] = -torch.inf
+        largest = scores.topk(min(k, scores.shape[1]))
+        best = torch.cat([best, largest.values], dim=1)
+        place = torch.cat([place, largest.indices + start], dim=1)
+        kept = best.topk(min(k, best.shape[1]))
+        best, place = kept.values, place.gather(1, kept.indices)
+    k = min(k, len(vectors) - 1)
+    return best[:, :k], place[:, :k]
+
+
+# Targets that are compared with a block's scores at once.
+TARGETS = 64
+# The rank of a target that is in no ranking: no K reaches it.
+UNRANKED = 2**62
+
+
+def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
+    """Return the rank of each target, int64 [T], in the order of `relevance.targets`.
+
+    Ranks are those of `rank_metrics`: the number of unseen candidates that score at least as much,
+    itself included. A target outside the catalogue has rank 0; one that is also seen, which no
+    list holds, has rank `UNRANKED`.
+
+    Args:
+        query: [N_q, D]; candidate: [N, D].
+    Raises: ShapeError: the dims differ.
+    """
+    if query.shape[-1] != candidate.shape[-1]:
+        raise ShapeError(
+            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
+            "embeddings of one version are needed on both sides."
+        )
+    blocks = ScoreBlocks(candidate)
+    ranks = torch.zeros(len(relevance.targets), dtype=torch.int64)
+    for places in torch.split(torch.arange(len(relevance)), blocks.rows):
+        targets, offsets = take_ragged(relevance.targets, relevance.target_offsets, places)
+        owner = torch.repeat_interleave(torch.arange(len(places)), offsets.diff())
+        score = candidate.new_full((len(targets),), -torch.inf)
+        for start, scores in _unseen(query, blocks, relevance, places):
+            inside = (targets >= start) & (targets < start + scores.shape[1])
+            score[inside] = scores[owner[inside], targets[inside] - start]
+        rank = torch.zeros(len(targets), dtype=torch.int64)
+        # All targets' scores are needed first, so blocks of candidates are scored again.
+        for _, scores in _unseen(query, blocks, relevance, places):
+            for part in torch.split(torch.arange(len(targets)), TARGETS):
+                rank[part] += (scores[owner[part]] >= score[part, None]).sum(1)
+        # No K reaches it: a target that was seen is not in the ranking.
+        rank[score == -torch.inf] = UNRANKED
+        rank[targets < 0] = 0
+        first = int(relevance.target_offsets[places[0]])
+        ranks[first : first + len(rank)] = rank
+    return ranks
+
+
+def _unseen(
+    query: Tensor, blocks: ScoreBlocks, relevance: Relevance, places: Tensor
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield blocks of the scores of some queries, with seen candidates at −∞."""
+    seen, offsets = take_ragged(relevance.seen, relevance.seen_offsets, places)
+    owner = torch.repeat_interleave(torch.arange(len(places)), offsets.diff())
+    for start, scores in blocks.of(query[relevance.queries[places]]):
+        inside = (seen >= start) & (seen < start + scores.shape[1])
+        scores[owner[inside], seen[inside] - start] = -torch.inf
+        yield start, scores
+
+
+def owners(relevance: Relevance) -> Tensor:
+    """Return the place of the query of each target, int64 [T]."""
+    places = torch.arange(len(relevance))
+    return torch.repeat_interleave(places, relevance.target_offsets.diff())
+
+
+def metric_of_ranks(name: str, ranks: Tensor, relevance: Relevance) -> Tensor:
+    """Return a metric of each query, float64 [Q], by the ranks of its targets."""
+    inside = ranks > 0
+    return values_of_ranks(
+        parse_metric(name),
+        ranks[inside],
+        owners(relevance)[inside],
+        relevance.target_offsets.diff(),
+    )
+
+
+# Shares of candidates, the most popular first, at which strata end.
+SHARES = (0.01, 0.1, 0.5, 1.0)
+# The least number of pairs of a query in each stratum.
+LEAST_PAIRS = (0, 1, 2, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """A part of the candidates, or of the queries, and what was measured on it.
+
+    Args:
+        name: for people.
+        members: candidates of it, or queries.
+        measured: test pairs of it, or test queries.
+        values: by the model's name; None where there was nothing to measure on.
+    """
+
+    name: str
+    members: int
+    measured: int
+    values: Mapping[str, float | None]
+
+
+def popularity_strata(counts: Tensor) -> tuple[list[str], Tensor]:
+    """Return the names of the strata of candidates, and the stratum of each, int64 [N].
+
+    Args:
+        counts: int64 [N], training pairs of each; equal counts go by row.
+    """
+    order = torch.argsort(counts, stable=True, descending=True)
+    of = torch.zeros(len(counts), dtype=torch.int64)
+    names: list[str] = []
+    start, before = 0, 0.0
+    for share in SHARES:
+        end = max(math.ceil(share * len(counts)), start)
+        of[order[start:end]] = len(names)
+        part = f"{100 * (share - before):.0f} %"
+        which = "most popular" if not names else "least popular" if share == 1 else "next"
+        span = counts[order[start:end]]
+        pairs = f": {_range(int(span.min()), int(span.max()))} pairs" if end > start else ""
+        names.append(f"{which} {part}{pairs}")
+        start, before = end, share
+    return names, of
+
+
+def recall_by_popularity(
+    ranks: Mapping[str, Tensor], targets: Tensor, counts: Tensor, k: int
+) -> list[Stratum]:
+    """Return for each stratum of candidates the share of its test pairs within the first k.
+
+    Args:
+        ranks: of each model, int64 [T], as of `target_ranks`.
+        targets: int64 [T], candidate rows; those outside the catalogue are in no stratum.
+        counts: int64 [N], training pairs of each candidate.
+    """
+    names, of = popularity_strata(counts)
+    strata = []
+    for place, name in enumerate(names):
+        here = (targets >= 0) & (of[targets.clamp(min=0)] == place)
+        values = {m: _mean((r[here] <= k).double()) for m, r in ranks.items()}
+        strata.append(Stratum(name, int((of == place).sum()), int(here.sum()), values))
+    return strata
+
+
+def recall_by_pairs(
+    ranks: Tensor, relevance: Relevance, counts: Tensor, metric: str
+) -> list[Stratum]:
+    """Return the mean recall of the queries with so many training pairs, as `rank_metrics` has it.
+
+    Args:
+        ranks: int64 [T], as of `target_ranks`.
+        counts: int64 [N_q], training pairs of each query.
+        metric: whose K the lists have.
+    """
+    recall = metric_of_ranks(f"recall@{parse_metric(metric)[1]}", ranks, relevance)
+    tested = counts[relevance.queries]
+    strata = []
+    for least, end in zip(LEAST_PAIRS, [*LEAST_PAIRS[1:], None], strict=True):
+        most = int(counts.max()) if end is None and len(counts) else (end or 1) - 1
+        members = int(((counts >= least) & (counts <= most)).sum())
+        here = (tested >= least) & (tested <= most)
+        name = f"{least} and more" if end is None else _range(least, most)
+        if members:
+            values = {"model": _mean(recall[here])}
+            strata.append(Stratum(name, members, int(here.sum()), values))
+    return strata
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
