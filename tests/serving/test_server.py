@@ -30,8 +30,9 @@ from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
-from evergram.serving import Client, ServerProcesses, ServiceSettings, listen, listen_processes
+from evergram.serving import Client, ServiceSettings, listen, listen_processes
 from evergram.serving.server import FILES, allowed_connections
+from evergram.serving.server_processes import ServerProcesses
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_embeddings
 
