@@ -24,7 +24,7 @@ class Training:
     Args:
         label: names it in tables and legends; one for each training of a preset.
         recipe: a TOML file, in a folder `recipes/` of the paper.
-        settings: values set in it, by "table.key".
+        settings: values set in it, by "table.key"; None takes a key out.
         readings: what is read from it.
         planted: the size of a made-up corpus, see `reproduction.planted`; None reads the recipe's.
         program: takes the recipe, a progress, the device's name and a folder, and returns series

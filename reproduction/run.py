@@ -49,7 +49,10 @@ class Job:
         values = tomllib.loads(self.training.recipe.read_text())
         for key, value in self.training.settings.items():
             table, _, name = key.rpartition(".")
-            (values.setdefault(table, {}) if table else values)[name] = value
+            own = values.setdefault(table, {}) if table else values
+            own[name] = value
+            if value is None:  # what these settings put out of use
+                del own[name]
         return {**values, "seed": self.seed}
 
     @property

@@ -53,14 +53,17 @@ BY_CORPUS: dict[str, dict[str, Any]] = {
 
 
 def trainings(
-    recipes: Mapping[str, Path], strengths: tuple[int, ...] = STRENGTHS, **more: Any
+    recipes: Mapping[str, Path],
+    strengths: tuple[int, ...] = STRENGTHS,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[Training, ...]:
     """Return one comparison a corpus, of the joint methods at every λ.
 
     Args:
         more: further settings.
     """
-    settings = {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)} | more
+    settings = {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)}
+    settings |= more or {}
     return tuple(
         Training(corpus, recipe, settings, program=compare_methods)
         for corpus, recipe in recipes.items()
@@ -72,7 +75,7 @@ def swept_trainings() -> tuple[Training, ...]:
     return tuple(
         training
         for corpus, settings in BY_CORPUS.items()
-        for training in trainings({corpus: methods.SMALL[corpus]}, **FEWER, **settings)
+        for training in trainings({corpus: methods.SMALL[corpus]}, more={**FEWER, **settings})
     )
 
 
@@ -230,7 +233,10 @@ EXPERIMENT = Experiment(
         "tiny": Preset(trainings({"synthetic": methods.TINY}, (1, 16)), methods.TINY_NOTE),
         "small": Preset(swept_trainings(), methods.SWEPT_NOTE, 5),
         "paper": Preset(
-            trainings({"Musical Instruments": methods.PAPER["Musical Instruments"]}),
+            trainings(
+                {"Musical Instruments": methods.PAPER["Musical Instruments"]},
+                more={"upgrade.fit_epochs": None},  # of transforms that are fitted afterwards
+            ),
             methods.PAPER_NOTE,
         ),
     },

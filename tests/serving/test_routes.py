@@ -38,9 +38,9 @@ from evergram.serving.http.workers import Workers
 from evergram.serving.settings import ServiceSettings
 
 
-@pytest.mark.parametrize(("version", "encoding"), [(0, "float"), (1, "base64"), (2, "float")])
+@pytest.mark.parametrize(("version", "encoding"), [(0, "float"), (1, "base64"), (2, None)])
 def test_embeddings_are_what_each_version_reads(
-    served: Running, version: int, encoding: str
+    served: Running, version: int, encoding: str | None
 ) -> None:
     asked = {"model": f"line@v{version}", "input": [7, 299, 7], "encoding_format": encoding}
     answer = served.post("/v1/embeddings", asked)
@@ -71,6 +71,8 @@ def test_ids_may_be_numbers_or_text_one_or_many_stored_or_missing(served: Runnin
     body = served.post("/v1/embeddings", {"input": [1, 900], "missing": "zeros"}).json()
     assert body["evergram"]["computed_from"] == [2, -1]
     assert body["data"][1]["embedding"] == [0] * 10
+    other = {"input": ["5", "005", "00000000000000005"], "missing": "zeros"}  # texts, not numbers
+    assert served.post("/v1/embeddings", other).json()["evergram"]["computed_from"] == [2, -1, -1]
 
 
 # Of requests beside those of tests/end_to_end/test_bad_requests.py.

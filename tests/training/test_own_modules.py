@@ -121,7 +121,7 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
         if version == 1:
             assert np.allclose(encoder.encode(ids, "candidate"), vectors, atol=1e-6)
     # A built-in one after them, aligned to what is stored; version 0 is no longer stored.
-    plain = Recipe.of(RECIPE.model_dump(exclude={"model"}), ["model.dim=10"])
+    plain = Recipe.of(RECIPE.model_dump(exclude={"model"}, exclude_unset=True), ["model.dim=10"])
     built_in = upgrade(plain, lineage, corpus, progress=False)
     assert set(built_in.metrics["compatibility"]) == {"1"}
     read_twice = upgrade(plain, lineage, corpus, past_encoders={0: first}, progress=False)
@@ -143,9 +143,9 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
         load_encoder(lineage, 0, modules(corpus, 9))
     with pytest.raises(DataError, match="differ by"):
         load_encoder(lineage, 0, modules(corpus, offset=1))
-    frozen = Recipe.of(
-        {**RECIPE.model_dump(exclude={"model"}), "upgrade": {"method": "fix-m0", "alone": False}}
-    )
+    left_out: Any = {"model": True, "training": {"layer_rate"}}
+    kept_keys = RECIPE.model_dump(exclude=left_out, exclude_unset=True)
+    frozen = Recipe.of({**kept_keys, "upgrade": {"method": "fix-m0", "alone": False}})
     with pytest.raises(RecipeError, match=r"upgrade\.start = 'frozen' needs the modules"):
         upgrade(frozen, lineage, corpus, progress=False)
     kept = upgrade(frozen, lineage, corpus, encoder=modules(corpus), progress=False)

@@ -124,6 +124,12 @@ def is_json() -> bool:
     return _json
 
 
+def _forget() -> None:
+    """Leave nothing to a later command of the same process."""
+    global _quiet, _json
+    _quiet = _json = False
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"evergram {evergram.__version__}")
@@ -132,6 +138,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _before_every_command(
+    context: typer.Context,
     quiet: Annotated[
         bool,
         typer.Option("--quiet", help="Show no progress; results, warnings and errors stay."),
@@ -161,4 +168,5 @@ def _before_every_command(
 ) -> None:
     global _quiet, _json
     _quiet, _json = quiet, as_json
+    context.call_on_close(_forget)
     set_log_format(log_format)

@@ -35,6 +35,7 @@ from evergram.training.recipe.upgrade import (
     JointUpgrade,
     UpgradeSettings,
     compared,
+    unused,
 )
 from evergram.training.recipe.values import copied, overridden, override_keys, resolve_paths
 from evergram.validation import sentence_of
@@ -90,14 +91,10 @@ class Recipe(Settings):
     def _completed(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        upgrade, compare = values.get("upgrade"), values.get("compare")
-        if compare is None or not isinstance(upgrade, dict):
+        upgrade = values.get("upgrade", {})
+        if values.get("compare") is None or not isinstance(upgrade, dict):
             return values
-        try:
-            methods = CompareSettings.model_validate(compare).methods
-        except ValidationError:  # which the field itself reports
-            return values
-        return {**values, "upgrade": compared(upgrade, methods)}
+        return {**values, "upgrade": compared(upgrade)}
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -256,6 +253,10 @@ class Recipe(Settings):
         chosen, added = overridden(values, overrides), override_keys(overrides)
         displaced = cls._displaced(chosen, added)
         recipe = cls._valid(chosen, source)
+        if recipe.compare is not None:
+            named = {key.removeprefix("upgrade.") for key in (written - displaced) | added}
+            for sentence in unused(recipe.upgrade, recipe.compare.methods, named):
+                raise RecipeError(f"{source}: {sentence}")
         while True:
             asked = (written - displaced) | added
             idle = unmet(recipe.tables, recipe.traits | OF_A_RUN, asked)

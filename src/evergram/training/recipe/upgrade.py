@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -240,16 +240,28 @@ UPGRADES: _Upgrades = _Upgrades(
 )
 
 
-def compared(values: Mapping[str, Any], methods: list[str]) -> UpgradeSettings:
+def compared(values: Mapping[str, Any]) -> UpgradeSettings:
     """Return [upgrade] as it is for all methods of a comparison.
 
-    Raises: ValueError: a key is used by none of them.
+    Raises: ValueError: a key is used by no method.
     """
     own = UPGRADES.of({k: v for k, v in values.items() if k in UpgradeSettings.model_fields})
-    used = {key for method in methods for key in type(by_method({}, method)).model_fields}
-    for key in values.keys() - used - type(own).model_fields.keys():
+    for key in values.keys() - ComparedUpgrade.model_fields.keys() - _transform_keys(own):
         raise ValueError(UPGRADES.unknown(key, type(own), own.fit))
     return ComparedUpgrade.model_validate(dict(UPGRADES.completed(values)))
+
+
+def unused(upgrade: UpgradeSettings, methods: list[str], keys: Collection[str]) -> list[str]:
+    """Return a sentence for each of `keys` that no method of a comparison uses, nor `upgrade`."""
+    own = UPGRADES.class_of({"fit": upgrade.fit, "solver": getattr(upgrade, "solver", None)})
+    assert own is not None
+    used = {key for method in methods for key in type(by_method({}, method)).model_fields}
+    idle = set(keys) & (ComparedUpgrade.model_fields.keys() - used - own.model_fields.keys())
+    return [UPGRADES.unknown(key, own, upgrade.fit) for key in sorted(idle)]
+
+
+def _transform_keys(upgrade: UpgradeSettings) -> set[str]:
+    return set(type(upgrade.transform).model_fields)
 
 
 def by_method(values: Mapping[str, Any], method: str) -> UpgradeSettings:
