@@ -57,14 +57,11 @@ def test_it_depends_on_no_order_and_no_scale(
     torch.testing.assert_close(other, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_without_weight_it_is_the_identity() -> None:
-    assert torch.equal(consumer_metric(fishers(0, 5), 0.0), torch.eye(5, dtype=torch.float64))
-
-
-def test_it_is_what_it_says() -> None:
+def test_it_is_the_mean_of_matrices_of_one_trace() -> None:
     # D F / tr F = [[2, 0], [0, 0]] and [[1, 0], [0, 1]]; their mean [[1.5, 0], [0, 0.5]].
-    metric = consumer_metric([torch.diag(torch.tensor([7.0, 0.0])), torch.eye(2)], 0.5)
-    assert metric.tolist() == [[1.25, 0.0], [0.0, 0.75]]
+    matrices = [torch.diag(torch.tensor([7.0, 0.0])), torch.eye(2)]
+    assert consumer_metric(matrices, 0.5).tolist() == [[1.25, 0.0], [0.0, 0.75]]
+    assert torch.equal(consumer_metric(matrices, 0.0), torch.eye(2, dtype=torch.float64))
 
 
 def test_rounding_below_zero_is_cut_off() -> None:
@@ -76,16 +73,15 @@ def test_rounding_below_zero_is_cut_off() -> None:
 @pytest.mark.parametrize(
     ("matrices", "weight", "message"),
     [
-        ([torch.eye(2)], 1.0, r"is 1\.0; it is at least 0 and below 1"),
-        ([torch.eye(2)], -0.1, r"is -0\.1; it is at least 0"),
-        ([torch.eye(2)], float("nan"), "is nan; it is at least 0"),
-        ([], 0.5, "no matrix of a consumer"),
-        ([torch.eye(2), torch.eye(3)], 0.5, r"dims \[2, 3\]; they must have one"),
-        ([torch.zeros(2, 2)], 0.5, "the trace 0, so its predictions do not change"),
-        ([torch.tensor([[float("nan")]])], 0.5, "are not finite"),
-        ([torch.ones(2, 3)], 0.5, r"is \[2, 3\]; it must be \[D, D\]"),
-        ([torch.tensor([[1.0, 1.0], [0.0, 1.0]])], 0.5, "not symmetric"),
-        ([torch.tensor([[1.0, 2.0], [2.0, 1.0]])], 0.5, "a negative eigenvalue"),
+        ([torch.eye(2)], 1.0, "below 1"),
+        ([torch.eye(2)], float("nan"), "nan"),
+        ([], 0.5, "no matrix"),
+        ([torch.eye(2), torch.eye(3)], 0.5, r"\[2, 3\]"),
+        ([torch.zeros(2, 2)], 0.5, "trace 0"),
+        ([torch.tensor([[float("nan")]])], 0.5, "not finite"),
+        ([torch.ones(2, 3)], 0.5, r"\[2, 3\]"),
+        ([torch.tensor([[1.0, 1.0], [0.0, 1.0]])], 0.5, "symmetric"),
+        ([torch.tensor([[1.0, 2.0], [2.0, 1.0]])], 0.5, "negative eigenvalue"),
     ],
 )
 def test_what_is_no_fisher_matrix_is_refused(
@@ -168,12 +164,12 @@ def test_it_works_where_gradients_are_off() -> None:
 @pytest.mark.parametrize(
     ("model", "rows", "message"),
     [
-        (lambda z: z[:, 0], torch.zeros(0, DIM), r"\[0, 4\]; they must be \[N, D\] of one or more"),
-        (lambda z: z[:, 0], torch.zeros(DIM), r"\[4\]; they must be \[N, D\]"),
-        (lambda z: z[None], torch.zeros(3, DIM), r"returns \[1, 3, 4\]; it must return a tensor"),
-        (lambda z: z.tolist(), torch.zeros(3, DIM), "returns list; it must return a tensor"),
-        (lambda z: z.sum(0), torch.zeros(3, DIM), "returns 4 rows for 3 embeddings"),
-        (lambda z: z.detach()[:, 0], torch.zeros(3, DIM), "no gradient by its inputs"),
+        (lambda z: z[:, 0], torch.zeros(0, DIM), r"\[0, 4\]"),
+        (lambda z: z[:, 0], torch.zeros(DIM), r"\[4\]"),
+        (lambda z: z[None], torch.zeros(3, DIM), r"\[1, 3, 4\]"),
+        (lambda z: z.tolist(), torch.zeros(3, DIM), "list"),
+        (lambda z: z.sum(0), torch.zeros(3, DIM), "4 rows for 3"),
+        (lambda z: z.detach()[:, 0], torch.zeros(3, DIM), "gradient"),
     ],
 )
 def test_a_model_that_is_no_consumer_is_refused(

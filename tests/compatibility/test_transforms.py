@@ -1,35 +1,40 @@
-"""The behaviour that every backward transform has, whatever its kind."""
+"""Every kind of backward transform, and the loss that aligns it, against explicit products."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.support.subclasses import concrete_subclasses
+from torch import Tensor, nn
 
 import evergram.compatibility
-from evergram.compatibility.alignment_loss import AlignmentLoss
+from evergram.compatibility import BackwardAlignment, fit_closed_form
+from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight, history_metric
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
+from evergram.compatibility.consumers import consumer_metric
 from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import (
     TRANSFORMS,
-    LambdaOrthogonalSettings,
     LinearSettings,
-    LowRankSettings,
-    ResidualMLPSettings,
     build_transform,
 )
+from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import (
-    AffineTransform,
     LambdaOrthogonalTransform,
     LinearTransform,
     LowRankTransform,
     OrthogonalTransform,
+    ResidualMLPTransform,
     Transform,
     TruncateTransform,
 )
@@ -176,14 +181,6 @@ def test_low_rank_has_that_rank() -> None:
     assert LowRankTransform(3, 4, rank=99).rank == 3
 
 
-def test_affine_composes_with_its_offset() -> None:
-    first = AffineTransform.from_matrix(torch.randn(2, 3), torch.randn(2))
-    second = AffineTransform.from_matrix(torch.randn(3, 4), torch.randn(3))
-    chain, z = Chain([first, second], 2), torch.randn(5, 4)
-    with torch.no_grad():
-        torch.testing.assert_close(chain.apply(z, 2, 0), first(second(z)))
-
-
 @pytest.mark.parametrize(("old", "new"), DIMS)
 def test_the_orthogonality_penalty(old: int, new: int) -> None:
     transform = LambdaOrthogonalTransform(old, new, strength=0.5)
@@ -198,12 +195,6 @@ def test_a_wrong_kind_or_option_is_one_sentence() -> None:
         build_transform("cubic", 2, 3)
     with pytest.raises(ShapeError, match="does not take"):
         build_transform("linear", 2, 3, {"rank": 2})
-
-
-def test_keys_of_a_recipe_become_options_of_the_class() -> None:
-    assert LowRankSettings(rank=7).options() == {"rank": 7}
-    assert LambdaOrthogonalSettings(orthogonality=0.5).options() == {"strength": 0.5}
-    assert ResidualMLPSettings(transform_hidden=9).options() == {"hidden": 9}
 
 
 def test_without_a_generator_a_transform_starts_with_the_first_coordinates() -> None:
@@ -233,3 +224,413 @@ def test_a_class_that_took_its_parents_kind_along_is_refused(
         build_transform("flip", 3, 4)
     monkeypatch.setattr(Flip, "kind", "flip")
     assert build_transform("flip", 3, 4).kind == "flip"
+
+
+ROWS = 7
+
+
+def history(versions: int, seed: int) -> tuple[list[Tensor], LinearTransform, Tensor, Tensor]:
+    """W_1 … W_{k-1}, B_k, z_k and z_{k-1}, float64."""
+    draw = torch.Generator().manual_seed(seed)
+    dims = torch.randint(1, 5, (versions + 1,), generator=draw).tolist()
+
+    def matrix(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    *steps, last = [matrix(a, b) for a, b in itertools.pairwise(dims)]
+    return steps, LinearTransform.from_matrix(last), matrix(ROWS, dims[-1]), matrix(ROWS, dims[-2])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]))
+def test_one_matrix_stands_for_all_of_history(
+    versions: int, seed: int, unit: Literal["norm", "paper"]
+) -> None:
+    """[BC] Eq. (10): (1/k) Σ_{j<k} ‖W_{k-1}^j δ‖², with every product multiplied out; by the
+    authors' code each is divided by its dims, here times those of version k-1."""
+    steps, transform, new, old = history(versions, seed)
+    dim = steps[0].shape[0] if steps else old.shape[1]
+    chain = Chain([LinearTransform.from_matrix(step) for step in steps], dim)
+    loss = AlignmentLoss(chain, unit=unit)
+    metric = history_metric(steps, dim, unit)
+    expected, by_metric = 0.0, 0.0
+    for z, past in zip(new, old, strict=True):
+        delta = transform.weight.detach() @ z - past
+        by_metric += float(delta @ metric @ delta)
+        walked = delta
+        expected += float(walked.square().sum())
+        for step in reversed(steps):
+            walked = step @ walked
+            share = 1.0 if unit == "norm" else len(delta) / len(walked)
+            expected += share * float(walked.square().sum())
+    value = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
+    assert float(value.detach()) == pytest.approx(expected / ROWS / versions, rel=1e-9)
+    assert by_metric == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", ["multi", "single"])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_its_gradient_is_that_of_the_formula(
+    steps: Literal["multi", "single"], weighed: bool
+) -> None:
+    back, transform, new, old = history(3, 7)
+    chain = Chain([LinearTransform.from_matrix(step) for step in back], back[0].shape[0])
+    own = metrics_of(3, [chain.dim(n) for n in range(3)]) if weighed else None
+    loss = AlignmentLoss(chain, steps, metrics=own)
+    if own is not None and steps == "single":
+        assert loss.metric is not None
+        assert torch.equal(loss.metric, own[2])
+    weight = torch.tensor([1, 0, 1, 1, 0, 1, 1], dtype=torch.float64)
+
+    def of(matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        moved = LinearTransform(*matrix.shape)
+        del moved.weight
+        moved.weight = matrix  # type: ignore[assignment]
+        value: torch.Tensor = loss(moved, z, loss.lifted(old), weight)
+        return value
+
+    matrix = transform.weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(of, (matrix, new.clone().requires_grad_()))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]))
+def test_walking_down_gives_the_same_as_the_matrix(
+    versions: int, seed: int, unit: Literal["norm", "paper"]
+) -> None:
+    """A residual MLP whose bent part is zero is linear, and takes the other way to the number."""
+    steps, transform, new, old = history(versions, seed)
+    straight = [LinearTransform.from_matrix(step) for step in steps]
+    bent: list[Transform] = []
+    for step in steps:
+        mlp = ResidualMLPTransform(step.shape[0], step.shape[1], hidden=3).double()
+        mlp.weight = torch.nn.Parameter(step.clone())
+        bent.append(mlp)
+    dim = steps[0].shape[0]
+    weight = torch.ones(ROWS).double()
+    values = []
+    for transforms in (straight, bent):
+        loss = AlignmentLoss(Chain(transforms, dim), unit=unit)
+        values.append(float(loss(transform, new, loss.lifted(old), weight).detach()))
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", ["multi", "single"])
+def test_at_one_past_version_it_is_the_single_step_loss(steps: Literal["multi", "single"]) -> None:
+    transform = LinearTransform.from_matrix(torch.eye(2))
+    new, old = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])
+    loss = AlignmentLoss(Chain([], 2), steps)
+    # 1² + 2²
+    assert float(loss(transform, new, loss.lifted(old), torch.ones(1)).detach()) == 5.0
+
+
+def test_objects_that_take_no_part_have_no_gradient_and_no_share() -> None:
+    transform, loss = LinearTransform.from_matrix(torch.eye(2)), AlignmentLoss(Chain([], 2))
+    new = torch.ones(3, 2, requires_grad=True)
+    weight = torch.tensor([1.0, 0.0, 1.0])
+    value = loss(transform, new, torch.zeros(3, 2), weight)
+    assert float(value.detach()) == 2.0
+    value.backward()
+    assert new.grad is not None
+    assert new.grad[1].tolist() == [0.0, 0.0]
+    none = loss(transform, new, torch.zeros(3, 2), torch.zeros(3))
+    assert float(none.detach()) == 0.0
+    with pytest.raises(ShapeError, match="same objects"):
+        loss(transform, new, torch.zeros(2, 2), torch.zeros(2))
+
+
+def test_the_papers_unit_is_three_means_over_dims_too() -> None:
+    # method.md: λ = 16 of the code is 48/D, 0.1875 at 256 dims.
+    assert alignment_weight(16.0, "paper", 256) == 0.1875
+    assert alignment_weight(16.0, "norm", 256) == 16.0
+    delta = torch.randn(7, 256)
+    summed = 3 * delta.square().mean()
+    ours = delta.square().sum(1).mean()
+    torch.testing.assert_close(16 * summed, alignment_weight(16.0, "paper", 256) * ours)
+
+
+def metrics_of(seed: int, dims: list[int]) -> dict[int, torch.Tensor]:
+    """A_j of every version but version 1, which has no consumers."""
+    draw = torch.Generator().manual_seed(seed)
+    made = {}
+    for version, dim in enumerate(dims):
+        rows = torch.randn(2, dim, generator=draw, dtype=torch.float64)
+        made[version] = consumer_metric([rows.T @ rows], 0.7)
+    made.pop(1, None)
+    return made
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]), st.booleans())
+def test_consumers_weigh_the_error_at_each_version(
+    versions: int, seed: int, unit: Literal["norm", "paper"], walks: bool
+) -> None:
+    """(1/k) Σ_{j<k} (W_{k-1}^j δ)ᵀ A_j (W_{k-1}^j δ), row by row, with every product written out;
+    by one matrix, and by walking down transforms that are not known to be affine."""
+    steps, transform, new, old = history(versions, seed)
+    dims = [steps[0].shape[0] if steps else old.shape[1], *(s.shape[1] for s in steps)]
+    own = metrics_of(seed, dims)
+    past: list[Transform] = [LinearTransform.from_matrix(step) for step in steps]
+    if walks:
+        for i, step in enumerate(steps):
+            past[i] = ResidualMLPTransform(step.shape[0], step.shape[1], hidden=3).double()
+            past[i].weight = torch.nn.Parameter(step.clone())
+    loss = AlignmentLoss(Chain(past, dims[0]), unit=unit, metrics=own)
+    expected = 0.0
+    for z, before in zip(new, old, strict=True):
+        walked = transform.weight.detach() @ z - before
+        for version in range(versions - 1, -1, -1):
+            a = own.get(version, torch.eye(dims[version], dtype=torch.float64))
+            share = dims[-1] / dims[version] if unit == "paper" else 1.0
+            expected += share * float(walked @ a @ walked)
+            if version:
+                walked = steps[version - 1] @ walked
+    value = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
+    assert float(value.detach()) == pytest.approx(expected / ROWS / versions, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", ["multi", "single"])
+@pytest.mark.parametrize("versions", [1, 3])
+def test_without_consumers_nothing_changes_by_a_bit(
+    versions: int, steps: Literal["multi", "single"]
+) -> None:
+    back, transform, new, old = history(versions, 5)
+    dim = back[0].shape[0] if back else old.shape[1]
+    chain = Chain([LinearTransform.from_matrix(step) for step in back], dim)
+    eyes = {n: torch.eye(chain.dim(n), dtype=torch.float64) for n in range(versions)}
+    values = []
+    for metrics in (None, {}, eyes):
+        loss = AlignmentLoss(chain, steps, metrics=metrics)
+        value = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
+        values.append(float(value.detach()))
+    assert values[0] == values[1] == values[2]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({1: torch.eye(2)}, "version 1"),
+        ({0: torch.eye(3)}, r"\[3, 3\]"),
+        ({0: torch.diag(torch.tensor([1.0, 0.0]))}, "definite"),
+        ({0: torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "symmetric"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused(metrics: dict[int, Tensor], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        AlignmentLoss(Chain([], 2), metrics=metrics)
+
+
+def past_of(steps: list[Tensor], old: Tensor) -> int | list[Transform]:
+    return [LinearTransform.from_matrix(step) for step in steps] if steps else old.shape[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]))
+def test_it_is_the_sum_over_past_versions_row_by_row(
+    versions: int, seed: int, unit: Literal["norm", "paper"]
+) -> None:
+    """[BC] Eq. (3) and (10), every product multiplied out, one row and one version at a time."""
+    steps, transform, new, old = history(versions, seed)
+    backward = BackwardAlignment(
+        new.shape[1], past_of(steps, old), transform, weight=0.7, unit=unit
+    )
+    mask = torch.tensor([1, 0, 1, 1, 1, 0, 1], dtype=torch.bool)
+    total = 0.0
+    for z, past, counts in zip(new, old, mask, strict=True):
+        if not counts:
+            continue
+        error = [
+            sum(float(w) * float(x) for w, x in zip(row, z, strict=True)) - float(target)
+            for row, target in zip(transform.weight.detach(), past, strict=True)
+        ]
+        # The authors' code sums three means over each version's dims too.
+        total += sum(e**2 for e in error) * (1 if unit == "norm" else 3 / len(error))
+        for step in reversed(steps):
+            error = [sum(float(w) * e for w, e in zip(row, error, strict=True)) for row in step]
+            total += sum(e**2 for e in error) * (1 if unit == "norm" else 3 / len(error))
+    expected = 0.7 * total / int(mask.sum()) / versions
+    assert float(backward(new, old, mask).detach()) == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(0, 10**6),
+    st.sampled_from(sorted(TRANSFORMS)),
+    st.sampled_from(["multi", "single"]),
+)
+def test_it_equals_the_rooms_own_loss(
+    versions: int, seed: int, kind: str, steps: Literal["multi", "single"]
+) -> None:
+    back, _, new, old = history(versions, seed)
+    draw = torch.Generator().manual_seed(seed)
+    transform = build_transform(kind, old.shape[1], new.shape[1], generator=draw).double()
+    past = past_of(back, old)
+    chain = Chain([], past) if isinstance(past, int) else Chain(past, past[0].old_dim)
+    loss = AlignmentLoss(chain, steps)
+    own = loss(transform, new, loss.lifted(old), torch.ones(ROWS).double())
+    for given_past in (past, chain):
+        backward = BackwardAlignment(new.shape[1], given_past, transform, weight=2.5, steps=steps)
+        expected = 2.5 * own + transform.penalty()
+        torch.testing.assert_close(backward(new, old), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+def test_the_gradient_of_the_mean_square_is_that_of_the_formula(versions: int) -> None:
+    steps, transform, new, old = history(versions, 11)
+    backward = BackwardAlignment(new.shape[1], past_of(steps, old), transform)
+
+    def of(matrix: Tensor, z: Tensor) -> Tensor:
+        changed = {"transform.weight": matrix}
+        value: Tensor = torch.func.functional_call(backward, changed, (z, old))
+        return value
+
+    arguments = transform.weight.detach().clone().requires_grad_(), new.clone().requires_grad_()
+    assert torch.autograd.gradcheck(of, arguments)
+    old.requires_grad_()
+    backward(new, old).backward()
+    assert old.grad is None
+
+
+def test_the_past_is_not_trained_and_one_optimiser_trains_the_rest() -> None:
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(200, 6, generator=draw)
+    old = features @ torch.randn(6, 4, generator=draw)
+    torch.manual_seed(0)
+    bent = ResidualMLPTransform(3, 4, generator=draw)  # not affine: the past is walked
+    before = {k: v.clone() for k, v in bent.state_dict().items()}
+    model = nn.Linear(6, 5)
+    backward = BackwardAlignment(5, [bent])
+    optimizer = torch.optim.Adam([*model.parameters(), *backward.parameters()], lr=0.05)
+    losses = []
+    for _ in range(150):
+        loss = backward(model(features), old)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.05 * losses[0]
+    assert all(torch.equal(v, before[k]) for k, v in bent.state_dict().items())
+    with torch.no_grad():
+        new = model(features)
+        read = backward.chain().apply(new, 2, 0)
+        torch.testing.assert_close(read, bent(backward.transform(new)))
+        assert float((read - bent(old)).square().mean()) < 0.1 * float(bent(old).square().mean())
+
+
+def test_training_the_transform_alone_comes_to_the_closed_form() -> None:
+    """Another algorithm: least squares from second moments."""
+    draw = torch.Generator().manual_seed(1)
+    new = torch.randn(100, 4, generator=draw, dtype=torch.float64)
+    old = new @ torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    old = old + 0.3 * torch.randn(100, 3, generator=draw, dtype=torch.float64)
+    moments = SecondMoments(3, 4)
+    moments.add(old, new)
+    backward = BackwardAlignment(4, 3).double()
+    optimizer = torch.optim.LBFGS(backward.parameters(), max_iter=200, tolerance_change=1e-14)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss: Tensor = backward(new, old)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    matrix = backward.chain().matrix(1, 0)
+    torch.testing.assert_close(matrix, fit_closed_form("linear", moments).weight, rtol=0, atol=1e-5)
+
+
+def test_it_resumes_from_its_state() -> None:
+    steps, _, new, old = history(3, 5)
+    past = past_of(steps, old)
+    torch.manual_seed(0)
+    one = BackwardAlignment(new.shape[1], past).double()
+    other = BackwardAlignment(new.shape[1], past).double()
+    assert not torch.equal(one(new, old), other(new, old))  # each is drawn from the generator
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one(new, old), other(new, old))
+    torch.manual_seed(0)
+    again = BackwardAlignment(new.shape[1], past).double()
+    assert torch.equal(one(new, old), again(new, old))
+
+
+def test_no_rows_that_take_part_have_no_loss() -> None:
+    backward = BackwardAlignment(3, 2)
+    new, old = torch.randn(4, 3), torch.randn(4, 2)
+    assert float(backward(new, old, torch.zeros(4)).detach()) == 0
+    assert float(backward(new[:0], old[:0]).detach()) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"past": []}, "past"),
+        ({"past": [4, 5]}, "past"),
+        ({"past": 0}, "past"),
+        ({"transform": "mlp"}, "'mlp'"),
+        ({"transform": LinearTransform(3, 3)}, r"\[3, 3\]"),
+        ({"weight": -1.0}, "weight"),
+        ({"unit": "dims"}, "unit"),
+        ({"steps": "all"}, "steps"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        BackwardAlignment(**{"new_dim": 3, "past": 2, **arguments})
+
+
+@pytest.mark.parametrize("name", ["new", "old", "mask"])
+def test_arrays_are_refused_in_a_sentence_that_asks_for_tensors(name: str) -> None:
+    values: dict[str, Any] = {"new": torch.ones(5, 3), "old": torch.ones(5, 2)}
+    values["mask"] = torch.ones(5)
+    for kind in ("numpy", "tolist"):
+        wrong = {**values, name: getattr(values[name], kind)()}
+        with pytest.raises(ShapeError, match=f"^{name} is of type"):
+            BackwardAlignment(3, 2)(**wrong)
+
+
+def test_rows_that_the_mask_leaves_out_may_hold_anything() -> None:
+    torch.manual_seed(0)
+    backward = BackwardAlignment(4, 3)
+    new, old = torch.randn(6, 4, requires_grad=True), torch.randn(6, 3)
+    mask = torch.tensor([1, 1, 0, 1, 0, 1])
+    expected = backward(new[mask > 0], old[mask > 0])
+    old[mask == 0] = math.nan
+    value = backward(new, old, mask)
+    torch.testing.assert_close(value, expected)
+    (slope,) = torch.autograd.grad(value, new)
+    assert bool(slope.isfinite().all())
+    assert not slope[mask == 0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_inputs_are_computed_in_the_dtype_of_the_transform(dtype: torch.dtype) -> None:
+    backward = BackwardAlignment(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = backward(torch.ones(2, 4, dtype=dtype), torch.ones(2, 3, dtype=dtype))
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, backward(torch.ones(2, 4), torch.ones(2, 3)))
+
+
+def test_consumers_weigh_errors_at_their_versions() -> None:
+    """λ mean (1/2) (δᵀ A_1 δ + (W_1 δ)ᵀ (W_1 δ)), row by row; without weighing A_1 = I."""
+    torch.manual_seed(0)
+    step = LinearTransform.from_matrix(torch.randn(3, 4))
+    metric = consumer_metric([torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0]))], 0.5)
+    backward = BackwardAlignment(new_dim=5, past=[step], weight=2.0)
+    new, old = torch.randn(6, 5), torch.randn(6, 4)
+    plain = float(backward(new, old).detach())
+    expected = {"plain": 0.0, "weighed": 0.0}
+    for z, before in zip(new, old, strict=True):
+        delta = backward.transform(z).detach() - before
+        further = float((step.weight.detach() @ delta).square().sum())
+        expected["plain"] += float(delta.square().sum()) + further
+        expected["weighed"] += float(delta @ metric.float() @ delta) + further
+    assert plain == pytest.approx(expected["plain"] / 6, rel=1e-5)
+    backward.weigh({1: metric})
+    assert float(backward(new, old).detach()) == pytest.approx(expected["weighed"] / 6, rel=1e-5)
+    with pytest.raises(ShapeError, match="of version 2 was given"):
+        backward.weigh({2: metric})
+    backward.weigh({})
+    assert float(backward(new, old).detach()) == plain

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.largest_tensor import LargestTensor
+from tests.support.tensor_bytes import TensorBytes
 from tests.support.thread_processes import Threads, in_threads
 from torch import Tensor
 
@@ -95,13 +95,13 @@ def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) ->
     query, candidate = torch.randn(900, 2, generator=draw), torch.randn(2000, 2, generator=draw)
     case = relevance([(q, q) for q in range(900)], [(q, q + 1) for q in range(900)])
     budget = 40_000
-    with LargestTensor() as whole:
+    with TensorBytes() as whole:
         before = rank_metrics(query, candidate, case)
-    assert whole.bytes == 4 * len(query) * len(candidate)
+    assert whole.largest == 4 * len(query) * len(candidate)
     monkeypatch.setattr(score_blocks, "SCORE_BYTES", budget)
-    with LargestTensor() as largest:
+    with TensorBytes() as made:
         after = rank_metrics(query, candidate, case)
-    assert budget / 2 < largest.bytes <= budget
+    assert budget / 2 < made.largest <= budget
     assert after == pytest.approx(before, abs=1e-6)
 
 

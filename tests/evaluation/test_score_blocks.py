@@ -1,14 +1,41 @@
-"""Blocks of scores against one product, and lists of the best against a sort."""
+"""Blocks of scores, neighbours, ranks by strata, an index and samples, beside counts and sorts."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.largest_tensor import LargestTensor
-from tests.support.peak_tensor_bytes import PeakTensorBytes
+from tests.support.optional import need
+from tests.support.tensor_bytes import TensorBytes
+from torch import Tensor
 
+from evergram.errors import DataError, ShapeError
+from evergram.evaluation import breakdown, score_blocks
+from evergram.evaluation.breakdown import (
+    UNRANKED,
+    metric_of_ranks,
+    nearest_neighbours,
+    owners,
+    popularity_strata,
+    recall_by_pairs,
+    recall_by_popularity,
+    target_ranks,
+)
+from evergram.evaluation.large_catalogues import candidate_index
+from evergram.evaluation.large_catalogues.candidate_index import (
+    CandidateIndex,
+    IndexKind,
+    index_metrics,
+)
+from evergram.evaluation.large_catalogues.metric_sample import (
+    NORMAL,
+    MetricSample,
+    sample_queries,
+)
+from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates, largest_scores
 
 sizes = st.integers(1, 30)
@@ -96,9 +123,9 @@ def test_no_tensor_is_larger_than_the_budget() -> None:
     """A catalogue that is wider than the budget of 64 queries is cut, too."""
     for candidates in [50, 20_000]:
         query, candidate = torch.randn(1500, 1), torch.randn(candidates, 1)
-        with LargestTensor() as largest:
+        with TensorBytes() as made:
             best_candidates(query, candidate, 10, budget=1 << 17)
-        assert 1 << 16 < largest.bytes <= 1 << 17
+        assert 1 << 16 < made.largest <= 1 << 17
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,10 +135,10 @@ def test_lists_hold_no_more_than_the_budget_beside_the_blocks(
 ) -> None:
     query, candidate = torch.randn(queries, 2), torch.randn(candidates, 2)
     one = 76 * min(k, candidates)
-    with PeakTensorBytes() as peak:
+    with TensorBytes() as made:
         best = best_candidates(query, candidate, k, budget)
     # The lists that are returned are held while they are put together, and once more then.
-    assert peak.bytes <= budget + max(budget, one) + 2 * best.nbytes + 64
+    assert made.peak <= budget + max(budget, one) + 2 * best.nbytes + 64
 
 
 @settings(max_examples=200, deadline=None)
@@ -132,3 +159,242 @@ def test_they_are_the_first_of_a_sorted_row(
     expected = scores.sort(dim=1, descending=True).values[:, :k]
     sorted_ = largest_scores(scores, k).sort(dim=1, descending=True).values
     assert torch.equal(sorted_, expected)
+
+
+def test_neighbours_are_those_of_all_cosines(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breakdown, "ROWS", 7)
+    vectors = torch.randn(50, 4, generator=generator)
+    rows = torch.tensor([3, 49, 20])
+    wide = vectors.double()
+    cosines = (wide @ wide.T) / (wide.norm(dim=1)[:, None] * wide.norm(dim=1))
+    cosines.fill_diagonal_(-2)
+    values, places = nearest_neighbours(vectors, rows, 5)
+    assert torch.equal(places, cosines[rows].argsort(descending=True)[:, :5])
+    assert torch.allclose(values.double(), cosines[rows].sort(descending=True).values[:, :5])
+    _, places = nearest_neighbours(torch.eye(3), torch.tensor([1]), 5)
+    assert sorted(places[0].tolist()) == [0, 2]
+
+
+def example(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, Relevance]:
+    """Integers, so that scores tie and no order of summing matters."""
+    query = torch.randint(-2, 3, (12, 3), generator=generator).float()
+    candidate = torch.randint(-2, 3, (30, 3), generator=generator).float()
+    pairs = torch.randint(0, 12, (40,), generator=generator)
+    targets = torch.randint(-1, 30, (40,), generator=generator)
+    seen = [torch.randint(0, n, (60,), generator=generator) for n in (12, 30)]
+    return query, candidate, Relevance.of(pairs, targets, seen[0], seen[1])
+
+
+def test_a_rank_is_the_number_of_unseen_candidates_that_score_as_much(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, candidate, relevance = example(generator)
+    expected = []
+    for place in range(len(relevance)):
+        start, end = relevance.seen_offsets[place : place + 2].tolist()
+        seen = set(relevance.seen[start:end].tolist())
+        row = query[relevance.queries[place]].tolist()
+        scores = [sum(a * b for a, b in zip(row, c, strict=True)) for c in candidate.tolist()]
+        start, end = relevance.target_offsets[place : place + 2].tolist()
+        for target in relevance.targets[start:end].tolist():
+            if target < 0:
+                expected.append(0)
+            elif target in seen:
+                expected.append(UNRANKED)
+            else:
+                unseen = [s for c, s in enumerate(scores) if c not in seen]
+                expected.append(sum(s >= scores[target] for s in unseen))
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", 256)
+    assert target_ranks(query, candidate, relevance).tolist() == expected
+    assert {0, UNRANKED} < set(expected)
+
+
+def test_metrics_by_ranks_are_those_of_a_ranking(generator: torch.Generator) -> None:
+    for name in ["recall@5", "ndcg@7", "map@3", "recall@50", "map@31"]:
+        query, candidate, relevance = example(generator)
+        ranks = target_ranks(query, candidate, relevance)
+        expected = query_metrics(query, candidate, relevance, [name])[name]
+        assert torch.equal(metric_of_ranks(name, ranks, relevance), expected)
+        assert owners(relevance).bincount().tolist() == relevance.target_offsets.diff().tolist()
+
+
+def test_strata_are_shares_of_candidates_the_most_popular_first() -> None:
+    counts = torch.arange(200).flip(0)
+    names, of = popularity_strata(counts)
+    assert of.bincount().tolist() == [2, 18, 80, 100]
+    assert of[:2].tolist() == [0, 0]
+    assert names[0] == "most popular 1 %: 198 to 199 pairs"
+    assert names[3] == "least popular 50 %: 0 to 99 pairs"
+
+
+def test_recall_by_popularity_is_hits_over_test_pairs() -> None:
+    counts = torch.tensor([9, 8, 2, 1])
+    ranks = {"model": torch.tensor([1, 3, 2, 5, 0]), "other": torch.tensor([9, 1, 9, 1, 0])}
+    targets = torch.tensor([0, 0, 1, 3, -1])
+    strata = recall_by_popularity(ranks, targets, counts, k=2)
+    # Of four candidates the first is the top 1 % and 10 %, the second the next 40 %.
+    assert [s.members for s in strata] == [1, 0, 1, 2]
+    assert [s.measured for s in strata] == [2, 0, 1, 1]
+    assert [s.values["model"] for s in strata] == [0.5, None, 1.0, 0.0]
+    assert [s.values["other"] for s in strata] == [0.5, None, 0.0, 1.0]
+
+
+def test_recall_by_pairs_is_the_mean_over_the_queries_of_a_stratum() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    relevance = Relevance.of(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 0, 2]), none, none)
+    ranks, counts = torch.tensor([1, 9, 1, 9]), torch.tensor([3, 4, 150, 1])
+    strata = recall_by_pairs(ranks, relevance, counts, "ndcg@5")
+    assert [(s.name, s.members, s.measured, s.values["model"]) for s in strata] == [
+        ("1", 1, 0, None),
+        ("2 to 4", 2, 2, 0.75),
+        ("100 and more", 1, 1, 0.0),
+    ]
+
+
+need("faiss")
+NAMES = ["recall@5", "ndcg@10", "map@10"]
+KINDS: list[IndexKind] = ["hnsw", "ivf"]
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Tensor, Tensor, Relevance]:
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.randn(20, 8, generator=draw)
+    candidate = centres[torch.randint(20, (2000,), generator=draw)]
+    candidate = candidate + 0.5 * torch.randn(2000, 8, generator=draw)
+    query = candidate[:300] + 0.3 * torch.randn(300, 8, generator=draw)
+    rows = torch.arange(300)
+    held = torch.cat([rows, torch.randint(2000, (300,), generator=draw)])
+    held[310] = -1
+    seen_of = torch.randint(300, (5000,), generator=draw)
+    seen = torch.randint(2000, (5000,), generator=draw)
+    return query, candidate, Relevance.of(rows.repeat(2), held, seen_of, seen)
+
+
+def test_an_index_that_looks_at_everything_ranks_exactly(
+    case: tuple[Tensor, Tensor, Relevance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, candidate, relevance = case
+    monkeypatch.setattr(candidate_index, "RECALL", 1.0)
+    monkeypatch.setattr(candidate_index, "PLACES", 3000)
+    index = CandidateIndex(candidate, "ivf")
+    exact = query_metrics(query, candidate, relevance, NAMES)
+    monkeypatch.setattr(index, "_search", lambda q, k, effort: (q @ candidate.T).topk(k))
+    values = index_metrics(query, relevance, index, NAMES)
+    for name in NAMES:
+        assert torch.allclose(values[name], exact[name], atol=1e-12), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_by_an_index_are_as_near_as_its_recall(
+    case: tuple[Tensor, Tensor, Relevance], kind: IndexKind
+) -> None:
+    query, candidate, relevance = case
+    index = CandidateIndex(candidate, kind)
+    values = index_metrics(query, relevance, index, NAMES)
+    assert index.measured is not None
+    assert 0.95 <= index.measured.recall <= 1
+    assert (index.measured.k, index.measured.queries) == (10, 300)
+    # The recall again, by lists of its own.
+    _, places = index.search(query[relevance.queries], 10)
+    truth = (query[relevance.queries] @ candidate.T).topk(10).indices
+    share = sum(len(set(a) & set(b)) for a, b in zip(places.tolist(), truth.tolist(), strict=True))
+    assert share / truth.numel() == pytest.approx(index.measured.recall, abs=0.01)
+    exact = query_metrics(query, candidate, relevance, NAMES)
+    for name in NAMES:
+        assert float(values[name].mean()) == pytest.approx(float(exact[name].mean()), abs=0.05)
+
+
+def test_an_index_that_was_not_measured_is_never_used(
+    case: tuple[Tensor, Tensor, Relevance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, candidate, relevance = case
+    index = CandidateIndex(candidate, "ivf")
+    with pytest.raises(DataError, match="was not measured"):
+        index.search(query, 3)
+    with pytest.raises(DataError, match="there are 0"):
+        index.measure(query[:0], 3)
+    monkeypatch.setattr(candidate_index, "RECALL", 1.1)
+    with pytest.raises(DataError, match="110% are needed"):
+        index_metrics(query, relevance, index)
+    assert index.measured is None
+    with pytest.raises(ShapeError, match="dim 3"):
+        index_metrics(torch.ones(2, 3), relevance, index)
+
+
+QUERIES, DRAWN, TRIALS = 900, 300, 400
+METRIC = "ndcg@10"
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Relevance, Tensor, dict[str, Tensor]]:
+    """All queries' relevance, candidates, and two models' queries that rank alike."""
+    draw = torch.Generator().manual_seed(0)
+    candidate = torch.randn(200, 8, generator=draw)
+    own = torch.randint(200, (QUERIES,), generator=draw)
+    query = candidate[own] + 1.2 * torch.randn(QUERIES, 8, generator=draw)
+    other = query + 0.3 * torch.randn(QUERIES, 8, generator=draw)
+    rows, none = torch.arange(QUERIES), torch.empty(0, dtype=torch.int64)
+    return Relevance.of(rows, own, none, none), candidate, {"now": query, "was": other}
+
+
+def trials(whole: tuple[Relevance, Tensor, dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Each trial's values of both models on its own sample of queries."""
+    relevance, candidate, models = whole
+    values = {
+        n: query_metrics(q, candidate, relevance, [METRIC])[METRIC] for n, q in models.items()
+    }
+    drawn = [sample_queries(relevance, DRAWN, seed).queries for seed in range(TRIALS)]
+    return [{name: values[name][rows] for name in values} for rows in drawn]
+
+
+def test_a_sample_is_ranked_as_its_queries_are_in_the_whole(
+    whole: tuple[Relevance, Tensor, dict[str, Tensor]],
+) -> None:
+    relevance, candidate, models = whole
+    draw = torch.Generator().manual_seed(1)
+    masked = torch.randint(200, (3 * QUERIES,), generator=draw)
+    rows = torch.arange(QUERIES)
+    relevance = Relevance.of(
+        rows.repeat_interleave(2), masked[: 2 * QUERIES], rows, masked[2 * QUERIES :]
+    )
+    values = query_metrics(models["now"], candidate, relevance, [METRIC])[METRIC]
+    part = sample_queries(relevance, 100, 7)
+    assert torch.equal(
+        query_metrics(models["now"], candidate, part, [METRIC])[METRIC], values[part.queries]
+    )
+    assert set(part.queries.tolist()) < set(sample_queries(relevance, 200, 7).queries.tolist())
+    assert sample_queries(relevance, 100, 7).queries.equal(part.queries)
+    assert not sample_queries(relevance, 100, 8).queries.equal(part.queries)
+    assert sample_queries(relevance, QUERIES, 7) is relevance
+
+
+def test_intervals_cover_the_metric_of_all_queries(
+    whole: tuple[Relevance, Tensor, dict[str, Tensor]],
+) -> None:
+    """A third of the queries is drawn: without the finite population's factor intervals would be
+    √1.5 times too wide, and cover 98.4 %."""
+    relevance, candidate, models = whole
+    truth = rank_metrics(models["now"], candidate, relevance, [METRIC])[METRIC]
+    samples = [MetricSample(each["now"], QUERIES) for each in trials(whole)]
+    covered = sum(abs(s.mean - truth) < NORMAL * s.standard_error for s in samples) / TRIALS
+    # Three standard deviations of a share of 95 % in so many trials.
+    assert abs(covered - 0.95) < 3 * math.sqrt(0.95 * 0.05 / TRIALS)
+    spread = torch.tensor([s.mean for s in samples]).std()
+    assert samples[0].standard_error == pytest.approx(float(spread), rel=0.15)
+
+
+def test_a_difference_of_noise_is_seldom_seen_and_a_real_one_is(
+    whole: tuple[Relevance, Tensor, dict[str, Tensor]],
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    noise = torch.randn(TRIALS, DRAWN, generator=draw).double()
+    seen = sum(MetricSample(1 + row, 10**6).above(torch.ones(DRAWN)) for row in noise) / TRIALS
+    assert seen < 0.025 + 3 * math.sqrt(0.025 / TRIALS)
+    assert all(MetricSample(1.5 + row, 10**6).above(torch.ones(DRAWN)) for row in noise)
+    # Everything is no sample: the least difference is seen.
+    one = torch.ones(5, dtype=torch.float64)
+    assert MetricSample(one * (1 + 1e-12), 5).above(one)
+    assert not MetricSample(one, 5).above(one)

@@ -1,4 +1,4 @@
-"""The behaviour that every Gramian estimator has, and the sums that they share."""
+"""What every Gramian estimator does, the sums that they share, and how each kind averages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.gramian_population import (
     DIM,
     EMBEDDINGS,
@@ -22,14 +24,25 @@ from torch import Tensor
 
 import evergram.gramian
 from evergram.errors import TrainingError
+from evergram.gramian.adaptive_sogram import RATES, AdaptiveSOGram
+from evergram.gramian.averaging_rate import (
+    FASTEST,
+    NOISE_EVERY,
+    SLOWEST,
+    UNSEEN,
+    WINDOW,
+    AveragingRate,
+    best_rate,
+)
 from evergram.gramian.estimator import (
     EntityBatch,
     GramianEstimator,
     batch_moment,
     batch_noise,
-    exact_moment,
     projected,
 )
+from evergram.gramian.exact import ExactGramian
+from evergram.gramian.host_buffers import HostBuffers
 from evergram.gramian.kinds import (
     ESTIMATORS,
     BatchEstimatorSettings,
@@ -40,6 +53,9 @@ from evergram.gramian.kinds import (
     StormSettings,
 )
 from evergram.gramian.sagram import SAGram
+from evergram.gramian.sampled import SampledGramian
+from evergram.gramian.sogram import SOGram
+from evergram.gramian.storm import Storm
 
 # Every kind as a recipe makes it by default, and the settings of ours that take another way.
 SETTINGS: dict[str, EstimatorSettings] = {
@@ -135,11 +151,6 @@ class TestEstimator:
         learned = not torch.equal(estimator.moment().dense, before)
         assert learned == isinstance(SETTINGS[kind], BatchEstimatorSettings)
         assert learned != estimator.exact
-
-
-def test_an_empty_population_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        exact_moment(list)
 
 
 def test_projection_keeps_what_is_positive_and_the_factors() -> None:
@@ -282,3 +293,397 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").write_text("a file where the folder should be")
     with pytest.raises(TrainingError, match=r"800 bytes, cannot be written to .*make room"):
         SAGram(DIM, SHARE, file=tmp_path / "work" / "cache.bin")
+
+
+def batch(embeddings: Tensor, ids: Tensor) -> EntityBatch:
+    n = len(ids)
+    return EntityBatch(ids, torch.ones(n).to(embeddings), embeddings[ids], torch.zeros(n, 0))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_start_is_corrected(decay: float) -> None:
+    """One batch again and again: the estimate is that batch's from the first update on."""
+    embeddings = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    estimator = SOGram(3, rate=0.01, decay=decay)
+    for _ in range(5):
+        estimator.update(batch(embeddings, torch.arange(4)))
+        torch.testing.assert_close(estimator.gramian(), embeddings.T @ embeddings / 4)
+
+
+def test_without_the_correction_it_is_short_of_its_start() -> None:
+    """[G2] Algorithm 2: (1 − (1 − α)^t) of the batch's Gramian after t of the same batch."""
+    embeddings = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    estimator = SOGram(3, rate=0.1, correct_start=False)
+    for step in range(1, 6):
+        estimator.update(batch(embeddings, torch.arange(4)))
+        expected = (1 - 0.9**step) * (embeddings.T @ embeddings / 4)
+        torch.testing.assert_close(estimator.gramian(), expected)
+
+
+@pytest.mark.long
+def test_it_is_unbiased_at_fixed_embeddings() -> None:
+    draw = torch.Generator().manual_seed(1)
+    embeddings = torch.randn(30, 2, generator=draw)
+    exact = embeddings.T @ embeddings / 30
+    total, runs = torch.zeros(2, 2), 3000
+    for _ in range(runs):
+        estimator = SOGram(2, rate=0.2)
+        for _ in range(6):
+            estimator.update(batch(embeddings, torch.randint(30, (4,), generator=draw)))
+        total += estimator.gramian()
+    # The standard error of one batch's entries is below 1.5/√(4·3000).
+    torch.testing.assert_close(total / runs, exact, rtol=0, atol=0.06)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rate", [0.05, 0.3, 1.0])
+def test_its_variance_is_that_of_proposition_5(rate: float) -> None:
+    draw = torch.Generator().manual_seed(2)
+    embeddings = torch.randn(50, 3, generator=draw)
+    exact = embeddings.T @ embeddings / 50
+    estimator = SOGram(3, rate=rate)
+    one, averaged = [], []
+    for step in range(20_000):
+        rows = torch.randint(50, (5,), generator=draw)
+        estimator.update(batch(embeddings, rows))
+        if step > 500:
+            single = embeddings[rows].T @ embeddings[rows] / 5
+            one.append((single - exact).square().sum())
+            averaged.append((estimator.gramian() - exact).square().sum())
+    ratio = float(torch.stack(averaged).mean() / torch.stack(one).mean())
+    assert ratio == pytest.approx(rate / (2 - rate), rel=0.15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 1.0), st.integers(1, 60), st.floats(0.0, 0.2), st.integers(0, 10**6))
+def test_its_bias_keeps_to_the_bound_of_proposition_5(
+    rate: float, steps: int, speed: float, seed: int
+) -> None:
+    """Full batches, so that there is no noise: what is left is the lag, at most δ(1/α − 1)."""
+    draw = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(6, 3, dtype=torch.float64, generator=draw)
+    estimator = SOGram(3, rate=rate).double()
+    ids, moved, last = torch.arange(6), 0.0, None
+    exact = embeddings.T @ embeddings / 6
+    for _ in range(steps):
+        embeddings = embeddings + speed * torch.randn(6, 3, dtype=torch.float64, generator=draw)
+        exact = embeddings.T @ embeddings / 6
+        moved = max(moved, 0.0 if last is None else float((exact - last).norm()))
+        last = exact
+        estimator.update(batch(embeddings, ids))
+    # The start is corrected, so that Prop. 5's second term is not there.
+    assert float((estimator.gramian() - exact).norm()) <= moved * (1 / rate - 1) + 1e-9
+
+
+@pytest.mark.long
+def test_at_fixed_embeddings_it_is_unbiased_and_averages() -> None:
+    draw = torch.Generator().manual_seed(0)
+    total, runs = torch.zeros(DIM, DIM + K), 300
+    for _ in range(runs):
+        estimator = Storm(DIM, K, 0.05)
+        for _ in range(40):
+            estimator.update(rows(torch.randint(N, (4,), generator=draw), 1.0, 1.0))
+        total += estimator.moment().dense
+    torch.testing.assert_close(total / runs, naive_moment(), rtol=0, atol=0.1)
+
+
+def test_it_follows_what_moves_where_an_average_lags() -> None:
+    draw = torch.Generator().manual_seed(1)
+    storm, average = Storm(DIM, K, 0.05), SOGram(DIM, K, 0.05)
+    errors = torch.zeros(2)
+    for step in range(200):
+        now, past = 1 + 0.05 * step, 1 + 0.05 * (step - 1)
+        batch = rows(torch.randint(N, (20,), generator=draw), now, past if step else None)
+        for i, estimator in enumerate((storm, average)):
+            estimator.update(batch)
+            if step >= 100:
+                exact = naive_moment(now)
+                errors[i] += (estimator.moment().dense - exact).norm() / exact.norm()
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_a_batch_without_a_past_is_averaged_as_sogram_does() -> None:
+    """As the first batch of an epoch, whose rows were not encoded before the last step."""
+    storm = Storm(DIM, K, 0.25)
+    storm.update(rows(torch.arange(10)))
+    first = storm.moment().dense
+    storm.update(rows(torch.arange(10, 20), 2.0))
+    other = Storm(DIM, K)
+    other.update(rows(torch.arange(10, 20), 2.0))
+    torch.testing.assert_close(storm.moment().dense, 0.75 * first + 0.25 * other.moment().dense)
+
+
+def test_each_step_is_the_population_of_that_step_alone() -> None:
+    estimator = ExactGramian(DIM, K)
+    for scale in (5.0, 1.0):
+        estimator.begin(population(scale))
+        estimator.update(rows(torch.arange(3), 9.0))
+    torch.testing.assert_close(estimator.moment().dense, naive_moment())
+
+
+@pytest.mark.parametrize("size", [3, 12])
+def test_matrix_and_rows_give_the_same_products(size: int) -> None:
+    forms = [SampledGramian(DIM, K, form) for form in ("gramian", "pairs")]
+    for estimator in forms:
+        estimator.update(rows(torch.arange(20)))
+        estimator.update(rows(torch.arange(size)))  # only the last batch counts
+    matrix, pairs = (estimator.moment() for estimator in forms)
+    assert matrix.matrix is not None
+    assert pairs.matrix is None
+    torch.testing.assert_close(pairs.push(EMBEDDINGS), matrix.push(EMBEDDINGS))
+    torch.testing.assert_close(pairs.pull(FACTORS), matrix.pull(FACTORS))
+    torch.testing.assert_close(pairs.dense, matrix.dense)
+
+
+def test_counters_stay_and_all_else_moves() -> None:
+    rate = AveragingRate(torch.Size([2, 2]), "auto")
+    share = torch.full((3,), 1 / 3)
+    for module in (SOGram(2), Storm(2), SAGram(2, share), rate):
+        module.to("meta")
+        for part in module.modules():
+            assert isinstance(part, HostBuffers)
+            for name, buffer in part.named_buffers(recurse=False):
+                assert (buffer.device.type == "cpu") == (name in part.on_host), name
+                assert not (name in part.on_host and buffer.ndim)
+
+
+def test_counters_are_part_of_the_state() -> None:
+    one, other = (AveragingRate(torch.Size([1, 1]), 0.5, decay=0.5) for _ in range(2))
+    one.skip()
+    one.skip()
+    other.to(torch.float64).load_state_dict(one.state_dict())
+    assert int(other.steps) == 2
+    assert float(other()) == float(one()) == pytest.approx(0.5 * 3**-0.5)
+
+
+def test_a_cache_larger_than_the_memory_is_kept_on_disk(tmp_path: Path) -> None:
+    file = tmp_path / "cache.bin"
+    size = 4 * len(SHARE) * DIM / 2**20  # MiB
+    for memory, kept in ((2 * size, None), (size / 2, file)):
+        estimator = SAGramSettings(memory=memory).build(DIM, SHARE, FACTORS, file)
+        assert isinstance(estimator, SAGram)
+        assert estimator.file == kept
+        assert file.exists() == (kept is not None)
+
+
+WIDTH, MANY, B = 6, 300, 32
+
+
+def drawn_batch(embeddings: Tensor, draw: torch.Generator) -> EntityBatch:
+    ids = torch.randint(len(embeddings), (B,), generator=draw)
+    drawn = embeddings[ids]
+    return EntityBatch(ids, torch.ones(B), drawn, drawn[:, :0])
+
+
+def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
+    """Return the mean error over the last quarter: of the adaptive rate, and of every fixed one."""
+    draw = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(MANY, WIDTH, generator=draw)
+    turn = torch.randn(WIDTH, WIDTH, generator=draw)
+    turn = torch.linalg.matrix_exp(speed * (turn - turn.T))  # the spectrum stays, axes move
+    stretch = torch.linspace(0.3, 2, WIDTH)
+    axes = torch.eye(WIDTH)
+    adaptive, fixed = AdaptiveSOGram(WIDTH), [SOGram(WIDTH, 0, rate) for rate in RATES]
+    totals = torch.zeros(len(RATES) + 1)
+    for step in range(steps):
+        axes = axes @ turn
+        now = embeddings * stretch @ axes
+        drawn = drawn_batch(now, draw)
+        for estimator in (adaptive, *fixed):
+            estimator.update(drawn)
+        if step >= 0.75 * steps:
+            exact = now.T @ now / MANY
+            estimates = torch.stack([e.gramian() for e in (adaptive, *fixed)])
+            totals += (estimates - exact).flatten(1).norm(dim=1) / exact.norm()
+    mean = totals / (0.25 * steps)
+    return float(mean[0]), mean[1:].tolist()
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.002, 0.01, 0.05])
+def test_the_chosen_rate_is_near_the_best_fixed_one(speed: float) -> None:
+    adaptive, fixed = errors(speed)
+    assert adaptive < 1.25 * min(fixed) + 0.01
+    assert adaptive < 0.5 * max(fixed)
+
+
+def test_a_slow_drift_in_a_short_training_is_not_missed() -> None:
+    """Rate "auto" models the drift from windows of 32 batches, in which this one does not show."""
+    adaptive, fixed = errors(0.004, steps=300)
+    slowest = fixed[-1]
+    assert slowest > 2 * min(fixed)
+    assert adaptive < 1.25 * min(fixed) + 0.005
+
+
+def test_embeddings_that_shrink_do_not_leave_the_choice_to_the_past() -> None:
+    draw = torch.Generator().manual_seed(1)
+    embeddings = torch.randn(MANY, WIDTH, generator=draw)
+    estimator = AdaptiveSOGram(WIDTH)
+    for step in range(400):  # shrinks tenfold, and then rests
+        scale = 0.96 ** min(step, 60)
+        estimator.update(drawn_batch(scale * embeddings, draw))
+    exact = scale**2 * embeddings.T @ embeddings / MANY
+    assert float((estimator.gramian() - exact).norm() / exact.norm()) < 0.1
+    assert estimator.rate < 0.3
+
+
+def test_batches_of_zeros_leave_it_finite() -> None:
+    estimator = AdaptiveSOGram(2)
+    zeros, ones = (torch.full((3, 2), value) for value in (0.0, 1.0))
+    for drawn in (ones, zeros, zeros, ones):
+        estimator.update(EntityBatch(torch.arange(3), torch.ones(3), drawn, drawn[:, :0]))
+        assert bool(torch.isfinite(estimator.gramian()).all())
+
+
+def test_the_rate_that_is_shown_is_that_of_the_estimate() -> None:
+    draw = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(MANY, WIDTH, generator=draw)
+    adaptive = AdaptiveSOGram(WIDTH)
+    fixed = {rate: SOGram(WIDTH, 0, rate) for rate in RATES}
+    for _ in range(50):
+        drawn = drawn_batch(embeddings, draw)
+        for estimator in (adaptive, *fixed.values()):
+            estimator.update(drawn)
+    torch.testing.assert_close(adaptive.gramian(), fixed[adaptive.rate].gramian())
+
+
+SHAPE = torch.Size((2, 2))
+
+
+@pytest.mark.parametrize(("rate", "decay"), [(0.0, 0.0), (1.5, 0.0), ("fast", 0.0), (0.5, 1.0)])
+def test_a_rate_or_decay_outside_its_range_is_refused(rate: float | str, decay: float) -> None:
+    with pytest.raises(ValueError, match="it must lie in"):
+        AveragingRate(SHAPE, rate, decay)
+
+
+def test_the_rate_of_step_t_is_alpha_times_t_to_the_minus_decay() -> None:
+    rate = AveragingRate(SHAPE, 0.5, 0.5)
+    rates = []
+    for _ in range(4):
+        rates.append(float(rate()))
+        rate.skip()
+    assert rates == pytest.approx([0.5, 0.5 / 2**0.5, 0.5 / 3**0.5, 0.25])
+
+
+def test_an_automatic_rate_waits_for_two_windows() -> None:
+    rate = AveragingRate(SHAPE, "auto", start=0.07)
+    for _ in range(2 * WINDOW - 1):
+        rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
+        assert float(rate()) == 0.07
+    rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
+    # Nothing moved; but two windows of independent batches would not show a drift as large as this.
+    unseen = UNSEEN * 2 / WINDOW**3
+    assert float(rate()) == pytest.approx(float(best_rate(1.0, unseen)))
+    for _ in range(WINDOW):
+        rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
+    assert float(rate()) == pytest.approx(SLOWEST)  # the third shows that windows have no noise
+
+
+def test_noise_is_read_of_one_batch_in_some_and_asked_for_there() -> None:
+    often, seldom = (AveragingRate(SHAPE, "auto") for _ in range(2))
+    draw = torch.Generator().manual_seed(0)
+    asked = 0
+    for _ in range(5 * WINDOW):
+        moment, noise = torch.randn(SHAPE, generator=draw), torch.tensor(float(SHAPE.numel()))
+        often.observe(moment, noise)
+        asked += seldom.wants_noise
+        seldom.observe(moment, noise if seldom.wants_noise else None)
+    assert asked == 5 * WINDOW // NOISE_EVERY
+    assert often() == seldom()
+    with pytest.raises(ValueError, match="wants_noise"):
+        seldom.observe(torch.ones(SHAPE), None)
+
+
+class TestAutomaticRate:
+    def settled(self, noise: float, drift: float, *, recursive: bool = False) -> float:
+        """The rate after moments of known noise and drift."""
+        draw = torch.Generator().manual_seed(0)
+        shape = torch.Size((4, 4))
+        rate = AveragingRate(shape, "auto", recursive=recursive)
+        direction = torch.full(shape, 0.25)  # of norm 1
+        for step in range(3000):
+            moment = noise / 4 * torch.randn(shape, generator=draw) + drift * step * direction
+            pairs = torch.tensor(drift**2) if recursive else None
+            rate.observe(moment, torch.tensor(noise**2), pairs)
+        return float(rate())
+
+    @pytest.mark.parametrize(("noise", "drift"), [(1.0, 0.01), (1.0, 0.05), (3.0, 0.05)])
+    def test_it_is_the_minimum_of_the_bound(self, noise: float, drift: float) -> None:
+        assert self.settled(noise, drift) == pytest.approx(
+            float(best_rate(noise**2, drift**2)), rel=0.25
+        )
+
+    def test_it_is_slow_where_nothing_moves_and_fast_where_all_does(self) -> None:
+        assert self.settled(1.0, 0.0) < 0.05
+        assert self.settled(0.0, 1.0) == pytest.approx(FASTEST)
+
+    @pytest.mark.parametrize("drift", [0.02, 0.1])
+    def test_with_pairs_it_is_their_ratio(self, drift: float) -> None:
+        assert self.settled(1.0, drift, recursive=True) == pytest.approx(drift, rel=0.25)
+
+    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+    def test_no_rate_on_a_finer_grid_is_much_better(
+        self, variance: float, drift: float, pairs: float
+    ) -> None:
+        def error(a: float) -> float:
+            recursive = (a * a * variance + (1 - a) ** 2 * pairs) / (1 - (1 - a) ** 2)
+            plain = variance * a / (2 - a)
+            assert pairs or recursive == pytest.approx(plain, rel=1e-9, abs=1e-300)
+            return recursive + drift * (1 / a - 1) ** 2
+
+        chosen = float(best_rate(variance, drift, pairs))
+        assert SLOWEST - 1e-9 <= chosen <= FASTEST + 1e-9
+        for i in range(500):
+            a = SLOWEST * (FASTEST / SLOWEST) ** (i / 499)
+            assert error(chosen) <= error(a) * 1.001 + 1e-12
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("speed", [0.0003, 0.01])
+def test_a_drift_is_followed_however_batches_are_drawn(replacement: bool, speed: float) -> None:
+    """An epoch without replacement gives windows hardly any noise; taken off as if batches were
+    independent, it hid the drift, and the rate stayed at its slowest, with an error of 0.26."""
+    draw = torch.Generator().manual_seed(0)
+    dim, entities, size, rates = 6, 1024, 32, (0.02, 0.03, 0.05, 0.2, 0.3)
+    rows = torch.randn(entities, dim, generator=draw) * torch.linspace(0.3, 2, dim)
+    turn = torch.randn(dim, dim, generator=draw)
+    turn = torch.linalg.matrix_exp(speed * (turn - turn.T))
+    estimators = [SOGram(dim, 0, "auto"), *(SOGram(dim, 0, rate) for rate in rates)]
+    errors = torch.zeros(len(estimators))
+    steps, epoch = 20 * WINDOW, entities // size
+    for step in range(steps):
+        if step % epoch == 0:
+            order = torch.randperm(entities, generator=draw)
+            if replacement:
+                order = torch.randint(entities, (entities,), generator=draw)
+        rows = rows @ turn
+        ids = order[(step % epoch) * size :][:size]
+        batch = EntityBatch(ids, torch.ones(size), rows[ids], rows[ids, :0])
+        exact = rows.T @ rows / entities
+        for i, estimator in enumerate(estimators):
+            estimator.update(batch)
+            if step >= steps // 2:
+                errors[i] += (estimator.gramian() - exact).norm() / exact.norm()
+    assert float(errors[0]) < 1.15 * float(errors[1:].min())
+
+
+@pytest.mark.parametrize("per_epoch", [1, 2, 4])
+def test_the_first_batch_of_an_epoch_which_has_no_pair_says_nothing_of_drift(
+    per_epoch: int,
+) -> None:
+    """Were it counted as a pair without a difference, α would all but vanish in short epochs."""
+    draw = torch.Generator().manual_seed(0)
+    rows, moves = torch.randn(400, 8, generator=draw), torch.randn(400, 8, generator=draw)
+    estimators = {rate: Storm(8, 0, rate) for rate in ("auto", 0.1)}
+    errors = dict.fromkeys(estimators, 0.0)
+    before = rows
+    for step in range(400):
+        ids = torch.randint(400, (200,), generator=draw)
+        own = None if step % per_epoch == 0 else before[ids]
+        batch = EntityBatch(ids, torch.ones(200), rows[ids], torch.zeros(200, 0), own)
+        exact = rows.T @ rows / 400
+        for rate, estimator in estimators.items():
+            estimator.update(batch)
+            if step >= 300:
+                errors[rate] += float((estimator.gramian() - exact).norm() / exact.norm()) / 100
+        before, rows = rows, rows + 0.01 * moves
+    assert errors["auto"] < 1.5 * errors[0.1]

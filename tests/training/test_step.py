@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.fits import CPU, changed, fitted, parts_of
-from tests.support.largest_tensor import LargestTensor
+from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
@@ -442,9 +442,9 @@ def test_a_sparse_step_makes_nothing_of_the_size_of_the_table() -> None:
     table = nn.Embedding(50_000, 3, sparse=True)
     optimizer = RowAdagrad(table.parameters(), 0.1)
     table(torch.tensor([7, 7, 49_999])).square().sum().backward()
-    with LargestTensor() as largest:
+    with TensorBytes() as made:
         optimizer.step()
-    assert largest.bytes < 1000
+    assert made.largest < 1000
 
 
 def random_moments() -> dict[str, list[Moment]]:

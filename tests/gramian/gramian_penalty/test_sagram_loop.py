@@ -156,14 +156,11 @@ def test_another_order_is_refused(case: str) -> None:
         make(refused)
 
 
-def test_before_step_is_called_before_accumulation() -> None:
+def test_estimators_without_a_cache_have_no_such_calls_and_no_beta() -> None:
     penalty, rows, ids = GramianPenalty(D, "sagram"), torch.randn(5, D), torch.arange(5)
     with pytest.raises(TrainingError, match="accumulate"), penalty.accumulate():
         penalty.before_step(rows, rows, ids, ids)
-
-
-def test_estimators_without_a_cache_have_no_such_calls_and_no_beta() -> None:
-    penalty, rows = GramianPenalty(D), torch.randn(5, D)
+    penalty = GramianPenalty(D)
     for call in (penalty.before_step, penalty.after_step):
         with pytest.raises(TrainingError, match="'sagram'"):
             call(rows, rows)
@@ -180,14 +177,6 @@ def test_a_side_may_be_without_rows() -> None:
     penalty.after_step(rows[:0], 2 * rows)
     torch.testing.assert_close(penalty.query_gramian, rows.T @ rows / 5)
     torch.testing.assert_close(penalty.candidate_gramian, 4 * rows.T @ rows / 5)
-
-
-def test_in_evaluation_mode_nothing_is_asked_or_learned() -> None:
-    penalty, rows, ids = GramianPenalty(D, "sagram").eval(), torch.randn(5, D), torch.arange(5)
-    penalty.before_step(rows, rows, ids, ids)
-    penalty(rows, rows, ids, ids)
-    penalty.after_step(rows, rows)
-    assert not bool(penalty.query_gramian.any())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.largest_tensor import LargestTensor
 from tests.support.task_batches import normal
+from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor
 from torch.nn import functional
 
@@ -68,9 +68,9 @@ def test_large_scores_do_not_overflow() -> None:
 def test_no_more_scores_are_at_once_than_a_tile_has() -> None:
     query, candidates = normal(5, 2).requires_grad_(), normal(50, 2, seed=1)
     weight = torch.ones(5, dtype=torch.float64)
-    with LargestTensor() as largest:
+    with TensorBytes() as made:
         log_partition_sum(query, candidates, weight, 1, tile_scores=100).backward()  # type: ignore[no-untyped-call]
-    assert largest.bytes <= 8 * 100
+    assert made.largest <= 8 * 100
 
 
 def test_lower_products_are_near_and_leave_the_setting_as_it_was() -> None:
