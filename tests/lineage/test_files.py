@@ -16,29 +16,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.artefacts import artefact
-from tests.support.folding import DIMS, folding_lineage, form_of
+from tests.support.folding import DIMS, form_of
 from tests.support.forging import forge
 from tests.support.publishing import publish_next
 
-from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
-from evergram.lineage.artefact import Artefact, EncoderParts
-from evergram.lineage.catalog import Catalog
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import (
     Manifest,
-    TransformRecord,
     read_manifest,
     sha256,
 )
 from evergram.lineage.record import (
     LineageRecord,
     parse_record,
-    read_record,
 )
 from evergram.lineage.version_files import (
-    FORM,
     FORM_TENSORS,
     load_tensors,
     read_query_form,
@@ -48,20 +42,6 @@ from evergram.lineage.version_files import (
     write_trained_pairs,
 )
 from evergram.vector_files.writers import write_embeddings
-
-
-@pytest.mark.parametrize("name", ["my films, 1", "\x1b]0;x"])
-def test_a_lineage_with_a_name_that_is_none_is_not_read(lineage: Lineage, name: str) -> None:
-    forge(lineage.path / "lineage.json", lambda f: f.update(name=name))
-    with pytest.raises(IntegrityError, match="cannot be the name of a lineage"):
-        Lineage.open(lineage.path)
-
-
-@pytest.mark.parametrize("label", ["../x", "a b", "\x1b"])
-def test_a_label_that_is_no_name_is_not_read(lineage: Lineage, label: str) -> None:
-    forge(lineage.path / "lineage.json", lambda f: f["labels"].update({label: 0}))
-    with pytest.raises(IntegrityError, match="cannot be a label"):
-        Lineage.open(lineage.path)
 
 
 def record(**fields: Any) -> LineageRecord:
@@ -92,12 +72,6 @@ def test_another_text_says_what_is_wrong(
 ) -> None:
     with pytest.raises(kind, match=message):
         parse_record(text, "shop")
-
-
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "lineage.json").mkdir()
-    with pytest.raises(LineageError, match=r"lineage\.json cannot be read: Is a directory"):
-        read_record(tmp_path / "lineage.json")
 
 
 PLAIN = st.recursive(
@@ -198,53 +172,14 @@ def test_the_fingerprint_of_files_is_that_of_their_vectors(
     assert identity({**values, "embeddings": {"object": values["embeddings"]["query"]}}) != before
 
 
-def model(scale: float = 1.0, seed: int = 3) -> Artefact:
-    ids = pa.array(["a", "b"])
-    z = torch.arange(4.0).reshape(2, 2) * scale
-    return Artefact(
-        dim=2,
-        encoder=EncoderParts(
-            kind="factorization",
-            options={"dim": 2},
-            state={"query.weight": z},
-            inputs={"query": {"id": "query.id"}},
-            vocabularies={"query.id": Vocabulary(ids)},
-        ),
-        embeddings={"query": (ids, z)},
-        transform=None,
-        metrics={"metrics": {"model": {}}, "seconds": float(torch.rand(()))},
-        recipe={"seed": seed},
-    )
-
-
-def test_the_same_training_has_the_same_fingerprint_twice(tmp_path: Path) -> None:
-    fingerprints = []
-    for number, made in enumerate((model(), model(), model(2.0), model(seed=4))):
-        lineage = Lineage.create(tmp_path / str(number), f"name{number}")
-        lineage.publish(made)
-        fingerprints.append(lineage.manifest(0).fingerprint)
-        assert lineage.version_of(fingerprints[-1]) == 0
-        assert lineage.version_of("sha256:" + "0" * 64) is None
-    assert fingerprints[0] == fingerprints[1]
-    assert len(set(fingerprints)) == 3
-
-
 def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path)
-    publish_next(lineage, model())
+    publish_next(lineage, artefact(2))
     path = tmp_path / "versions" / "0" / "manifest.json"
     values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "recipe": {"seed": 5}}))
+    path.write_text(json.dumps({**values, "recipe": {"name": "y"}}))
     with pytest.raises(IntegrityError, match="its fingerprint is not that of its contents"):
         Lineage.open(tmp_path)
-
-
-@pytest.mark.parametrize("side", ["../../../x", "", "..", "a\n", "a" * 200])
-@pytest.mark.parametrize("table", ["embeddings", "files"])
-def test_a_name_in_a_manifest_is_a_name_of_a_file(lineage: Lineage, table: str, side: str) -> None:
-    forge(lineage.path / "versions/1/manifest.json", lambda f: f[table].update({side: "0" * 64}))
-    with pytest.raises(IntegrityError, match="cannot be the name of a file or a side"):
-        Lineage.open(lineage.path)
 
 
 def test_a_manifest_without_a_checksum_is_refused(lineage: Lineage) -> None:
@@ -257,12 +192,6 @@ def test_a_manifest_without_a_checksum_is_refused(lineage: Lineage) -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(IntegrityError, match=r"manifest\.json cannot be read: No such file"):
         read_manifest(folder)
-
-
-def test_a_kind_of_another_process_is_read_and_what_is_no_name_is_not() -> None:
-    assert TransformRecord(kind="diagonal").kind == "diagonal"
-    with pytest.raises(ValueError, match="should match pattern"):
-        TransformRecord(kind="../linear")
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -286,15 +215,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_tensors({**tensors, "matrices": tensors["matrices"] * torch.nan}, tmp_path / FORM_TENSORS)
     with pytest.raises(IntegrityError, match="NaN"):
         read_query_form(tmp_path, DIMS[1])
-
-
-def test_the_files_are_published_with_their_hashes(tmp_path: Path) -> None:
-    lineage = folding_lineage(tmp_path / "films")
-    assert {FORM, FORM_TENSORS} <= lineage.manifest(1).files.keys()
-    path = tmp_path / "films" / "versions" / "1" / FORM
-    path.write_text(json.dumps({**json.loads(path.read_text()), "squares": 5.0}))
-    with pytest.raises(IntegrityError, match="SHA-256 differs"):
-        Lineage.open(tmp_path / "films").fold_in(["c1"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 100_000])
@@ -321,27 +241,21 @@ def test_other_numbers_are_refused(tmp_path: Path, column: pa.Array) -> None:
         read_trained_pairs(tmp_path / "p")
 
 
-def write_as_published(catalog: Catalog, path: Path, ids: pa.Array, vectors: torch.Tensor) -> None:
-    """Another file with its own hash in the manifest, as somebody who forges one would."""
-    write_embeddings(path, [(ids, vectors)])
-    manifest = catalog.manifest(1)
-    catalog.manifests[1] = manifest.model_copy(update={"embeddings": {"object": sha256(path)}})
-
-
-def test_a_file_of_another_dim_is_refused(lineage: Lineage) -> None:
-    catalog = Catalog.open(lineage.path)
-    path = catalog.stored("object")
-    write_as_published(catalog, path, pa.array([1]), torch.ones(1, 3))
-    with pytest.raises(IntegrityError, match=r"object\.parquet has dim 3, its manifest 8"):
-        catalog.embeddings("object")
-
-
-def test_a_row_without_an_id_is_refused(lineage: Lineage) -> None:
-    catalog = Catalog.open(lineage.path)
-    path = catalog.stored("object")
-    write_as_published(catalog, path, pa.array([1, None]), torch.ones(2, 8))
-    with pytest.raises(IntegrityError, match="a row without an id or without a vector"):
-        catalog.embeddings("object")
+@pytest.mark.parametrize(
+    ("ids", "dim", "named"),
+    [([1], 3, r"object\.parquet has dim 3, its manifest 8"), ([1, None], 8, "without an id or")],
+)
+def test_vectors_of_another_dim_or_without_ids_are_refused(
+    lineage: Lineage, ids: list[Any], dim: int, named: str
+) -> None:
+    """Though their hash is in the manifest, as somebody who forges them would write it."""
+    path = lineage.stored("object")
+    write_embeddings(path, [(pa.array(ids), torch.ones(len(ids), dim))])
+    digest = sha256(path)
+    manifest = lineage.path / "versions/1/manifest.json"
+    forge(manifest, lambda facts: facts["embeddings"].update(object=digest))
+    with pytest.raises(IntegrityError, match=named):
+        Lineage.open(lineage.path).embeddings("object")
 
 
 def test_a_metric_that_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:

@@ -158,8 +158,9 @@ def test_the_chain_leads_through_a_retired_version_that_is_not_read(lineage: Lin
     assert (again.retired, again.readable, again.versions_with_embeddings) == ([1], [0, 2], [2])
     assert [m.version for m in again.versions] == [0, 1, 2]
     for refused in (lambda: again.view(1), lambda: again.embeddings(SIDE, 1)):
-        with pytest.raises(LineageError, match="retired"):
+        with pytest.raises(LineageError, match="retired") as caught:
             refused()
+        assert not isinstance(caught.value, UnknownVersionError)
     torch.testing.assert_close(reads(again, 0), vectors_of(0), rtol=1e-4, atol=1e-4)
     again.check()
     publish_next(again, exact_version(3, 2))
@@ -253,21 +254,11 @@ def versions(number: int, **fields: object) -> LineageRecord:
     return LineageRecord.model_validate({**values, **fields})
 
 
-@pytest.mark.parametrize(
-    ("what", "number"),
-    [
-        (None, 1),
-        (2, 2),
-        ("2", 2),
-        ("v" + "0" * 30 + "1", 1),
-        ("v0", 0),
-        ("newest", 2),
-        ("stable", 1),
-        ("team-a", 0),
-    ],
-)
-def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, number: int) -> None:
-    assert versions(3, labels={"stable": 1, "team-a": 0}).resolve(what) == number
+def test_a_version_is_called_by_number_label_or_newest() -> None:
+    record = versions(3, labels={"stable": 1, "team-a": 0})
+    called = {None: 1, 2: 2, "2": 2, "v" + "0" * 30 + "1": 1, "v0": 0, "newest": 2, "stable": 1}
+    for what, number in (called | {"team-a": 0}).items():
+        assert record.resolve(what) == number, what
 
 
 @pytest.mark.parametrize(
@@ -281,17 +272,6 @@ def test_an_unknown_version_is_named_with_those_there_are(what: Any) -> None:
     record = versions(3, labels={"stable": 1}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"are: 1, 2; its labels: stable \(1\)"):
         record.resolve(what)
-
-
-def test_a_withdrawn_and_a_retired_version_are_told_apart() -> None:
-    record = versions(2, withdrawn={2: WHY}, retired=[0])
-    with pytest.raises(UnknownVersionError, match=r"Version 2 .* withdrawn \(a fault\)"):
-        record.resolve(2)
-    with pytest.raises(LineageError, match=r"Version 0 .* is retired") as caught:
-        record.resolve("v0")
-    assert not isinstance(caught.value, UnknownVersionError)
-    with pytest.raises(UnknownVersionError, match="no version yet"):
-        EMPTY.resolve(None)
 
 
 @pytest.mark.parametrize(
@@ -457,11 +437,3 @@ def test_forward_maps_are_multiplied_out_step_by_step(gap: Catalog) -> None:
     identity = gap.forward(3, 3)
     assert identity is not None
     assert torch.equal(identity[0], torch.eye(DIMS[3]).double())
-
-
-def test_the_chain_is_read_again_when_a_version_is_added(tmp_path: Path) -> None:
-    lineage = Lineage.open(exact_lineage(tmp_path / "shop").path)
-    first = lineage.chain
-    assert lineage.chain is first
-    publish_next(lineage, exact_version(2, 1))
-    assert lineage.chain.newest == 2

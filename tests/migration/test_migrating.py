@@ -97,26 +97,23 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         replace(found, metric="euclid").search(queries, new_queries, 5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (pa.array(["7", "8"]), pa.array(["8", "9"], pa.large_string()), {"7", "8", "9"}),
-        (pa.array([7, 8]), pa.array(["8", "9"]), {"7", "8", "9"}),
-        (pa.array([7, 8]), pa.array([], pa.null()), {7, 8}),
-        (pa.array([], pa.null()), pa.array(["8", "9"]), {"8", "9"}),
-    ],
-)
-def test_ids_of_two_types_are_the_same_as_text(
-    old: pa.Array, new: pa.Array, expected: set[int | str]
-) -> None:
+def test_ids_of_two_types_are_the_same_as_text() -> None:
     vectors = drawn(0, 30, HALF_DIM)
 
     def answers(ids: pa.Array) -> Search:
         scores = np.ones(len(ids), np.float32)
         return lambda asked, _: [Hits(ids, scores, np.zeros(len(ids), np.int64)) for _ in asked]
 
-    found = HalfMigratedSearch(answers(old), answers(new), vectors, vectors, "ip")
-    assert set(found.search(vectors[:1], vectors[:1], 5)[0].ids.to_pylist()) == expected
+    none = pa.array([], pa.null())
+    texts = pa.array(["8", "9"])
+    for old, new, expected in (
+        (pa.array(["7", "8"]), texts.cast(pa.large_string()), {"7", "8", "9"}),
+        (pa.array([7, 8]), texts, {"7", "8", "9"}),
+        (pa.array([7, 8]), none, {7, 8}),
+        (none, texts, {"8", "9"}),
+    ):
+        found = HalfMigratedSearch(answers(old), answers(new), vectors, vectors, "ip")
+        assert set(found.search(vectors[:1], vectors[:1], 5)[0].ids.to_pylist()) == expected
 
 
 ROWS, OLD, NEW, QUERIES = 60, 5, 8, 7
@@ -166,11 +163,10 @@ def test_kept_vectors_outlive_the_process(tmp_path: Path) -> None:
 
 
 def test_wrong_answers_of_the_model_and_wrong_requests_are_refused(tmp_path: Path) -> None:
-    answers: list[tuple[Any, type[Exception], str]] = [
+    for answer, error, message in (
         (np.zeros((1, NEW)), ShapeError, "of 2 objects are"),
         (np.full((2, NEW), np.nan), DataError, "'d0' has a NaN"),
-    ]
-    for answer, error, message in answers:
+    ):
         kept = KeptVectors(lambda _, answer=answer: answer, NEW)  # type: ignore[misc]
         with pytest.raises(error, match=message):
             kept.of(pa.array(IDS[:2]))
@@ -179,15 +175,14 @@ def test_wrong_answers_of_the_model_and_wrong_requests_are_refused(tmp_path: Pat
         kept.save(tmp_path / "kept.parquet")
     first = searched(IDS, drawn(0, ROWS, OLD), 0)(drawn(3, 2, OLD), 5)
     kept = KeptVectors(Encoder(drawn(1, ROWS, NEW)), NEW)
-    wrong: list[tuple[Floats, int, Any, type[Exception], str]] = [
+    for queries, k, metric, error, message in (
         (drawn(2, 1, NEW), 5, "ip", ShapeError, "one for each list"),
         (drawn(2, 2, OLD), 5, "ip", ShapeError, "one for each list"),
         (drawn(2, 2, NEW), 0, "ip", DataError, "k is 0"),
         (drawn(2, 2, NEW), 5, "L2", DataError, "'L2'"),
-    ]
-    for queries, k, metric, error, message in wrong:
+    ):
         with pytest.raises(error, match=message):
-            cascade(first, queries, kept, k, metric)
+            cascade(first, queries, kept, k, metric)  # type: ignore[arg-type]
 
 
 MOVED, NEW_DIM, K = 150, 12, 10
@@ -256,13 +251,13 @@ def test_ids_restrict_it_and_a_query_may_have_no_hit(reader: Reader, kept: KeptV
 
 
 def test_wrong_requests_are_refused_and_encode_nothing(reader: Reader, kept: KeptVectors) -> None:
-    wrong: list[tuple[np.ndarray, KeptVectors, dict[str, Any], type[Exception], str]] = [
+    cases: list[tuple[np.ndarray, KeptVectors, dict[str, Any], type[Exception], str]] = [
         (ASKED, kept, {"rerank": 5}, DataError, "rerank is 5"),
         (ASKED, KeptVectors(own, 9), {}, ShapeError, "dim 9"),
         (ASKED[:, :10], kept, {}, ShapeError, "version 1 have dim 12"),
         (ASKED, kept, {"rerank": 100, "most": 20}, EncodingLimitError, "20"),
     ]
-    for queries, own_kept, options, error, named in wrong:
+    for queries, own_kept, options, error, named in cases:
         with pytest.raises(error, match=named):
             reranked_search(reader, queries, own_kept, K, 1, **options)
         assert len(own_kept) == 0

@@ -1,4 +1,4 @@
-"""The whole report: its figures, and a verdict only where there are judgements."""
+"""A plan: what each way searches and costs, the figures of the report, and its verdict."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.text_encoders import ADDRESSES, HERE, encoded
 from tests.support.two_models import QUERIES, TEXTS, by_two_models
 from torch import Tensor
@@ -18,7 +20,7 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.migration.migration_plan import plan_migration
+from evergram.migration.migration_plan import Situation, decide, plan_migration
 from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
 from evergram.vector_files.base import EmbeddingFile
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -136,14 +138,6 @@ def test_files_that_cannot_be_judged_get_no_verdict(
     assert report["reasons"] == report["unjudged"]
 
 
-def test_without_judgements_there_is_no_verdict() -> None:
-    vectors, _ = by_two_models(3.0, 0.1)
-    report = plan_migration(vectors)
-    assert (report["verdict"], report["judged"]) == (None, False)
-    assert "no judgements" in report["reasons"][0]
-    assert all("ndcg@10" not in way for way in report["ways"].values())
-
-
 def test_the_same_seed_gives_the_same_report() -> None:
     vectors, judgements = by_two_models(1.0, 0.5)
     settings = WaySettings(pairs=0.5, seed=3)
@@ -189,14 +183,7 @@ def test_each_way_searches_the_vectors_that_it_says() -> None:
 def test_a_model_that_was_only_turned_loses_nothing_by_the_bridge() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
     turn = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(1)))[0]
-    turned = type(vectors)(
-        vectors.texts,
-        vectors.queries,
-        vectors.old,
-        vectors.old @ turn,
-        vectors.old_queries,
-        vectors.old_queries @ turn,
-    )
+    turned = replace(vectors, new=vectors.old @ turn, new_queries=vectors.old_queries @ turn)
     ways = measure_ways(turned, WaySettings(pairs=0.5))
     for name in ("bridge", "cascade", "bridge_cascade", "sidecar", "pinned"):
         same = (ways[name].ranked[:, :10] == ways["stay"].ranked[:, :10]).double().mean()
@@ -242,8 +229,8 @@ def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicte
     stay = measure_ways(vectors, WaySettings())["stay"]
     both = torch.cat([whole.ranked[:, :10], stay.ranked[:, :10]], dim=1).sort(dim=1).values
     assert float((both[:, 1:] == both[:, :-1]).sum() / stay.ranked[:, :10].numel()) > 0.97
-    for settings in (WaySettings(sidecar_error=0.3), WaySettings(sidecar_bytes=4)):
-        facts = measure_ways(vectors, settings)["sidecar"].facts
+    for chosen in (WaySettings(sidecar_error=0.3), WaySettings(sidecar_bytes=4)):
+        facts = measure_ways(vectors, chosen)["sidecar"].facts
         assert facts["measured_error"] == pytest.approx(facts["predicted_error"], rel=1e-5)
     tenth = measure_ways(vectors, WaySettings())["sidecar"].facts
     assert (tenth["sidecar_bytes"], tenth["share_of_old_bytes"]) == (4, 0.1)
@@ -251,21 +238,18 @@ def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicte
     assert allowed["measured_error"] <= 0.3
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pairs": 0.0}, "above 0"),
-        ({"pairs": 1.5}, "at most 1"),
-        ({"depth": 99}, "at least 100"),
-        ({"sidecar_bytes": 1, "sidecar_error": 0.1}, "give one of them"),
-        ({"sidecar_bytes": 11}, "may have 0 to 10"),
-        ({"pairs": 0.3}, "fitted to 90 texts, and at least 100"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, float], message: str) -> None:
+def test_wrong_settings_are_refused() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
-    with pytest.raises(DataError, match=message):
-        measure_ways(vectors, WaySettings(**settings))  # type: ignore[arg-type]
+    for chosen, message in (
+        (WaySettings(pairs=0.0), "above 0"),
+        (WaySettings(pairs=1.5), "at most 1"),
+        (WaySettings(depth=99), "at least 100"),
+        (WaySettings(sidecar_bytes=1, sidecar_error=0.1), "give one of them"),
+        (WaySettings(sidecar_bytes=11), "may have 0 to 10"),
+        (WaySettings(pairs=0.3), "fitted to 90 texts, and at least 100"),
+    ):
+        with pytest.raises(DataError, match=message):
+            measure_ways(vectors, chosen)
 
 
 def put(path: Path, ids: list[str], dim: int) -> EmbeddingFile:
@@ -309,19 +293,15 @@ def test_queries_of_another_encoder_are_refused_where_files_say_so(tmp_path: Pat
         MigrationVectors.of((old, new), (other, new))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "differ"), [((1.0, 2.0), False), ((1.5, 2.0), True), ((1.0, 3.0), True)]
-)
-def test_it_is_known_whether_lengths_differ(
-    tmp_path: Path, lengths: tuple[float, float], differ: bool
-) -> None:
-    pair = []
-    for length, rest in zip(lengths, (1.0, 2.0), strict=True):
-        path, rows = tmp_path / f"{rest}.npy", torch.diag(torch.tensor([length, rest, rest]))
-        write_vectors(path, [(pa.array(["a", "b", "c"]), rows)])
-        pair.append(open_embeddings(path))
-    both = pair[0], pair[1]
-    assert MigrationVectors.of(both, both).lengths_differ is differ
+def test_it_is_known_whether_lengths_differ(tmp_path: Path) -> None:
+    for lengths, differ in (((1.0, 2.0), False), ((1.5, 2.0), True), ((1.0, 3.0), True)):
+        pair = []
+        for length, rest in zip(lengths, (1.0, 2.0), strict=True):
+            path, rows = tmp_path / f"{rest}.npy", torch.diag(torch.tensor([length, rest, rest]))
+            write_vectors(path, [(pa.array(["a", "b", "c"]), rows)], overwrite=True)
+            pair.append(open_embeddings(path))
+        both = pair[0], pair[1]
+        assert MigrationVectors.of(both, both).lengths_differ is differ
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -334,3 +314,211 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "bare.npy", np.ones((3, 3), np.float32))
     with pytest.raises(DataError, match=r"bare.npy has none; write the ids .* bare.ids.txt"):
         MigrationVectors.of((texts[0], open_embeddings(tmp_path / "bare.npy")), queries)
+
+
+MANY = 600
+
+
+def scores(**means: float) -> dict[str, Tensor]:
+    """Return nDCG@10 of each way: a query's ease, moved by a mean, and some noise."""
+    draw = torch.Generator().manual_seed(0)
+    hard = torch.rand(MANY, generator=draw, dtype=torch.float64) * 0.2
+    values = {"stay": 0.5, "bridge": 0.3, "cascade": 0.3, "bridge_cascade": 0.3, "sidecar": 0.3}
+    values |= {"reindex": 0.7} | means
+    return {
+        name: mean + hard + 0.002 * torch.randn(MANY, generator=draw, dtype=torch.float64)
+        for name, mean in values.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("means", "situation", "expected"),
+    [
+        ({"reindex": 0.4}, {}, "stay"),
+        ({"reindex": 0.5}, {}, "stay"),
+        ({"bridge": 0.7}, {}, "bridge"),
+        ({"cascade": 0.7, "bridge_cascade": 0.7}, {}, "cascade"),
+        ({"cascade": 0.7, "bridge_cascade": 0.7}, {"old_model_ends": True}, "bridge_cascade"),
+        ({"reindex": 0.4}, {"old_model_ends": True}, "reindex"),
+        ({}, {}, "reindex"),
+        ({"cascade": 0.66}, {}, "reindex"),
+        ({"cascade": 0.66}, {"tolerance": 0.1}, "cascade"),
+        ({"sidecar": 0.5}, {"old_readers": True}, "sidecar"),
+        ({"sidecar": 0.5}, {}, "reindex"),
+        ({"sidecar": 0.45}, {"old_readers": True}, "reindex"),
+        ({"reindex": 0.52, "bridge": 0.495}, {"tolerance": 0.1}, "reindex"),
+    ],
+)
+def test_the_way_is_the_cheapest_that_is_shown_to_do(
+    means: dict[str, float], situation: dict[str, float | bool], expected: str
+) -> None:
+    verdict = decide(scores(**means), Situation(**situation))  # type: ignore[arg-type]
+    assert verdict.way == expected, verdict.reasons
+    assert verdict.reasons
+
+
+def uncertain(way: str, **means: float) -> dict[str, Tensor]:
+    """Return scores of which those of one way have an interval that holds 0, and the same mean."""
+    ndcg = scores(**means)
+    noise = torch.randn(MANY, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ndcg[way] = ndcg[way] + 0.15 * (noise - noise.mean())
+    return ndcg
+
+
+def test_what_is_likely_but_not_shown_is_not_taken() -> None:
+    ndcg = uncertain("reindex", reindex=0.505)
+    assert float((ndcg["reindex"] - ndcg["stay"]).mean()) > 0.002
+    assert decide(ndcg, Situation()).way == "stay"
+    # Old readers are to be shown their loss also where means decide.
+    situation = Situation(old_readers=True, worth=0.01)
+    assert decide(uncertain("sidecar", sidecar=0.5), situation).way == "reindex"
+
+
+@pytest.mark.parametrize(
+    ("worth", "way"), [(0.0, "reindex"), (0.01, "reindex"), (0.03, "stay"), (1.0, "stay")]
+)
+def test_means_decide_where_it_is_said_what_a_gain_is_worth(worth: float, way: str) -> None:
+    """Reindexing brings 0.02 in the mean, with an interval that holds 0."""
+    verdict = decide(uncertain("reindex", reindex=0.52), Situation(worth=worth))
+    assert verdict.way == way, verdict.reasons
+    if way == "stay":
+        assert f"more than {worth:.4f} is needed: no" in verdict.reasons[-1]
+
+
+def test_a_cheaper_way_is_expected_to_lose_little_and_to_bring_what_is_wanted() -> None:
+    """A cascade loses 0.02 of 0.72, the bridge 0.2: with a tolerance of 5 % means allow 0.04."""
+    ndcg = scores(cascade=0.68, bridge=0.5)
+    assert decide(ndcg, Situation(tolerance=0.05, worth=0.1)).way == "cascade"
+    assert decide(ndcg, Situation(tolerance=0.05, worth=0.19)).way == "reindex"
+    # Models that rank alike are worth no change.
+    alike = scores()
+    assert decide({**alike, "reindex": alike["stay"]}, Situation(worth=0.0)).way == "stay"
+
+
+def rare(queries: int, losing: int, loss: float = 0.5, winning: int = 0) -> dict[str, Tensor]:
+    """Return scores in which a cascade equals reindexing, and a sidecar staying, but for some."""
+    draw = torch.Generator().manual_seed(queries)
+    reindex = 0.5 + 0.4 * torch.rand(queries, generator=draw, dtype=torch.float64)
+    stay = reindex - 0.3 * torch.rand(queries, generator=draw, dtype=torch.float64) - 0.05
+    change = torch.zeros(queries, dtype=torch.float64)
+    change[:losing], change[losing : losing + winning] = -loss, loss
+    return {
+        "stay": stay,
+        "reindex": reindex,
+        "bridge": stay,
+        "cascade": reindex + change,
+        "bridge_cascade": stay,
+        "sidecar": stay + change,
+    }
+
+
+@pytest.mark.parametrize("losing", [0, 1])
+@pytest.mark.parametrize("queries", [20, 50, 200])
+def test_a_way_that_loses_on_next_to_no_query_is_not_shown_to_lose_little(
+    queries: int, losing: int
+) -> None:
+    """Losses of so few queries may be too rare to have been drawn."""
+    ndcg = rare(queries, losing, loss=0.001)
+    assert decide(ndcg, Situation()).accepted == ["reindex"]
+    assert decide(ndcg, Situation(worth=0.01)).way == "cascade"
+
+
+def test_old_readers_are_not_shown_a_small_loss_by_next_to_no_query() -> None:
+    for worth in (None, 0.01):
+        situation = Situation(tolerance=0.005, old_readers=True, worth=worth)
+        ndcg = rare(100, 1, loss=0.001) | {"cascade": torch.zeros(100, dtype=torch.float64)}
+        verdict = decide(ndcg, situation)
+        assert verdict.accepted == ["reindex"]
+        assert "judge more queries" in verdict.reasons[-1]
+
+
+def test_many_queries_show_that_none_of_them_loses() -> None:
+    """Beside the upper bounds of Clopper and Pearson, as scipy has them."""
+    from scipy.stats import beta
+
+    ways = set()
+    for queries in (300, 900):
+        ndcg = rare(queries, 0)
+        allowed = 0.01 * float(ndcg["reindex"].mean())
+        way = decide(ndcg, Situation()).way
+        assert way == ("reindex" if beta.ppf(0.95, 1, queries) > allowed else "cascade"), queries
+        ways.add(way)
+    assert ways == {"cascade", "reindex"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(-0.1, 0.1), st.floats(0, 0.3)),
+        min_size=20,
+        max_size=80,
+    ),
+    st.sampled_from([0.01, 0.1, 0.3]),
+    st.sampled_from([None, 0.01]),
+    st.booleans(),
+)
+def test_a_way_that_is_no_worse_on_any_query_is_never_refused_where_a_worse_one_passes(
+    queries: list[tuple[float, float, float, float]],
+    tolerance: float,
+    worth: float | None,
+    ends: bool,
+) -> None:
+    stay, reindex, change, rise = torch.tensor(queries, dtype=torch.float64).T
+    reindex = torch.maximum(reindex, 0.5 * stay + 0.5)
+    situation = Situation(tolerance, old_model_ends=ends, old_readers=True, worth=worth)
+    ndcg = dict.fromkeys(("stay", "bridge", "sidecar"), stay) | {"reindex": reindex}
+    worse = (reindex + change).clamp(0, 1)
+    passed = decide({**ndcg, "cascade": worse, "bridge_cascade": worse}, situation).accepted
+    better = (worse + rise).clamp(0, 1)
+    now = decide({**ndcg, "cascade": better, "bridge_cascade": better}, situation).accepted
+    assert set(passed) <= set(now)
+
+
+@pytest.mark.parametrize(
+    ("queries", "losing", "loss", "winning", "tolerance", "way"),
+    [
+        # Losses of half of all are 0.003 in the mean, of 0.007 that are allowed; and those of
+        # others may be larger.
+        (620, 4, 0.001, 0, 0.01, "cascade"),
+        (620, 4, 0.5, 0, 0.01, "reindex"),
+        # Small wins of many do not hide that losses may be rare.
+        (100, 0, 0.01, 20, 0.01, "reindex"),
+        # Nothing is shown to lose nothing.
+        (800, 0, 0.5, 0, 0.0, "reindex"),
+    ],
+)
+def test_losses_that_few_queries_show_count_by_their_size(
+    queries: int, losing: int, loss: float, winning: int, tolerance: float, way: str
+) -> None:
+    ndcg = rare(queries, losing, loss, winning)
+    assert decide(ndcg, Situation(tolerance=tolerance)).way == way
+
+
+def test_a_model_that_is_far_better_is_not_refused_because_few_queries_lose() -> None:
+    """Three of 26 lose a little; the bound of Clopper and Pearson, with losses of all, is 0.31."""
+    gain = torch.tensor([0.25] * 23 + [-0.05] * 3, dtype=torch.float64)
+    stay = torch.full((26,), 0.3, dtype=torch.float64)
+    worse = dict.fromkeys(("bridge", "cascade", "bridge_cascade", "sidecar"), 0 * stay)
+    assert decide({**worse, "stay": stay, "reindex": stay + gain}, Situation()).way == "reindex"
+
+
+def test_a_way_that_wins_more_than_rare_losses_could_cost_is_shown() -> None:
+    ndcg = rare(100, 0)
+    ndcg["cascade"] = ndcg["reindex"] + 0.06
+    assert decide(ndcg, Situation()).way == "cascade"
+
+
+def test_a_model_that_fails_on_a_few_queries_is_not_shown_to_be_better() -> None:
+    """It is a little better on most queries, and worse in the mean: where the few are not drawn,
+    the interval alone would show the contrary."""
+    draw = torch.Generator().manual_seed(0)
+    trials, taken, alone = 60, 0, 0
+    for _ in range(trials):
+        stay = 0.4 + 0.5 * torch.rand(20, generator=draw, dtype=torch.float64)
+        fails = torch.rand(20, generator=draw) < 0.06
+        reindex = torch.where(fails, 0.0, stay + 0.03)
+        ndcg = dict.fromkeys(("bridge", "cascade", "bridge_cascade", "sidecar"), 0 * stay)
+        verdict = decide({**ndcg, "stay": stay, "reindex": reindex}, Situation())
+        taken += verdict.way != "stay"
+        alone += not fails.any()
+    assert taken / trials <= 0.05 < alone / trials

@@ -19,7 +19,7 @@ from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.ranking import query_metrics
 from evergram.lineage.catalog import PairHistory
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.demo import demo_recipe, rated_above_median
+from evergram.releasing.demo import rated_above_median
 from evergram.releasing.evaluate import Ranking, evaluate
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.diagnose import diagnose
@@ -134,12 +134,6 @@ def rated(means: list[float], ratings: int = 5) -> Corpus:
     return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, "value": value}))
 
 
-def test_the_consumer_asks_for_candidates_above_the_median() -> None:
-    ids, label = rated_above_median(rated([float(i % 25) for i in range(25)]))
-    above = {name for name, is_above in zip(ids.to_pylist(), label, strict=True) if is_above}
-    assert above == {f"c{i}" for i in range(13, 25)}
-
-
 def test_candidates_with_few_ratings_are_left_out_and_20_are_needed() -> None:
     corpus = rated([float(i) for i in range(20)])
     assert len(rated_above_median(corpus)[0]) == 20
@@ -147,13 +141,3 @@ def test_candidates_with_few_ratings_are_left_out_and_20_are_needed() -> None:
         rated_above_median(corpus, minimum=6)
     with pytest.raises(DataError, match="value"):
         rated_above_median(Corpus.from_tables(pa.table({"query": ["a"], "candidate": ["x"]})))
-
-
-def test_the_recipe_is_of_planted_data_or_of_movielens(tmp_path: Path) -> None:
-    planted = demo_recipe(None, ["training.epochs=2"])
-    assert (planted.data.kind, planted.training.epochs) == ("synthetic", 2)
-    films = demo_recipe(tmp_path, [])
-    assert (films.data.kind, films.data.model_dump()["path"]) == ("movielens", str(tmp_path))
-    assert {len(each.model_dump()["split"]["versions"]) for each in (planted, films)} == {
-        len(films.model.dim)
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -315,51 +314,9 @@ def test_a_consumer_of_the_newest_reads_the_new_version_itself(
     assert (reading.version, reading.source, reading.broken) == (1, 1, True)
 
 
-def test_files_that_cannot_be_a_probe_are_refused(tmp_path: Path, lineage: Lineage) -> None:
-    model = linear(tmp_path / "good.safetensors", weight=torch.ones(1, DIM))
-    good = {"model": model, "data": evaluation(tmp_path / "good.parquet", LABEL)}
-    for named, bad in bad_probes(tmp_path).items():
-        with pytest.raises(DataError, match=named):
-            add(lineage, **good | bad)
-    assert ConsumerRegistry.open(lineage.path).list() == ()
-
-
-def test_without_onnxruntime_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, _ = classifier(tmp_path / "m.onnx")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):
-        load_probe_model(path)
-
-
 def probe_of(model: Path, data: Path, **facts: Any) -> Probe:
     return Probe(model=str(model), data=str(data), **{"side": "candidate", "metric": "auc"} | facts)
 
 
 def first_coordinate(path: Path) -> Path:
     return linear(path, weight=torch.eye(DIM)[:1].contiguous())
-
-
-def bad_probes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What cannot be a probe, by what the error names."""
-    weight = torch.ones(1, DIM)
-    text = folder / "m.pkl"
-    text.write_text("x")
-    damaged = folder / "damaged.onnx"
-    damaged.write_bytes(b"x")
-    pq.write_table(pa.table({"id": ["a"]}), folder / "columns.parquet")
-    return {
-        "ONNX": {"model": text},
-        "damaged.onnx": {"model": damaged},
-        f"dim {DIM + 1}": {
-            "model": linear(folder / "d.safetensors", weight=torch.ones(1, DIM + 1))
-        },
-        "'what'": {"model": linear(folder / "t.safetensors", weight=weight, what=2 * weight)},
-        "NaN": {"model": linear(folder / "n.safetensors", weight=weight / 0)},
-        "not 0 and 1": {"data": evaluation(folder / "l.parquet", np.arange(ROWS))},
-        "none of its ids": {"data": evaluation(folder / "i.parquet", [True], ["elsewhere"])},
-        "Parquet": {"data": text},
-        "label": {"data": folder / "columns.parquet"},
-        "'query'": {"side": "query"},
-    }

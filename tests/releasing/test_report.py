@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.lineages import lineage_of
-from tests.support.tiny_training import tiny_lineage, tiny_recipe
+from tests.support.tiny_training import tiny_recipe
 from torch import nn
 
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
-from evergram.evaluation.reports.version_facts import KeptPast
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import html_report as report_file
 from evergram.releasing.html_report import (
-    ReportedVersion,
     names_of,
-    refuse_unwritable,
     write_published,
 )
 from evergram.releasing.past_versions import (
@@ -34,7 +33,6 @@ from evergram.releasing.past_versions import (
     reading_report,
 )
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
-from evergram.releasing.upgrade import upgrade
 from evergram.releasing.upgrade_steps import version_report
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import Trained
@@ -175,23 +173,11 @@ def test_an_upgrade_says_what_past_versions_keep(recipe: Recipe, tmp_path: Path)
 def test_a_path_that_cannot_be_written_is_refused_before_training(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.html").mkdir()
-    for path, words in (
-        (tmp_path / "page.txt", r"must end in \.html"),
-        (tmp_path / "folder.html", "is a folder"),
-        (tmp_path / "file" / "page.html", "cannot be written"),
-        (Path("/proc/page.html"), "cannot be written"),
-    ):
-        with pytest.raises(DataError, match=words):
-            refuse_unwritable(path)
     monkeypatch.setattr("evergram.releasing.release.train", None)  # calling it would fail
     lineage = Lineage.create(tmp_path / "lineage")
-    with pytest.raises(DataError, match="cannot be written"):
-        train_and_publish(recipe, lineage, report=Path("/proc/page.html"))
-    refuse_unwritable(None)
-    refuse_unwritable(tmp_path / "new" / "page.html")
-    assert not (tmp_path / "new").exists()
+    for path in (tmp_path / "page.txt", Path("/proc/page.html")):
+        with pytest.raises(DataError, match=path.name):
+            train_and_publish(recipe, lineage, report=path)
 
 
 def test_a_disk_that_fails_after_publishing_says_that_the_version_is_published(
@@ -200,12 +186,10 @@ def test_a_disk_that_fails_after_publishing_says_that_the_version_is_published(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    class Facts:
-        version = 3
-
+    facts: Any = SimpleNamespace(version=3)
     monkeypatch.setattr(report_file, "write_version_report", full)
     with pytest.raises(DataError, match="Version 3 is published, and its report could not"):
-        write_published(tmp_path / "x.html", Facts(), {}, [])  # type: ignore[arg-type]
+        write_published(tmp_path / "x.html", facts, {}, [])
 
 
 def test_candidates_have_their_title_or_else_their_id() -> None:
@@ -214,20 +198,6 @@ def test_candidates_have_their_title_or_else_their_id() -> None:
     corpus = Corpus.from_tables(table, None, titles)
     assert names_of(corpus.candidates, torch.tensor([1, 0])) == ["b", "Alien"]
     assert names_of(corpus.queries, torch.tensor([0])) == ["1"]
-
-
-def test_strata_add_up_to_the_hits_of_the_published_reading(tmp_path: Path) -> None:
-    recipe, lineage = tiny_recipe("upgrade.alone=false"), tiny_lineage(tmp_path / "lineage")
-    artefact = upgrade(recipe, lineage, progress=False)
-    facts = ReportedVersion(recipe, lineage, load_corpus(recipe), 1).facts(artefact)
-    kept = facts.kept["0"]
-    assert isinstance(kept, KeptPast)
-    assert 0 <= kept.new <= 1
-    assert sum(stratum.members for stratum in kept.strata) == len(artefact.block("candidate")[0])
-    assert (
-        sum(stratum.measured for stratum in kept.strata)
-        >= artefact.metrics["compatibility"]["0"]["queries"]
-    )
 
 
 ROWS = 40
@@ -288,11 +258,11 @@ def test_a_chain_that_leads_back_exactly_keeps_everything(tmp_path: Path, drifts
         assert ranking["chain"] == ranking["chain_candidates"] == ranking["past"]
 
 
-def trained(**facts: object) -> Trained:
+def trained() -> Trained:
     history = [{"epoch": 3, "seconds": 1.0, "objective": 0.5, "recall@20": 0.1}]
-    encoder = nn.Identity()
-    values = {"history": history, "best_epoch": 3, "seconds": 1.23456, "penalty": (2.0,), **facts}
-    return Trained(encoder, torch.ones(2, 7), torch.ones(3, 7), {"model": {}}, **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"history": history, "best_epoch": 3, "seconds": 1.23456}
+    vectors = torch.ones(2, 7), torch.ones(3, 7)
+    return Trained(nn.Identity(), *vectors, {"model": {}}, penalty=(2.0,), **values)  # type: ignore[arg-type]
 
 
 def test_measures_that_were_not_asked_for_are_left_out() -> None:

@@ -33,7 +33,6 @@ from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import version_warnings
-from evergram.releasing import upgrade_steps
 from evergram.releasing.backward_transform import (
     LEAST_COMMON,
     BackwardTransformFit,
@@ -46,7 +45,6 @@ from evergram.releasing.frozen import (
     UNTESTED,
     corpus_of_known,
     known_to,
-    refuse_other_model,
     split_of_known,
     stored_in,
     unknown_counts,
@@ -119,15 +117,6 @@ def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     lineage.publish(upgrade(same, lineage))
     ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
     assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
-
-
-def test_a_two_tower_model_is_upgraded_by_the_same_trainer(small: Recipe, tmp_path: Path) -> None:
-    recipe = Recipe.of(small.model_dump(), ["model.kind=two_tower", "upgrade.alone=false"])
-    lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe))
-    lineage.publish(upgrade(recipe, lineage))
-    assert "alone" not in lineage.metrics(1)["metrics"]
-    assert lineage.view(0).embeddings("candidate")[1].shape[1] == 8
 
 
 @pytest.fixture(scope="module")
@@ -211,25 +200,6 @@ def test_a_trained_model_serves_only_a_transform_that_is_fitted_after_it(
     assert plan.trained is options.trained
 
 
-def strangers(first: int | str) -> Corpus:
-    """Objects that no version has met: 30 queries and 29 candidates, from `first` on."""
-    ids = [first + i if isinstance(first, int) else f"{first}{i}" for i in range(30)]
-    rows = range(600)
-    pairs = {"query": [ids[i % 30] for i in rows], "candidate": [ids[i % 29] for i in rows]}
-    return Corpus.from_tables(pa.table(pairs))
-
-
-@pytest.mark.parametrize(
-    ("first", "message"),
-    [(10_000, "Version 1 would have no objects in common with version 0"), ("a", "are integers")],
-)
-def test_objects_that_the_past_version_cannot_know_are_refused(
-    lineage: Lineage, first: int | str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        plan_upgrade(tiny_recipe(), lineage, strangers(first), UpgradeOptions())
-
-
 def test_modules_take_the_place_of_the_recipes_model(
     lineage: Lineage, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -303,21 +273,6 @@ def test_past_canaries_stay_in_the_package(lineage: Lineage, corpus: Corpus) -> 
         assert kept[: len(ids)] == ids.to_pylist()
 
 
-def test_a_past_version_that_cannot_be_read_is_a_warning(
-    lineage: Lineage,
-    corpus: Corpus,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    plan, fitted = carried_out(lineage, corpus, "upgrade.alone=false")
-    monkeypatch.setattr(upgrade_steps, "past_model", lambda *_: None)
-    with caplog.at_level(logging.WARNING):
-        report = measure_upgrade(plan, fitted)
-    assert report["compatibility"] == {}
-    assert caplog.records[0].message.startswith("Reading the new version as version 0 is not")
-    assert "past_encoders={0: EncoderModules(" in caplog.text
-
-
 def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,23 +303,6 @@ def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_error
 
 
 FROZEN = ("upgrade.start=frozen", "upgrade.alone=false")
-
-
-def test_an_automatic_power_of_counts_is_not_looked_for_in_a_frozen_upgrade(
-    small: Recipe, tmp_path: Path
-) -> None:
-    """The joint alignment that needs a number is not trained either."""
-    values: dict[str, Any] = {
-        **small.model_dump(include={"name", "data", "split"}),
-        "model": {"dim": 4, "normalize": True, "popularity": "auto"},
-        "task": {"kind": "softmax_all"},
-        "training": {"epochs": 1},
-    }
-    kept = Recipe.of(values)
-    refuse_other_model(Recipe.of(values, FROZEN), kept.model_dump(mode="json"), 3)
-    other = Recipe.of(values, [*FROZEN, "model.popularity=0.1"])
-    with pytest.raises(RecipeError, match=r"version 3 .*model\.popularity is 0\.1 here and 'auto'"):
-        refuse_other_model(other, kept.model_dump(mode="json"), 3)
 
 
 def test_a_past_version_is_known_by_its_encoder_or_by_its_stored_vectors(tmp_path: Path) -> None:
@@ -721,22 +659,6 @@ def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
         plan_upgrade(recipe_of(small, "auto"), bare, corpus, UpgradeOptions())
 
 
-@pytest.mark.long
-def test_a_frozen_model_keeps_its_factors(small: Recipe, grown: tuple[Lineage, Corpus]) -> None:
-    lineage, corpus = grown
-    recipe = recipe_of(small, 0.5, method="fix-m0")
-    artefact = upgrade(recipe, lineage, corpus, progress=False)
-    assert artefact.encoder is not None
-    assert artefact.encoder.options["popularity"] == 0.5
-    own = artefact.metrics["training"]["popularity"]
-    assert own == {"exponent": 0.5, "reason": "as the model has it"}
-    training = split_for(recipe, corpus, 1, lineage.pair_history).training
-    vectors, known = known_vectors(load_encoder(lineage, 0), training)
-    ids = training.candidates.vocabulary.rows(artefact.block("candidate")[0])
-    assert torch.equal(ids.sort().values, torch.nonzero(known["candidate"]).flatten())
-    assert torch.equal(published(artefact), vectors["candidate"][ids])
-
-
 def test_a_power_that_was_chosen_as_zero_goes_on(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -890,15 +812,6 @@ def test_a_trained_transform_stays_where_solving_gains_nothing(
     assert not any(parameter.requires_grad for parameter in back.transform.parameters())
 
 
-def test_without_a_fit_the_transform_is_the_first_coordinates(
-    lineage: Lineage, corpus: Corpus
-) -> None:
-    rows, settings = torch.arange(10.0).reshape(2, 5), tiny_recipe("upgrade.fit=none").upgrade
-    before = load_encoder(lineage, 0)
-    back = BackwardTransformFit(settings, 1, lineage.active_chain, before, corpus, 5)
-    assert torch.equal(back.transform(rows), rows[:, :4])
-
-
 USERS, ITEMS, OLD, NEW = 12, 15, 2, 3
 # Candidate 0 is in most pairs, and is longer than others. Repeats make batches large.
 PAIRS = [(q, 0) for q in range(USERS)] + [(i % USERS, i) for i in range(1, ITEMS)]
@@ -984,16 +897,6 @@ def test_the_transform_with_the_smallest_error_after_an_epoch_is_kept() -> None:
     late = PairFit(sampler(), epochs=40, every=2, after=40)
     assert fit_over_pairs(last, vectors["new"], late) == errors
     assert last.error(vectors["new"]) == pytest.approx(errors[-1])
-
-
-def test_the_error_weighs_both_sides_alike() -> None:
-    vectors = draw(2)
-    fitted = alignment(vectors, 0.1)
-    by_side = [
-        (vectors["new"][s] @ matrix(fitted).T - vectors["old"][s]).square().sum(1).mean()
-        for s in SIDES
-    ]
-    assert fitted.error(vectors["new"]) == pytest.approx(float(sum(by_side) / 2))
 
 
 def test_a_recipe_says_whether_it_is_over_pairs_or_objects(

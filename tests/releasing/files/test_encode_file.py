@@ -45,36 +45,6 @@ def test_queries_get_their_prompt(tmp_path: Path) -> None:
     assert_allclose(vectors, word_vectors([f"a {t}" for t in ROWS], 0, 10), rtol=1e-5)
 
 
-def test_a_killed_run_goes_on_with_its_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PART", 10)
-    encoder: Any = open_text_encoder(ADDRESSES[0])
-    encoder.batch = 11
-    whole, calls = encoder._function, []
-
-    def dying(texts: list[str]) -> Any:
-        calls.append(texts)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return whole(texts)
-
-    monkeypatch.setattr(encoder, "_function", dying)
-    out = tmp_path / "v.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        encode_file(TEXTS, encoder, out)
-    assert not out.exists()
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "PART", 10)
-    CALLS.clear()
-    encode_file(TEXTS, open_text_encoder(ADDRESSES[0]), out)
-    again = [text for call in CALLS for text in call]
-    assert ROWS[0] not in again
-    assert ROWS[49] in again
-    [(_, vectors)] = open_embeddings(out).blocks()
-    assert_allclose(vectors, word_vectors(ROWS, 0, 10), rtol=1e-5)
-
-
 def test_a_run_that_was_killed_within_a_part_goes_on_from_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

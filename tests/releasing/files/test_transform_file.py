@@ -16,7 +16,7 @@ from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import DataError, LineageError, ShapeError, UnknownVersionError
+from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.import_file import import_embeddings
@@ -52,19 +52,6 @@ def test_vectors_are_read_through_the_chain_and_ids_stay(
     assert back.fingerprint == lineage.manifest(0).fingerprint
 
 
-def test_another_dim_or_version_is_refused_and_nothing_is_written(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.parquet"
-    narrow = file_of(tmp_path / "narrow.parquet", randn(0, ROWS, 5), IDS)
-    with pytest.raises(ShapeError, match=rf"has dim 5; version 2 of .* has dim {DIMS[2]}\. Name"):
-        transform_file(narrow, lineage, 0, out)
-    file = file_of(tmp_path / "new.parquet", vectors_of(2), IDS)
-    with pytest.raises(UnknownVersionError):
-        transform_file(file, lineage, 9, out)
-    assert not out.exists()
-
-
 def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=1)
     back = LinearTransform.from_matrix(10 * torch.eye(DIMS[0]))
@@ -80,15 +67,6 @@ def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: 
     with pytest.raises(DataError, match=message):
         transform_shards(file, lineage, (None, 0), Shards(tmp_path / "out", 100))
     assert not out.exists()
-
-
-def test_a_file_that_is_there_is_not_written_over_unasked(lineage: Lineage, tmp_path: Path) -> None:
-    file, out = file_of(tmp_path / "new.parquet", vectors_of(2), IDS), tmp_path / "out.parquet"
-    out.write_text("mine")
-    with pytest.raises(DataError, match="is there already and is not written over"):
-        transform_file(file, lineage, 0, out)
-    assert out.read_text() == "mine"
-    assert transform_file(file, lineage, 0, out, overwrite=True) == ROWS
 
 
 def test_rows_without_ids_are_written_without_them_or_not_at_all(tmp_path: Path) -> None:
@@ -193,22 +171,3 @@ def test_a_file_that_changed_is_refused(folder: Path, evergram: Command) -> None
     assert "changed_ns was" in evergram.refused(*transform(folder, "--shards", 2))
     assert evergram.json(*transform(folder, "--shards", 2, "--force"))["written"] == [0, 1]
     assert "write I/2" in evergram.refused(*transform(folder, "--shards", 2, "--shard", "0/3"))
-
-
-def test_an_export_of_shards_is_the_export(folder: Path, evergram: Command) -> None:
-    arguments = (
-        "vectors",
-        "export",
-        folder / "l",
-        folder / "out",
-        "--side",
-        "object",
-        "--as",
-        "v1",
-    )
-    facts = evergram.json(*arguments, "--shards", 4)
-    assert (facts["rows"], facts["written"], facts["missing"]) == (ROWS, [0, 1, 2, 3], [])
-    read = vectors_in(folder / "out")
-    np.testing.assert_allclose(read, read_as(2, 1).numpy(), rtol=1e-5, atol=1e-5)
-    other = ("vectors", "export", folder / "l", folder / "out", "--side", "object", "--as", "v0")
-    assert "evergram.fingerprint was" in evergram.refused(*other, "--shards", 4)
