@@ -217,6 +217,7 @@ class Lineage(Catalog):
             consumer's probe was not run on it; another process is publishing or has published
             meanwhile; or the folder cannot be written; the lineage is then as it was.
         """
+        check_artefact(self, artefact)
         return publish_version(self, artefact, promote=promote)
 
     @contextmanager

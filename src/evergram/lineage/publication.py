@@ -106,11 +106,8 @@ def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
 
 
 def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = True) -> int:
-    """Add a version to a lineage; see `Lineage.publish`. Returns: its number."""
-    number = catalog.next_version
-    pairs = catalog.pair_history
-    check_artefact(catalog, artefact)
-    error = None
+    """Add a version that `check_artefact` has passed to a lineage; see `Lineage.publish`."""
+    number, pairs, error = catalog.next_version, catalog.pair_history, None
     if number:
         newest = catalog.newest
         past = catalog.reader(newest).canaries()
@@ -230,6 +227,7 @@ def beginning(catalog: Catalog, first: Artefact) -> Iterator[None]:
     path = catalog.path
     created = [folder for folder in (path, *path.parents) if not folder.exists()]
     empty, locked = catalog.record, (path / LOCK).exists()
+    check_artefact(catalog, first)
     publish_version(catalog, first)
     try:
         yield

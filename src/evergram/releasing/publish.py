@@ -13,6 +13,7 @@ from evergram.evaluation.large_catalogues.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication import publish_version
 from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
 
@@ -79,7 +80,7 @@ def publish(
     if strict_probes:
         refuse_untried(lineage)
         refuse_broken(readings)
-    number = lineage.publish(artefact, promote=promote)
+    number = publish_version(lineage, artefact, promote=promote)
     warnings = [r.sentence for r in readings if r.broken]
     warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
