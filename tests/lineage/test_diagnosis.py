@@ -21,7 +21,6 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.errors import DataError, IntegrityError
 from evergram.lineage import publication, unseen_objects
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
@@ -345,18 +344,6 @@ def test_the_certificate_is_made_of_the_stored_errors(
         assert true <= reading.certificate.bound * (1 + 1e-6)
 
 
-def test_a_value_past_its_limit_is_a_sentence(drawn: Lineage) -> None:
-    readings = diagnose_lineage(drawn)
-    assert past_limits(readings, CompatibilityLimits()) == []
-    assert past_limits(readings, CompatibilityLimits(1e9, 1e9, 1e9)) == []
-    sentences = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
-    assert len(sentences) == 4
-    assert "Version 0: its error is" in sentences[0]
-    assert "past the limit of 1e-09" in sentences[0]
-    with pytest.raises(DataError, match="limit of the bound is nan"):
-        past_limits(readings, CompatibilityLimits(bound=math.nan))
-
-
 @pytest.mark.parametrize("size", [50, 8])
 def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
@@ -378,13 +365,6 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
     assert any("its error is" in sentence for sentence in limited)
     belied = past_limits(readings, CompatibilityLimits(bound=0.1))
     assert (len(belied) == 1 and "on 50 canaries it is" in belied[0]) == (size == 50)
-
-
-def test_files_are_checked_first(drawn: Lineage) -> None:
-    path = drawn.path / "versions" / "0" / "metrics.json"
-    path.write_text(path.read_text() + " ")
-    with pytest.raises(IntegrityError, match="SHA-256"):
-        diagnose_lineage(drawn)
 
 
 def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:

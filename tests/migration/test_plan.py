@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -240,16 +241,17 @@ def test_a_sidecar_of_all_coordinates_is_the_old_index_and_its_error_is_predicte
 
 def test_wrong_settings_are_refused() -> None:
     vectors, _ = by_two_models(0.5, 0.2)
-    for chosen, message in (
-        (WaySettings(pairs=0.0), "above 0"),
-        (WaySettings(pairs=1.5), "at most 1"),
-        (WaySettings(depth=99), "at least 100"),
-        (WaySettings(sidecar_bytes=1, sidecar_error=0.1), "give one of them"),
-        (WaySettings(sidecar_bytes=11), "may have 0 to 10"),
-        (WaySettings(pairs=0.3), "fitted to 90 texts, and at least 100"),
-    ):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"pairs": 0.0}, "above 0"),
+        ({"pairs": 1.5}, "at most 1"),
+        ({"depth": 99}, "at least 100"),
+        ({"sidecar_bytes": 1, "sidecar_error": 0.1}, "give one of them"),
+        ({"sidecar_bytes": 11}, "may have 0 to 10"),
+        ({"pairs": 0.3}, "fitted to 90 texts, and at least 100"),
+    ]
+    for chosen, message in cases:
         with pytest.raises(DataError, match=message):
-            measure_ways(vectors, chosen)
+            measure_ways(vectors, WaySettings(**chosen))
 
 
 def put(path: Path, ids: list[str], dim: int) -> EmbeddingFile:

@@ -19,7 +19,6 @@ from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
-from evergram.releasing.comparison import compare as compare_module
 from evergram.releasing.comparison.compare import compare
 from evergram.releasing.comparison.consumer_scores import ConsumerScores
 from evergram.releasing.comparison.results_folder import claim_folder
@@ -73,17 +72,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
     return compare(RECIPE, out), out
 
 
-def numbers(results: dict[str, Any]) -> Any:
-    """All but times."""
-    text = json.loads(json.dumps(results))
-    for row in text["table"]:
-        del row["seconds"]
-    for runs in text["runs"].values():
-        for run in runs.values():
-            del run["seconds"]
-    return text
-
-
 @pytest.mark.long
 def test_methods_that_change_nothing_measure_zero(done: tuple[dict[str, Any], Path]) -> None:
     results, _ = done
@@ -107,47 +95,11 @@ def test_methods_that_change_nothing_measure_zero(done: tuple[dict[str, Any], Pa
 
 
 @pytest.mark.long
-def test_all_start_from_the_same_version_0_and_are_lineages(
-    done: tuple[dict[str, Any], Path],
-) -> None:
-    _, out = done
-    lineages = [Lineage.open(out / "seed-0" / name) for name in METHODS]
-    assert {lineage.newest for lineage in lineages} == {2}
-    assert len({json.dumps(m.versions[0].files, sort_keys=True) for m in lineages}) == 1
-    # Non-BC's models are Keep-All's, by file.
-    keep, non = (lineages[METHODS.index(name)] for name in ("keep-all", "non-bc"))
-    for k in (1, 2):
-        name = "encoder.safetensors"
-        assert keep.manifest(k).files[name] == non.manifest(k).files[name]
-
-
-@pytest.mark.long
-def test_consumers_read_the_view_of_version_0(
-    done: tuple[dict[str, Any], Path],
-) -> None:
-    results, out = done
-    base, run = (Lineage.open(out / "seed-0" / name) for name in ("fix-m0", "bc-aligner"))
-    corpus = load_corpus(RECIPE)
-    training = split_for(RECIPE, corpus, 2).training
-    total: list[float] = []
-    for side, entities in (("query", training.queries), ("candidate", training.candidates)):
-        (ids, read), (other, past) = (lineage.view(0).embeddings(side) for lineage in (run, base))
-        assert ids.equals(other)
-        assert ids.equals(entities.vocabulary.keys)
-        # A factorization has a row for those that version 0 has seen alone.
-        known = past.abs().sum(1) > 0
-        total += (read - past)[known].double().pow(2).sum(1).sqrt().tolist()
-    assert results["runs"][0]["bc-aligner"]["error"][2] == pytest.approx(
-        sum(total) / len(total), rel=1e-5
-    )
-
-
-@pytest.mark.long
 def test_the_table_the_figures_and_all_numbers_are_written(
     done: tuple[dict[str, Any], Path],
 ) -> None:
     results, out = done
-    assert numbers(json.loads((out / "results.json").read_text())) == numbers(results)
+    assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
     table = (out / "table.md").read_text()
     assert all(f"| {name} |" in table for name in METHODS)
     assert "rating-deviation is left out" in table
@@ -160,37 +112,6 @@ def test_the_table_the_figures_and_all_numbers_are_written(
         [1, 2],
         [0, 1, 2],
     ]
-
-
-@pytest.mark.long
-def test_an_interrupted_comparison_resumes_to_the_same_numbers(
-    done: tuple[dict[str, Any], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    real = compare_module.run_version
-
-    def stops(recipe: Recipe, *rest: Any) -> Any:
-        calls.append(str(recipe.upgrade.method))
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real(recipe, *rest)
-
-    monkeypatch.setattr(compare_module, "run_version", stops)
-    with pytest.raises(KeyboardInterrupt):
-        compare(RECIPE, tmp_path / "again")
-    results = compare(RECIPE, tmp_path / "again")
-    # Four methods of two versions and Keep-All: nothing but what was stopped is done twice.
-    assert len(calls) == 2 * len(METHODS) + 1
-    assert numbers(results) == numbers(done[0])
-    # Stopped while it was judging: what is missing is judged again, by the same consumers.
-    monkeypatch.undo()
-    missing = tmp_path / "again" / "seed-0" / "measured" / "bc-aligner" / "2.json"
-    missing.unlink()
-    (tmp_path / "again" / "seed-0" / "consumers" / "pair-rating.safetensors").unlink()
-    assert numbers(compare(RECIPE, tmp_path / "again")) == numbers(done[0])
-    assert missing.exists()
 
 
 @pytest.mark.long
@@ -419,19 +340,10 @@ def lineage(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
     return made
 
 
-@pytest.mark.parametrize(
-    ("method", "versions"),
-    [
-        ("keep-all", {0, 1}),
-        ("bc-aligner", {1}),
-        ("finetune-m0", {1}),
-        ("non-bc", set()),
-        ("post-lin-sloss", set()),
-        ("fix-m0", set()),
-    ],
-)
-def test_a_model_counts_once(lineage: Lineage, method: str, versions: set[int]) -> None:
-    assert set(trained_models(Run(method), lineage, TINY)) == versions
+def test_a_model_counts_once(lineage: Lineage) -> None:
+    trained = {"keep-all": {0, 1}, "bc-aligner": {1}, "finetune-m0": {1}}
+    for method in (*trained, "non-bc", "post-lin-sloss", "fix-m0"):
+        assert set(trained_models(Run(method), lineage, TINY)) == trained.get(method, set()), method
 
 
 def test_lengths_come_from_the_metrics_of_the_version(lineage: Lineage) -> None:

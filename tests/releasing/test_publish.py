@@ -24,7 +24,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
 from evergram.releasing.publish import degradation, publish, refuse_degradation, worst_degradation
-from evergram.releasing.release import ReleaseOptions, train_and_publish, upgrade_and_publish
+from evergram.releasing.release import ReleaseOptions, upgrade_and_publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
@@ -94,15 +94,6 @@ def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) ->
         publish_next(lineage, tried)
 
 
-def test_python_is_warned_in_its_log(lineage: Lineage, caplog: pytest.LogCaptureFixture) -> None:
-    turned = replace(artefact(), transform=LinearTransform.from_matrix(-torch.eye(3)))
-    done = publish(lineage, following(lineage, turned))
-    assert [record.message for record in caplog.records] == list(done.warnings)
-    assert done.warnings[0].startswith("The probe of ads (prod) has auc 0.0000")
-    with pytest.raises(DegradationError, match="The probe of ads"):
-        publish(lineage, following(lineage, artefact()), strict_probes=True)
-
-
 def report(**changes: Any) -> Artefact:
     """A version that loses a tenth to the model trained alone, and a fifth read as version 0."""
     ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
@@ -154,14 +145,6 @@ def test_a_sampled_loss_without_an_error_is_refused() -> None:
     for case in (*cases, *(report(sampled=broken) for broken in unreadable)):
         with pytest.raises(DegradationError, match="only a sample of queries was ranked"):
             refuse_degradation(case, [0], 1e9)
-
-
-def test_a_training_is_said_to_be_kept_only_where_its_checkpoints_are() -> None:
-    for unmeasured in (report(), report(data={"test_queries": 3})):
-        with pytest.raises(DegradationError, match=r"\. Publish the artefact with"):
-            refuse_degradation(unmeasured, [0], 5)
-        with pytest.raises(DegradationError, match="Its training is kept: "):
-            refuse_degradation(unmeasured, [0], 5, kept=True)
 
 
 def test_a_loss_that_was_not_measured_is_refused_by_name() -> None:
@@ -234,17 +217,6 @@ def test_strict_probes_without_a_limit_are_refused(lineage: Lineage, tmp_path: P
 @pytest.fixture
 def recipe(small: Recipe) -> Recipe:
     return Recipe.of(small.model_dump(), ["training.epochs=2"])
-
-
-def test_a_first_version_and_an_upgrade_that_is_not_promoted(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    lineage = Lineage.create(tmp_path / "lineage")
-    artefact = train_and_publish(recipe, lineage)
-    assert lineage.metrics(0)["metrics"] == artefact.metrics["metrics"]
-    published = upgrade_and_publish(recipe, lineage, ReleaseOptions(promote=False))
-    assert published.version == lineage.newest == 1
-    assert lineage.production == 0
 
 
 def test_limits_that_cannot_be_met_are_refused_before_training(

@@ -1,26 +1,33 @@
-"""The whole page of `--report`, against what was published and an independent computation."""
+"""A stored version measured as it is read, and the whole page of `--report`, counted by hand."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.lineages import lineage_of
-from tests.support.tiny_training import tiny_recipe
+from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import nn
 
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
+from evergram.data.synthetic import generate
 from evergram.encoders.features import SIDES
-from evergram.errors import DataError
+from evergram.errors import DataError, LineageError, UnknownVersionError
+from evergram.evaluation.ranking import query_metrics
+from evergram.lineage.catalog import PairHistory
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import html_report as report_file
+from evergram.releasing.evaluate import Ranking, evaluate
 from evergram.releasing.html_report import (
     names_of,
     write_published,
@@ -33,8 +40,10 @@ from evergram.releasing.past_versions import (
     reading_report,
 )
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
+from evergram.releasing.upgrade import train, upgrade
 from evergram.releasing.upgrade_steps import version_report
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.training import AdaptiveTraining
@@ -265,23 +274,119 @@ def trained() -> Trained:
     return Trained(nn.Identity(), *vectors, {"model": {}}, penalty=(2.0,), **values)  # type: ignore[arg-type]
 
 
-def test_measures_that_were_not_asked_for_are_left_out() -> None:
+def test_what_was_not_asked_for_is_left_out_and_a_watch_without_a_measurement_is_not() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
-    settings = AdaptiveTraining()
-    report = version_report(4, split, trained(), settings)
+    report = version_report(4, split, trained(), AdaptiveTraining())
     assert (report["version"], report["dim"]) == (4, 7)
-    assert report["training"]["seconds"] == 1.235
-    assert report["training"]["epochs"] == 3
+    assert (report["training"]["seconds"], report["training"]["epochs"]) == (1.235, 3)
     assert not {"watched", "pilots"} & set(report["training"])
     assert "untested" not in report
     json.dumps(report)
-
-
-def test_a_watch_without_a_measurement_is_reported() -> None:
-    split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
     asked = AdaptiveTraining(watch_minutes=1.0)
     report = version_report(0, split.without_test("No test figure: why."), trained(), asked)
     assert report["training"]["watched"] == []
     assert report["untested"] == "No test figure: why."
     assert report["data"]["test_pairs"] == report["data"]["test_queries"] == 0
     assert report["data"]["interactions"] == len(split.training)
+
+
+def test_the_newest_version_has_its_published_metrics_and_an_older_one_its_own(
+    tmp_path: Path,
+) -> None:
+    lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe("upgrade.alone=false")
+    lineage.publish(upgrade(recipe, lineage, progress=False))
+    published = lineage.metrics(1)
+    metrics = evaluate(recipe, lineage)
+    assert metrics["model"] == pytest.approx(published["metrics"]["model"])
+    assert metrics["popularity"] == pytest.approx(published["metrics"]["popularity"])
+    read_as_first = evaluate(recipe, lineage, 0)["model"]
+    chain = published["compatibility"]["0"]["ranking"]["chain"]
+    assert read_as_first == pytest.approx(chain)
+
+
+def test_without_a_version_or_held_out_pairs_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnknownVersionError, match="no version yet"):
+        evaluate(tiny_recipe(), Lineage.create(tmp_path / "none"))
+    lineage = tiny_lineage(tmp_path / "l")
+    untested = PairHistory("tiny", untested="No test figure: why.")
+    monkeypatch.setattr(Lineage, "pair_history", untested)
+    with pytest.raises(LineageError, match="No test figure: why"):
+        evaluate(tiny_recipe(), lineage)
+
+
+def test_a_corpus_that_was_passed_is_needed_again_and_never_taken_from_the_recipe(
+    tmp_path: Path,
+) -> None:
+    recipe, lineage = tiny_recipe("upgrade.alone=false"), Lineage.create(tmp_path / "l", "tiny")
+    corpus = generate(queries=50, candidates=30, interactions=700, seed=9).corpus
+    lineage.publish(train(recipe, corpus, progress=False))
+    for needs_it in (
+        lambda: evaluate(recipe, lineage),
+        lambda: diagnose(recipe, lineage, progress=False),
+        lambda: upgrade(recipe, lineage, progress=False),
+    ):
+        with pytest.raises(DataError, match="Version 0 was trained on a corpus that was passed in"):
+            needs_it()
+    published = lineage.metrics(0)["metrics"]["model"]
+    assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(published)
+    lineage.publish(upgrade(recipe, lineage, corpus, progress=False))
+    assert lineage.recipe(1)["data"]["kind"] == "python"
+
+
+def test_objects_without_a_stored_vector_are_counted_and_change_no_metric(tmp_path: Path) -> None:
+    recipe, lineage = tiny_recipe(), Lineage.create(tmp_path / "l", "tiny")
+    pairs = generate(queries=50, candidates=30, interactions=700, seed=9).corpus.interactions
+    query, candidate = (pairs[side].to_numpy() for side in ("query", "candidate"))
+
+    def corpus_of(queries: Sequence[int] = (), candidates: Sequence[int] = ()) -> Corpus:
+        both = np.append(query, queries), np.append(candidate, candidates)
+        named = zip(("query", "candidate"), both, strict=True)
+        return Corpus.of(pa.table({side: ids.astype(np.int64) for side, ids in named}))
+
+    lineage.publish(train(recipe, corpus_of(), progress=False))
+    whole = evaluate(recipe, lineage, corpus=corpus_of())
+    assert set(whole) == {"model", "popularity"}
+    known = lineage.embeddings("candidate")[0].to_pylist()
+    part = evaluate(recipe, lineage, corpus=corpus_of([500] * len(known), known))
+    assert part["unknown"] == {"query": 1, "candidate": 0}
+    assert part["model"] == pytest.approx(whole["model"])
+    part = evaluate(recipe, lineage, corpus=corpus_of([*range(50)], [900] * 50))
+    assert part["unknown"] == {"query": 0, "candidate": 1}
+    # Some of its pairs are held out, and are misses.
+    assert part["model"]["recall@20"] < whole["model"]["recall@20"]
+    query = query + 1000
+    with pytest.raises(LineageError, match="No query of the test pairs has a stored vector"):
+        evaluate(recipe, lineage, corpus=corpus_of())
+
+
+def test_a_sample_and_an_index_say_so(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe()
+    whole = evaluate(recipe, lineage)
+    assert set(whole) == {"model", "popularity"}
+    assert evaluate(recipe, lineage, ranking=Ranking(10**6)) == whole
+    part = evaluate(recipe, lineage, ranking=Ranking(4))
+    assert part["sampled"]["queries"] == 4 < part["sampled"]["of"]
+    by_index = evaluate(recipe, lineage, ranking=Ranking(index="ivf"))
+    assert set(by_index) == {"model", "popularity", "index"}
+    assert 0.95 <= by_index["index"]["recall"] <= 1
+    assert by_index["popularity"] == pytest.approx(whole["popularity"])
+
+
+def test_the_device_ranks_a_sample_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe()
+    devices: list[torch.device | None] = []
+
+    def ranked(*arguments: Any, device: torch.device | None = None, **more: Any) -> Any:
+        devices.append(device)
+        return query_metrics(*arguments, **more)
+
+    monkeypatch.setattr(sys.modules[evaluate.__module__], "query_metrics", ranked)
+    monkeypatch.setattr(
+        sys.modules[evaluate.__module__], "pick_device", lambda name: torch.device(name)
+    )
+    evaluate(recipe, lineage, device="meta", ranking=Ranking(4))
+    # Popularity is of one dim: it is not worth a copy.
+    assert devices == [torch.device("meta"), None]

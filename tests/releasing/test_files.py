@@ -1,4 +1,4 @@
-"""Two files are aligned by what they have in common, and held-out objects stay out of it."""
+"""Files of vectors: aligned by what they have in common, imported, written as another version."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command, evergram, run_process
 from tests.support.embedding_files import file_of, id_names, randn
 from tests.support.encoders import lineage_with_encoder
+from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
+from tests.support.publishing import publish_next
 from tests.support.several_processes import ended, start
-from tests.support.text_encoders import ADDRESSES, encoded, text_lineage
+from tests.support.text_encoders import ADDRESSES, encoded
 from tests.support.thread_processes import in_threads
 from torch import Tensor
 
@@ -24,8 +29,10 @@ from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chan
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.row_groups import Groups
 from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError, DegradationError, LineageError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import (
@@ -48,15 +55,16 @@ from evergram.releasing.files.past_file import (
     SAME,
     SIDE,
     checked_past,
-    text_encoder_of,
 )
+from evergram.releasing.files.transform_file import transform_file, transform_shards
 from evergram.training.checkpoint import held_out
 from evergram.training.progress import Progress
-from evergram.vector_files.base import TEXT_ENCODER
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import write_vectors
 
+__all__ = ["evergram"]
 ROWS = 400
 IDS = id_names(ROWS)
 
@@ -425,17 +433,6 @@ def plain(path: Path, provenance: dict[str, str] | None = None) -> Path:
     return path
 
 
-def test_each_version_records_its_encoder_in_its_manifest(tmp_path: Path) -> None:
-    text_lineage(tmp_path)
-    lineage = Lineage.open(tmp_path / "line")
-    records = [manifest.text_encoder for manifest in lineage.versions]
-    assert [record and (record.address, record.dim) for record in records] == [
-        (ADDRESSES[0], 10),
-        (ADDRESSES[1], 12),
-    ]
-    lineage.check()
-
-
 def test_a_file_of_no_known_encoder_does_not_follow_one_of_a_known(tmp_path: Path) -> None:
     old = encoded(tmp_path, ADDRESSES[0])
     new = open_embeddings(plain(tmp_path / "plain.parquet"))
@@ -446,24 +443,6 @@ def test_a_file_of_no_known_encoder_does_not_follow_one_of_a_known(tmp_path: Pat
     assert [m.text_encoder is None for m in lineage.versions] == [True, False]
     with pytest.raises(LineageError, match="strings could not be encoded"):
         align(1, open_embeddings(plain(tmp_path / "again.parquet")), lineage)
-
-
-def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
-    damaged = plain(tmp_path / "v.parquet", {TEXT_ENCODER: '{"address": "x"}'})
-    with pytest.raises(DataError, match=r"v\.parquet is damaged"):
-        text_encoder_of(open_embeddings(damaged))
-
-
-def test_a_lineage_that_has_versions_and_an_id_twice_are_refused(tmp_path: Path) -> None:
-    lineage = Lineage.create(tmp_path / "l")
-    twice = file_of(tmp_path / "t.parquet", randn(0, 3, 4), pa.array(["a", "b", "a"]))
-    with pytest.raises(DataError, match="'a'"):
-        import_embeddings(twice, lineage)
-    assert not lineage.versions
-    file = file_of(tmp_path / "v.npy", randn(0, 50, 4))
-    import_embeddings(file, lineage)
-    with pytest.raises(LineageError, match="vectors align"):
-        import_embeddings(file, lineage)
 
 
 def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path) -> None:
@@ -485,3 +464,141 @@ def test_few_different_vectors_are_few_however_many_ids_they_have(tmp_path: Path
     assert metrics["alignment"].get("certificate", {}) == {}
     error = lineage.step_errors[1]
     assert (error.objects, error.is_known) == (3, False)
+
+
+OBJECTS = 300
+NUMBERS = pa.array(range(OBJECTS))
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npy", ".safetensors"])
+@pytest.mark.parametrize("source", [1, 2])
+def test_vectors_are_read_through_the_chain_and_ids_stay(
+    line: Lineage, tmp_path: Path, suffix: str, source: int
+) -> None:
+    file = file_of(tmp_path / f"new{suffix}", vectors_of(source), NUMBERS)
+    out = tmp_path / f"back{suffix}"
+    given: dict[str, Any] = {} if source == 2 else {"source": source}
+    assert transform_file(file, line, 0, out, **given) == OBJECTS
+    back = open_embeddings(out)
+    parts = list(back.blocks())
+    ids = [str(i) for chunk, _ in parts for i in chunk.to_pylist()]
+    assert ids == [str(i) for i in range(OBJECTS)]
+    torch.testing.assert_close(torch.cat([v for _, v in parts]).float(), read_as(source, 0))
+    # The file says what it is: a wrong --from is noticed later.
+    assert back.fingerprint == line.manifest(0).fingerprint
+
+
+def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    back = LinearTransform.from_matrix(10 * torch.eye(DIMS[0]))
+    artefact = {"object": (NUMBERS, vectors_of(0))}
+    facts: dict[str, Any] = {"metrics": {"model": {}}}
+    publish_next(lineage, Artefact(DIMS[0], artefact, back, facts, {}))
+    vectors = torch.ones(OBJECTS, DIMS[0])
+    vectors[4, 1] = -3e38
+    file, out = file_of(tmp_path / "new.parquet", vectors, NUMBERS), tmp_path / "out.parquet"
+    message = r"row 5 \(id 4\): its vector \(column 'vector'\) has numbers as large as -3e\+38"
+    with pytest.raises(DataError, match=message):
+        transform_file(file, lineage, 0, out)
+    with pytest.raises(DataError, match=message):
+        transform_shards(file, lineage, (None, 0), Shards(tmp_path / "out", 100))
+    assert not out.exists()
+
+
+def test_an_earlier_version_is_read_as_a_later_one_by_the_forward_maps(
+    line: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = file_of(tmp_path / "old.parquet", vectors_of(0), NUMBERS), tmp_path / "out.parquet"
+    assert transform_file(file, line, 2, out, source=0) == OBJECTS
+    forward = line.forward(0, 2)
+    assert forward is not None
+    weight, offset = (part.float() for part in forward)
+    written = open_embeddings(out)
+    (_, vectors), *_ = written.blocks()
+    torch.testing.assert_close(vectors.float(), vectors_of(0) @ weight.T + offset)
+    assert written.fingerprint == line.manifest(2).fingerprint
+    shards = Shards(tmp_path / "out", 1)
+    transform_shards(file, line, (0, 2), shards)
+    (_, again), *_ = open_embeddings(shards.path(0)).blocks()
+    assert torch.equal(again, vectors)
+    monkeypatch.setattr(Lineage, "forward", lambda *_: None)
+    with pytest.raises(LineageError, match="no forward map was published between them"):
+        transform_file(file, line, 2, tmp_path / "none.parquet", source=0)
+
+
+# Ends the process as a kill does, when so many shards are written and half of the next one is.
+KILL = """
+import os
+from evergram.vector_files import shards
+whole, calls = shards.write_embeddings, []
+def write(path, blocks, provenance=None):
+    calls.append(path)
+    if len(calls) == {after} + 1:
+        def half():
+            yield next(iter(blocks))
+            os._exit(137)
+        whole(path, half(), provenance)
+    return whole(path, blocks, provenance)
+shards.write_embeddings = write
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lineage_of(tmp_path / "l")
+    write_vectors(tmp_path / "z.parquet", [(pa.array(range(OBJECTS)), vectors_of(2))])
+    return tmp_path
+
+
+def transform(folder: Path, *more: object) -> tuple[object, ...]:
+    out = folder / "out"
+    return (
+        *("vectors", "transform", folder / "z.parquet", "--lineage", folder / "l", "--as", "v0"),
+        *("--out", out, *more),
+    )
+
+
+def vectors_in(folder: Path) -> np.ndarray:
+    # As an engine reads a folder: what begins with _ or . is no part of the table.
+    table = pq.ParquetDataset(folder).read()
+    assert table["id"].to_pylist() == list(range(OBJECTS))
+    return np.array(table["vector"].to_pylist())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_killed_run_goes_on_with_the_missing_shards(
+    folder: Path, evergram: Command, after: int
+) -> None:
+    killed = run_process(*transform(folder, "--shards", 8), before=KILL.format(after=after))
+    assert killed.code == 137
+    assert len(list((folder / "out").glob("part-*.parquet"))) == after
+    assert not (folder / "out" / "_SUCCESS").exists()
+    facts = evergram.json(*transform(folder, "--shards", 8))
+    assert facts["kept"] == list(range(after))
+    assert facts["written"] == list(range(after, 8))
+    assert (facts["rows"], facts["missing"]) == (OBJECTS, [])
+    read = vectors_in(folder / "out")
+    np.testing.assert_allclose(read, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
+    assert not list((folder / "out").glob(".*"))
+
+
+def test_one_shard_at_a_time_and_a_sentence(folder: Path, evergram: Command) -> None:
+    first = evergram(*transform(folder, "--shard", "1/2"))
+    assert "shards written: 1; there already: 0; missing: 1" in first.out
+    assert "the set is whole" in evergram(*transform(folder, "--shards", 2)).out
+    read = vectors_in(folder / "out")
+    np.testing.assert_allclose(read, read_as(2, 0).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_that_changed_is_refused(folder: Path, evergram: Command) -> None:
+    evergram.json(*transform(folder, "--shard", "0/2"))
+    write_vectors(folder / "z.parquet", [(pa.array(range(OBJECTS)), vectors_of(2) + 1)])
+    assert "changed_ns was" in evergram.refused(*transform(folder, "--shards", 2))
+    assert evergram.json(*transform(folder, "--shards", 2, "--force"))["written"] == [0, 1]
+    assert "write I/2" in evergram.refused(*transform(folder, "--shards", 2, "--shard", "0/3"))
