@@ -174,8 +174,8 @@ class Runs:
 
     def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:
         # Each seed has held-out pairs of its own: a few hundred test pairs say little alone.
-        salt = [f'split.salt="{seed}"'] if seed else []
-        recipe = Recipe.of(self.values, [f"seed={seed}", *salt, f'metrics=["{METRIC}"]', *settings])
+        own = [f"seed={seed}", f'name="{seed}"', f'metrics=["{METRIC}"]']
+        recipe = Recipe.of(self.values, [*own, *settings])
         if seed not in self.splits:
             split = split_for(recipe, self.corpus, 0)
             self.splits[seed] = replace(split, selection=_some(split.selection, JUDGED))

@@ -26,7 +26,6 @@ PENALISED = ["squared", "huber", "squared_hinge", "logistic"]
 OVER_ALL = {
     "second-order softmax": ["task.kind=second_order"],
     "spherical, taylor": ["task.kind=spherical"],
-    "spherical, square": ["task.kind=spherical", "task.form=square"],
 }
 
 
@@ -74,7 +73,7 @@ def _measure(values: dict[str, Any], trials: int, seeds: Sequence[int], kept: Pa
         best = max(drawn, key=lambda settings: runs.select(settings, seeds[0]))
         tested = [runs.test(best, seed) for seed in seeds]
         shown = [s.split(".", 1)[1] for s in best if s.split("=")[0] not in ("task.kind",)]
-        hidden = ("loss=", "form=", "penalty=0", "query_measure=")
+        hidden = ("loss=", "penalty=0", "query_measure=")
         words = ", ".join(s.replace("=", " ") for s in shown if not s.startswith(hidden))
         rows.append(Row(loss, words, [run[METRIC] for run in tested]))
         popularity = [run["popularity"] for run in tested]

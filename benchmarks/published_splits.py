@@ -49,7 +49,7 @@ FEWER = {
     512: ["training.epochs=18", "training.decay=0.845"],
 }
 # All test queries are ranked whatever that takes; with 64 dims they are without being told.
-WHOLE = 'training.final_metrics="full"'
+WHOLE = 'training.evaluate_share="full"'
 # Recall@20 and NDCG@20 by their authors, on exactly these splits with 64 dims: docs/data-sets.md.
 # BSL's logs are github.com/junkangwu/BSL, logs/{gowalla,yelp2018}/*_mf_frame_t1_0.08_t2_1.22_* and
 # *_mf_frame_t1_0.11_t2_1.10_*; they judge each epoch by the test part ("valid"), and the lines of

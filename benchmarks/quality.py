@@ -16,7 +16,7 @@ from evergram.training.recipe import Recipe
 METRICS = ("recall@20", "ndcg@20")
 # Seconds of training after which a method's last epoch ends.
 BUDGET = 90
-SAMPLED = ["gramian.kind=sampled", "gramian.batch=independent"]
+SAMPLED = ["gramian.kind=sampled", "gramian.sampler=linear"]
 LONG = [
     *("task.penalty=0", "task.l2=0.01", "task.l2_measure=examples"),
     *("training.epochs=60", "training.evaluate_every=4"),
@@ -25,7 +25,7 @@ LONG = [
 # among few.
 METHODS = {
     "Evergram, SOGram": [],
-    "Evergram, SOGram, independent batch": ["gramian.batch=independent"],
+    "Evergram, SOGram, independent batch": ["gramian.sampler=linear"],
     "Evergram, storm": ["gramian.kind=storm"],
     "Evergram, SOGram, 256-d": ["model.dim=256", "training.epochs=8"],
     "the batch's Gramian, uniform sampler": [*SAMPLED, "gramian.sampler=uniform"],

@@ -31,7 +31,8 @@ NAMES = ("gowalla", "yelp2018")
 LAST = ["upgrade.fit=none", "training.patience=0", "training.refit=false", "metrics=['recall@20']"]
 SOFTMAX = [
     # Without the limit on shares, which came later.
-    "task={kind='softmax_all', temperature=0.12, push=1.22, products='bfloat16'}",
+    "task={kind='softmax_all', temperature=0.12, push=1.22}",
+    "training.precision='bfloat16'",
     *("training.epochs=5", "training.evaluate_every=5", "training.decay=0.6"),
 ]
 SQUARED = [

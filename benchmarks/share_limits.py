@@ -51,7 +51,7 @@ class Setting:
         """Return the whole [task], as no key can take another's limit away, and the rate."""
         share = "" if self.share is None else f", largest_share={self.share}"
         task = (
-            f"task={{kind='softmax_all', products='bfloat16', temperature={self.temperature!r}, "
+            f"task={{kind='softmax_all', temperature={self.temperature!r}, "
             f"push={self.push}{share}, neighbour_share={self.neighbours}}}"
         )
         rescaled = ["training.rescale_rows=true", "training.table_rate=0.02"]

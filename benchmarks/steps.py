@@ -32,9 +32,9 @@ VARIANTS = {
     SOGRAM: [],
     # l2 as recipes have it unless told otherwise; all other rows are without.
     "SOGram, previous batch, and l2": ["task.l2=0.02", 'task.l2_measure="penalty"'],
-    "SOGram, independent batch": ["gramian.batch=independent"],
+    "SOGram, independent batch": ["gramian.sampler=linear"],
     "storm, previous batch": ["gramian.kind=storm"],
-    "storm, independent batch": ["gramian.kind=storm", "gramian.batch=independent"],
+    "storm, independent batch": ["gramian.kind=storm", "gramian.sampler=linear"],
     "SAGram 1/n": ["gramian.kind=sagram"],
     "SAGram 1": ["gramian.kind=sagram", "gramian.beta='1'"],
     "exact": ["gramian.kind=exact"],

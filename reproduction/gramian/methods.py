@@ -38,9 +38,7 @@ Table = dict[str, Any]
 
 def sampling(sampler: str = "linear", **more: Any) -> Table:
     """Return a sampling baseline: the Gramian of the batch drawn, with the gradient over it."""
-    return {"kind": "sampled", "batch": "independent", "sampler": sampler, **more} | {
-        "gradient": "sampled"
-    }
+    return {"kind": "sampled", "sampler": sampler, **more} | {"gradient": "sampled"}
 
 
 def sogram(rate: float, sampler: str = "linear", **more: Any) -> Table:
@@ -48,7 +46,6 @@ def sogram(rate: float, sampler: str = "linear", **more: Any) -> Table:
     return {
         "kind": "sogram",
         "rate": rate,
-        "batch": "independent",
         "sampler": sampler,
         "correct_start": False,
         **more,

@@ -38,7 +38,7 @@ class _ErrorsWatch(Watch):
     def __init__(self, reading: GramianErrors, recipe: Recipe, split: Split) -> None:
         values = recipe.model_dump()
         rivals = {
-            name: Recipe.stored({**values, "gramian": {**table, "batch": "independent"}}).gramian
+            name: Recipe.stored({**values, "gramian": {"sampler": "linear", **table}}).gramian
             for name, table in reading.estimators.items()
         }
         corpus = split.training

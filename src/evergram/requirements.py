@@ -38,7 +38,9 @@ class Trait(Enum):
         "layers (model.kind = 'two_tower', for example) or a trained task (task.temperature = "
         "'learned')"
     )
-    BATCH_LAYERS = "layers that embed a batch (model.kind = 'two_tower' or 'module')"
+    BATCH_PRODUCTS = (
+        "products of a batch (model.kind = 'two_tower' or 'module', or task.kind = 'softmax_all')"
+    )
     MAPPABLE = "tables of which a step reads a part (model.kind = 'factorization' or 'two_tower')"
     # Of [task].
     PENALTY = "a penalty (a task.penalty above 0, or task.sparse)"
@@ -55,13 +57,12 @@ class Trait(Enum):
         "'pointwise')"
     )
     # Of [gramian].
-    DRAWN_APART = "an estimator with entities of its own (gramian.batch = 'independent')"
+    DRAWN_APART = "an estimator with entities of its own (gramian.sampler)"
     NO_ROWS = "an estimator without rows (gramian.kind = 'sogram', 'storm' or 'sampled')"
     # Of [training].
     STEPS = "an optimizer that takes steps (training.optimizer other than 'als')"
     SOME_ROWS = "an optimizer that moves some rows (training.optimizer = 'adaptive' or 'sgd')"
     EPOCHS = "training (training.epochs above 0)"
-    NO_WATCH = "evaluations between epochs only (no training.watch_minutes)"
     # Of [upgrade].
     NEW_MODEL = "a model that does not go on from another (upgrade.start other than 'previous')"
     FITTED_AFTERWARDS = "a transform that is fitted afterwards (upgrade.fit = 'posthoc' or 'none')"

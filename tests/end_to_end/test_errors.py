@@ -63,7 +63,7 @@ def test_a_full_disk_in_train_is_one_sentence_and_leaves_nothing(shop: Path) -> 
         ("--set model.kind=two_tower --set 'model.hidden=[100_000_000, 100_000_000]'", "bytes"),
         # Where nobody has counted beforehand, the allocation that fails is told.
         (
-            "--set gramian.batch=independent --set gramian.batch_size=100_000_000_000_000",
+            "--set gramian.sampler=linear --set gramian.batch_size=100_000_000_000_000",
             r"[\d,]{15,} bytes",
         ),
     ],
@@ -93,7 +93,7 @@ def test_a_view_transforms_arrays_and_refuses_what_is_none() -> None:
 
 
 def test_a_training_that_fails_leaves_no_empty_folder(evergram: Command, shop: Path) -> None:
-    lost = "--set gramian.kind=sagram --set gramian.memory=0.0 --set training.table_rate=1e30"
+    lost = "--set gramian.kind=sagram --set training.table_rate=1e30"
     lost += " --set training.epochs=3"
     assert "The loss is" in evergram(f"train shop.toml --lineage deep/l {lost}").err
     assert not (shop / "deep/l").exists()

@@ -117,10 +117,8 @@ class Kind:
 
 KINDS = {
     "sogram with dropout": Kind("model.kind=module gramian.rate=auto", dropout=True),
-    "storm that looks ahead": Kind("gramian.kind=storm gramian.batch=independent"),
-    "sagram on disk, adaptive pools": Kind(
-        "gramian.kind=sagram gramian.memory=0 gramian.batch=independent gramian.sampler=adaptive"
-    ),
+    "storm that looks ahead": Kind("gramian.kind=storm gramian.sampler=linear"),
+    "sagram, adaptive pools": Kind("gramian.kind=sagram gramian.sampler=adaptive"),
     "bpr with a refit": Kind("task.kind=bpr task.penalty=1 training.refit=true"),
     "joint upgrade": Kind("gramian.kind=storm upgrade.fit=joint", upgrades=True),
 }

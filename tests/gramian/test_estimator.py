@@ -48,7 +48,6 @@ from evergram.gramian.kinds import (
     BatchEstimatorSettings,
     EstimatorSettings,
     SAGramSettings,
-    SampledSettings,
     SOGramSettings,
     StormSettings,
 )
@@ -60,10 +59,8 @@ from evergram.gramian.storm import Storm
 # Every kind as a recipe makes it by default, and the settings of ours that take another way.
 SETTINGS: dict[str, EstimatorSettings] = {
     **{kind: settings() for kind, settings in ESTIMATORS.items()},
-    "sampled, pairs": SampledSettings(form="pairs"),
     "sagram, 1": SAGramSettings(beta="1"),
     "sogram, 0.05": SOGramSettings(rate=0.05),
-    "sogram, decay": SOGramSettings(rate=0.5, decay=0.6),
     "storm, 0.1": StormSettings(rate=0.1),
 }
 

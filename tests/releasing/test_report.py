@@ -46,7 +46,6 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import AdaptiveTraining
 
 VOID = {"meta", "line", "path", "circle"}
 
@@ -274,17 +273,14 @@ def trained() -> Trained:
     return Trained(nn.Identity(), *vectors, {"model": {}}, penalty=(2.0,), **values)  # type: ignore[arg-type]
 
 
-def test_what_was_not_asked_for_is_left_out_and_a_watch_without_a_measurement_is_not() -> None:
+def test_what_was_not_asked_for_is_left_out_and_a_missing_test_is_said() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
-    report = version_report(4, split, trained(), AdaptiveTraining())
+    report = version_report(4, split, trained())
     assert (report["version"], report["dim"]) == (4, 7)
     assert (report["training"]["seconds"], report["training"]["epochs"]) == (1.235, 3)
-    assert not {"watched", "pilots"} & set(report["training"])
-    assert "untested" not in report
+    assert not {"pilots", "untested"} & (set(report["training"]) | set(report))
     json.dumps(report)
-    asked = AdaptiveTraining(watch_minutes=1.0)
-    report = version_report(0, split.without_test("No test figure: why."), trained(), asked)
-    assert report["training"]["watched"] == []
+    report = version_report(0, split.without_test("No test figure: why."), trained())
     assert report["untested"] == "No test figure: why."
     assert report["data"]["test_pairs"] == report["data"]["test_queries"] == 0
     assert report["data"]["interactions"] == len(split.training)

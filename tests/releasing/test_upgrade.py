@@ -717,7 +717,7 @@ def test_an_overlap_that_nothing_can_be_fitted_to_is_refused_in_any_case() -> No
 def test_w_starts_orthonormal_or_as_a_layer_of_torch(lineage: Lineage, corpus: Corpus) -> None:
     wide = 400
     ours = fit_of(lineage, corpus, dim=wide).transform.affine()
-    theirs = fit_of(lineage, corpus, "upgrade.transform_start=uniform", dim=wide).transform.affine()
+    theirs = fit_of(lineage, corpus, "upgrade.objects=paper-code", dim=wide).transform.affine()
     layer = torch.nn.Linear(wide, 4, bias=False).weight
     assert ours is not None
     assert theirs is not None

@@ -31,12 +31,12 @@ _CHANGES: dict[str, Tables] = {
     },
     "storm-low-rank": {
         "task": {"penalty": 5.0, "loss": "logistic", "sparse": "exclude"},
-        "gramian": {"kind": "storm", "batch": "independent", "sampler": "sqrt"},
+        "gramian": {"kind": "storm", "sampler": "sqrt"},
         "upgrade": {"transform": "low_rank", "rank": 4, "fit": "posthoc"},
     },
     "sampled-gradient-mlp": {
         "task": {"penalty": 5.0, "loss": "hinge"},
-        "gramian": {"kind": "sogram", "batch": "independent", "gradient": "sampled"},
+        "gramian": {"kind": "sogram", "sampler": "linear", "gradient": "sampled"},
         "training": {"optimizer": "adam"},
         "upgrade": {"transform": "residual_mlp"},
     },

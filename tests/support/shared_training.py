@@ -37,22 +37,22 @@ CPU = torch.device("cpu")
 PAIRS, BATCH, EPOCHS = 101, 25, 4
 BASE = ["task.penalty=2.0", "task.l2=0.1"]
 TOWER = ["model.kind=two_tower", "model.hidden=[6]", "training.layer_rate=0.01"]
-POOL = ["gramian.batch=independent", "gramian.sampler=adaptive", "gramian.batch_size=10"]
+POOL = ["gramian.sampler=adaptive", "gramian.batch_size=10"]
 # Whole queries, in five batches an epoch as well.
 ALL = ["task.kind=softmax_all", "training.batch_size=21"]
 MEANS = ["model.kind=mean_of_candidates"]
 CASES: dict[str, list[str]] = {
     "sogram": [],
-    "sogram, a fixed rate": ["gramian.rate=0.1", "gramian.decay=0.3"],
+    "sogram, a fixed rate": ["gramian.rate=0.1"],
     "exact": ["gramian.kind=exact"],
     "sampled, a matrix": ["gramian.kind=sampled"],
-    "sampled, pairs": ["gramian.kind=sampled", "gramian.form=pairs"],
+    "sampled, pairs": ["gramian.kind=sampled", "gramian.sampler=linear", "gramian.batch_size=3"],
     "sagram, 1/n": ["gramian.kind=sagram"],
     "sagram, 1": ["gramian.kind=sagram", "gramian.beta='1'"],
     "storm": ["gramian.kind=storm"],
-    "storm, independent": ["gramian.kind=storm", "gramian.batch=independent"],
+    "storm, independent": ["gramian.kind=storm", "gramian.sampler=linear"],
     "independent, sampled gradient": [
-        *("gramian.batch=independent", "gramian.gradient=sampled", "gramian.batch_size=17")
+        *("gramian.sampler=linear", "gramian.gradient=sampled", "gramian.batch_size=17")
     ],
     "pools": POOL,
     "pools, sampled gradient": [*POOL, "gramian.gradient=sampled"],

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import FormatError, IntegrityError, RecipeError, TrainingError
+from evergram.gramian.kinds import SAGramSettings
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions
@@ -207,7 +208,7 @@ def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
     "overrides",
     [
         "gramian.kind=storm gramian.rate=auto",
-        "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive",
+        "gramian.kind=sampled gramian.sampler=adaptive",
         "task.kind=bpr task.penalty=1",
     ],
 )
@@ -318,15 +319,13 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
         "model.kind=lightgcn gramian.kind=storm",
         "model.kind=mean_of_candidates",
         "gramian.kind=storm gramian.rate=auto",
-        "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
+        "gramian.kind=storm gramian.sampler=linear",
         "gramian.rate=auto",
-        "gramian.kind=sagram gramian.memory=0",
+        "gramian.kind=sagram",
         "gramian.kind=sagram gramian.beta=1",
-        "gramian.kind=sampled gramian.batch=independent gramian.batch_size=5",
-        "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive "
-        "gramian.gradient=sampled",
-        "gramian.kind=sagram gramian.batch=independent gramian.sampler=adaptive "
-        "gramian.batch_size=20",
+        "gramian.kind=sampled gramian.sampler=linear gramian.batch_size=5",
+        "gramian.kind=sampled gramian.sampler=adaptive gramian.gradient=sampled",
+        "gramian.kind=sagram gramian.sampler=adaptive gramian.batch_size=20",
         "task.kind=softmax task.penalty=0",
         "task.kind=bpr task.penalty=1",
         "task.kind=second_order task.penalty=0 task.query_measure=1",
@@ -336,7 +335,6 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
         "task.kind=softmax_all task.penalty=0 task.l2=0 task.temperature=learned "
         "model.normalize=true training.layer_rate=0.05",
         "task.kind=softmax_clustered task.clusters=8",
-        "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
     ],
 )
 def test_train_resumes_bit_for_bit(
@@ -425,7 +423,8 @@ def test_another_recipe_a_damaged_file_or_never_starts_anew(
 def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = changed(small, "gramian.kind=sagram", "gramian.memory=0")
+    monkeypatch.setattr(SAGramSettings, "memory", 0)
+    recipe = changed(small, "gramian.kind=sagram")
     whole = train(recipe)
     with monkeypatch.context() as patch:
         watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (1, 7))

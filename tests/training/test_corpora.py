@@ -37,7 +37,6 @@ from evergram.training.first_recipe.first_recipe import Settings, recipe_text
 from evergram.training.first_recipe.sources import columns_of, source_at
 from evergram.training.first_recipe.survey import Survey
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.split import RandomSplit
 
 AT_RANDOM = Recipe.of({"data": {"kind": "synthetic"}})
 
@@ -92,14 +91,9 @@ def test_a_refit_trains_on_all_but_the_test_pairs() -> None:
         final_split(split_for(paper, corpus_of(20, 30), 0), refits=True)
 
 
-def test_the_salt_is_the_lineages_then_the_recipes_then_its_name() -> None:
-    plain, salted = RandomSplit(), RandomSplit(salt="mine")
-    assert salt_of(plain, "films") == "films"
-    assert salt_of(salted, "films") == "mine"
-    assert salt_of(plain, "films", PairHistory("theirs")) == "theirs"
-    assert salt_of(salted, "films", PairHistory(None)) == "mine"
-    with pytest.raises(RecipeError, match="is 'mine' and the lineage holds out by 'theirs'"):
-        salt_of(salted, "films", PairHistory("theirs"))
+def test_the_salt_is_the_lineages_then_the_recipes_name() -> None:
+    assert salt_of("films") == salt_of("films", PairHistory(None)) == "films"
+    assert salt_of("films", PairHistory("theirs")) == "theirs"
 
 
 def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpus() -> None:
@@ -108,7 +102,7 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
     corpus = load_corpus(named)
     other_model = Recipe.of({"data": planted, "model": {"dim": 3}})
     assert recorded_recipe(other_model, corpus) == other_model
-    for other in (["seed=1"], ["data.drift=0.5"]):
+    for other in (["seed=1"], ["data.interactions=91"]):
         recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
         assert recorded.data.kind == "python"
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"

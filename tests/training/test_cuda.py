@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 UNIT = "model.normalize=true training.optimizer=adam training.table_rate=0.02 "
 SOFTMAX = f"{UNIT} task.kind=softmax_all task.temperature=0.2 task.penalty=0 "
-APART = "gramian.batch=independent "
+APART = "gramian.sampler=linear "
 KINDS = {
     "SOGram": "",
     "SOGram, fixed rate": "gramian.rate=0.05",
@@ -45,7 +45,7 @@ KINDS = {
     "second order": f"{UNIT} task.kind=second_order task.temperature=0.5",
     "softmax over all": SOFTMAX,
     "softmax, limited": f"{SOFTMAX} task.largest_share=0.05 task.push=1.1",
-    "softmax, bfloat16": f"{SOFTMAX} task.products=bfloat16",
+    "softmax, bfloat16": f"{SOFTMAX} training.precision=bfloat16",
     "softmax, clustered": f"{UNIT} task.kind=softmax_clustered task.temperature=0.5 "
     "task.clusters=16",
     "softmax, neighbours": f"{SOFTMAX} task.neighbour_share=0.2 training.rescale_rows=true",

@@ -115,7 +115,7 @@ def test_the_preconditioner_turns_every_embedding_once(graph: Recipe) -> None:
         "gramian.kind=exact",
         "gramian.kind=storm",
         "gramian.kind=sagram",
-        "gramian.batch=independent gramian.sampler=adaptive",
+        "gramian.sampler=adaptive",
         "task.kind=bpr task.penalty=1",
     ],
 )

@@ -52,7 +52,7 @@ MAPPED = "training.tables=mapped"
 @pytest.mark.parametrize(
     "overrides",
     [
-        "model.kind=two_tower model.residual=false model.concatenate=true training.optimizer=sgd",
+        "model.kind=two_tower model.residual=false training.optimizer=sgd",
         "model.normalize=true training.patience=1 training.epochs=6",
         "training.refit=true gramian.kind=sagram",
     ],
@@ -308,7 +308,7 @@ def test_without_collisions_it_is_the_model_with_a_row_for_each_id(
 
 
 def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -> None:
-    hashed = "model.dim=8", "model.hash_rows=150", "model.hash_seed=4"
+    hashed = "model.dim=8", "model.hash_rows=150"
     recipe = changed(small, *hashed, "upgrade.start=previous")
     lineage = Lineage.create(tmp_path / "line", "line")
     artefact = train(recipe, device="cpu")
@@ -326,7 +326,7 @@ def test_it_is_published_read_back_and_upgraded(small: Recipe, tmp_path: Path) -
         pretrained.encode([10**9], "query")
     assert upgrade(recipe, lineage).encoder is not None
     for other, hashing in (
-        (changed(recipe, "model.hash_seed=5"), "seed=5"),
+        (changed(recipe, "model.hash_rows=140"), "140"),
         (changed(small, "model.dim=8", "upgrade.start=previous"), "no hash"),
     ):
         with pytest.raises(ShapeError, match=hashing):
@@ -433,7 +433,7 @@ def test_whole_queries_are_drawn_from_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("task.penalty=5.0", "task.l2=0.1", "task.target=value", "gramian.batch=independent"),
+        ("task.penalty=5.0", "task.l2=0.1", "task.target=value", "gramian.sampler=linear"),
         ("model.kind=two_tower", "model.hidden=[8]", "gramian.kind=storm", "task.l2=0.1"),
     ],
     ids=["values", "two-tower"],

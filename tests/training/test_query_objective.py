@@ -41,9 +41,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "values": {"task": {**SQUARED, "target": "value"}},
     "of length 1": {"task": {"penalty": 3.0}, "model": {"normalize": True}},
     "second order": {"task": {"kind": "second_order", "temperature": 0.7, "l2": 0.2}},
-    "second order, not centred": {
-        "task": {"kind": "second_order", "centred": False, "query_measure": 1.0, "l2": 0.2}
-    },
+    "second order by examples": {"task": {"kind": "second_order", "query_measure": 1.0, "l2": 0.2}},
     "second order of length 1": {"task": {"kind": "second_order"}, "model": {"normalize": True}},
 }
 CLOSE_TO_IT: list[dict[str, Any]] = [

@@ -39,7 +39,7 @@ CASES = {
     "joint": ["upgrade.alone=true", "upgrade.objects=batch", GRADIENT],
     "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false", GRADIENT],
     "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true", GRADIENT],
-    "posthoc": ["upgrade.method=post-lin-sloss", "gramian.batch=independent"],
+    "posthoc": ["upgrade.method=post-lin-sloss", "gramian.sampler=linear"],
     "previous": ["upgrade.start=previous", "upgrade.fit=none", "upgrade.transform=truncate"],
     "tower": ["model.kind=two_tower", "upgrade.select_after=2", GRADIENT],
     "bpr": [
@@ -47,7 +47,6 @@ CASES = {
         "task.kind=bpr",
         "upgrade.objects=paper-code",
         "training.evaluate_every=3",
-        "training.watch_minutes=10.0",
     ],
 }
 # Not of the numbers themselves: what reports say since these were recorded.

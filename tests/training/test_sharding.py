@@ -250,7 +250,6 @@ def test_what_needs_all_rows_in_a_process_or_a_version_before_is_refused() -> No
         ("model.hash_rows=7", "model.hash_rows"),
         ("model.normalize=true task.l2=0 model.popularity=auto", "model.popularity"),
         ("training.optimizer=adam", "training.optimizer"),
-        ("training.watch_minutes=1.0", "training.watch_minutes"),
         ("task.kind=softmax_all", "task.kind"),
     ):
         with pytest.raises(RecipeError, match=r"training\.tables is 'sharded', which .*" + named):

@@ -78,7 +78,7 @@ def test_the_gradient_is_independent_of_its_own_batch(
         model={"dim": 3, "scale": 1.0},
         task={"penalty": 1.0, "l2": 0.0, **powers},
         # Rate 1: all of Ĝ is one batch, so that a dependence shows in full.
-        gramian={"rate": 1.0, "batch": batch, **apart},
+        gramian={"rate": 1.0, **apart},
         training={"batch_size": 4, "precondition": 0.0},
     )
     step, pairs_sampler, draws = parts_of(recipe, corpus)
@@ -120,7 +120,7 @@ def test_the_exact_gramian_is_that_of_the_parameters_before_the_step() -> None:
 def adaptive_step(penalty: float | list[float]) -> tuple[Step, dict[str, Pool]]:
     """A step on six pairs with SOGram, and a pool of each side of which it keeps 200."""
     measures = [0.0, 1.0] if isinstance(penalty, list) else [0.0]
-    pools = {"batch": "independent", "sampler": "adaptive", "batch_size": 200}
+    pools = {"sampler": "adaptive", "batch_size": 200}
     recipe = recipe_of(
         model={"dim": 3, "scale": 1.0},
         task={"penalty": penalty, "l2": 0.0} | {f"{side}_measure": measures for side in SIDES},
@@ -197,8 +197,8 @@ def test_the_estimate_after_a_step_is_that_of_what_was_kept_of_the_pool() -> Non
 
 
 def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> None:
-    for override, size in (("gramian.batch_size=3", 3), ("gramian.batch=independent", 2)):
-        draws = parts_of(recipe_of("gramian.batch=independent", override), MET)[2]
+    for override, size in (("gramian.batch_size=3", 3), ("gramian.sampler=linear", 2)):
+        draws = parts_of(recipe_of("gramian.sampler=linear", override), MET)[2]
         assert draws is not None
         assert [len(next(iter(draws[side].epoch(0, 1))).ids) for side in SIDES] == [size, size]
 
@@ -245,7 +245,7 @@ def test_an_epoch_has_a_short_batch_if_the_recipe_wants_it() -> None:
 def test_a_run_has_only_what_its_objective_uses() -> None:
     for overrides, estimators, apart in (
         ("", 1, False),
-        ("gramian.batch=independent", 1, True),
+        ("gramian.sampler=linear", 1, True),
         ("task.kind=bpr task.penalty=0.0", 0, False),
     ):
         step, _, draws = parts_of(recipe_of(*overrides.split()), MET)

@@ -123,19 +123,15 @@ class LambdaOrthogonalSettings(TransformSettings):
 
 
 class ResidualMLPSettings(TransformSettings):
-    """W z + V relu(U z + a) + b, `transform_hidden` wide."""
+    """W z + V relu(U z + a) + b, with 128 hidden units."""
 
     kind: Literal["residual_mlp"] = "residual_mlp"
-    transform_hidden: Positive = 128
 
     @classmethod
     def transform_class(cls) -> type[Transform]:
         from evergram.compatibility.transforms import ResidualMLPTransform
 
         return ResidualMLPTransform
-
-    def options(self) -> dict[str, Any]:
-        return {"hidden": self.transform_hidden}
 
 
 class _Transforms(Kinds[TransformSettings]):

@@ -213,7 +213,6 @@ class SyntheticData(NamedData):
     queries: Positive = 2000
     candidates: Positive = 1000
     interactions: Positive = 60_000
-    drift: Weight = 0.3
 
     def load(self, seed: int) -> Corpus:
         from evergram.data.synthetic import generate
@@ -222,7 +221,6 @@ class SyntheticData(NamedData):
             queries=self.queries,
             candidates=self.candidates,
             interactions=self.interactions,
-            drift=self.drift,
             seed=seed,
         ).corpus
 

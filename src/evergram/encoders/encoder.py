@@ -166,7 +166,7 @@ class Encoder(nn.Module, ABC):
             hashes = [s.hashing or "no hash" for s in (self.schema, other.schema)]
             raise ShapeError(
                 f"Rows of ids are by {hashes[0]} here and by {hashes[1]} in the encoder to start "
-                "from; use its model.hash_rows and model.hash_seed, or upgrade.start = 'fresh'."
+                "from; use its model.hash_rows, or upgrade.start = 'fresh'."
             )
         mine, theirs = (_learned(encoder) for encoder in (self, other))
         own_tables, their_tables = self.keyed(), other.keyed()

@@ -20,7 +20,6 @@ class Factorization(RowEncoder):
         scale: standard deviation of the initial rows.
         generator: draws them.
         hash_rows: so many rows a table, shared by ids of one hash; None gives each id its own.
-        hash_seed: of the hash, see `HashedRows`.
         folder: where the tables are mapped from files; None keeps them in memory.
     """
 
@@ -35,10 +34,9 @@ class Factorization(RowEncoder):
         scale: float = 0.1,
         normalize: bool = False,
         hash_rows: int | None = None,
-        hash_seed: int = 0,
         folder: Path | None = None,
     ) -> None:
-        super().__init__(schema.with_hashed_rows(hash_rows, hash_seed), dim, normalize)
+        super().__init__(schema.with_hashed_rows(hash_rows), dim, normalize)
         self.tables_folder = folder
         sizes = (self.schema.table_size(self.schema.inputs[side]["id"]) for side in SIDES)
         queries, candidates = sizes

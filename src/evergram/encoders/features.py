@@ -125,9 +125,9 @@ class Schema:
     def ids(self, side: str) -> Vocabulary:
         return self.vocabularies[self.inputs[side]["id"]]
 
-    def with_hashed_rows(self, count: int | None, seed: int = 0) -> Schema:
+    def with_hashed_rows(self, count: int | None) -> Schema:
         """Return the schema in which ids are hashed into so many rows; None leaves it as it is."""
-        return self if count is None else replace(self, hashing=HashedRows(count, seed))
+        return self if count is None else replace(self, hashing=HashedRows(count))
 
     @property
     def hashed_tables(self) -> list[str]:

@@ -111,7 +111,7 @@ class EncoderSettings(KindSettings):
                 Trait.ID_TABLES: "table_rate" in self.rates,
                 Trait.FEATURE_TABLES: "feature_rate" in self.rates,
                 Trait.LAYERS: "layer_rate" in self.rates,
-                Trait.BATCH_LAYERS: self.mixes_precision,
+                Trait.BATCH_PRODUCTS: self.mixes_precision,
                 Trait.MAPPABLE: self.maps_tables,
                 Trait.RANDOM_START: True,
             }
@@ -141,28 +141,14 @@ def at_version(values: list[int], version: int) -> int:
 
 
 class IdTableSettings(EncoderSettings):
-    """Tables of ids with one row for each id, or with `hash_rows` rows that ids share by a hash,
-    which `hash_seed` changes.
-    """
+    """Tables of ids with one row for each id, or with `hash_rows` rows that ids share by a hash."""
 
     maps_tables = True
     hash_rows: Annotated[Positive, Field(lt=2**31)] | None = None
-    hash_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-
-    @model_validator(mode="after")
-    def _seed_of_a_hash(self) -> Self:
-        if self.hash_seed and self.hash_rows is None:
-            raise ValueError(
-                f"model.hash_seed is {self.hash_seed}, and without model.hash_rows nothing is "
-                "hashed; leave it out"
-            )
-        return self
 
     def options(self, version: int) -> dict[str, Any]:
         options = super().options(version)
-        if self.hash_rows is None:  # as published versions have it that know of no hash
-            del options["hash_rows"], options["hash_seed"]
-        return options
+        return options if self.hash_rows else {k: v for k, v in options.items() if k != "hash_rows"}
 
     def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
         if self.hash_rows is None:
@@ -209,7 +195,7 @@ class TwoTowerSettings(IdTableSettings):
 
     `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
     the hidden layers. `residual` adds the sum of the input embeddings to the layers' output;
-    without it they may be concatenated instead of summed.
+    without it the layers read them concatenated, as in [G1] §4.
     """
 
     kind: Literal["two_tower"] = "two_tower"
@@ -218,17 +204,9 @@ class TwoTowerSettings(IdTableSettings):
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
     residual: bool = True
-    concatenate: bool = False
 
-    @model_validator(mode="after")
-    def _concatenated_through_layers(self) -> TwoTowerSettings:
-        if self.concatenate and self.residual:
-            raise ValueError(
-                "model.concatenate = true makes the layers' input as wide as all input embeddings "
-                "together, and model.residual = true adds it to their output; set model.residual "
-                "= false"
-            )
-        return self
+    def options(self, version: int) -> dict[str, Any]:
+        return {**super().options(version), "concatenate": not self.residual}
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:

@@ -41,7 +41,6 @@ class TwoTower(RowEncoder):
         scale: standard deviation of the initial id tables; of all tables where `residual` is false.
         normalize: True scales embeddings to unit norm.
         hash_rows: so many rows a table of ids, shared by ids of one hash; None gives each its own.
-        hash_seed: of the hash, see `HashedRows`.
         folder: where the tables are mapped from files; None keeps them in memory.
     """
 
@@ -60,10 +59,9 @@ class TwoTower(RowEncoder):
         scale: float = 0.1,
         normalize: bool = False,
         hash_rows: int | None = None,
-        hash_seed: int = 0,
         folder: Path | None = None,
     ) -> None:
-        schema = schema.with_hashed_rows(hash_rows, hash_seed)
+        schema = schema.with_hashed_rows(hash_rows)
         super().__init__(schema, dim, normalize)
         self.tables_folder = folder
         width = dim if input_dim is None else input_dim

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from evergram.kinds import Kinds, KindSettings, Positive, Weight, traits_where
+from evergram.kinds import Kinds, KindSettings, Positive, traits_where
 from evergram.requirements import Needs, Trait
 
 if TYPE_CHECKING:
@@ -63,20 +63,17 @@ class EstimatorSettings(KindSettings):
 
 
 class BatchEstimatorSettings(EstimatorSettings):
-    """Settings of an estimator that learns from batches: from the batch of the step before, or from
-    entities that `sampler` draws apart.
+    """Settings of an estimator that learns from batches: from the batch of the step before or,
+    with a `sampler`, from entities drawn independently of it.
 
-    `sampler` draws with r ∝ 1, √count or count; or, "adaptive", of a pool (r ∝ count) by what each
-    contributes to the penalty. With `gradient` "sampled" the penalty's gradient is over those that
-    it draws: the sampling baselines of [G2] §4.
+    `sampler` draws with r ∝ 1, √count or count; or, "adaptive", from a pool (r ∝ count) by what
+    each entity contributes to the penalty. With `gradient` "sampled" the penalty's gradient is over
+    the sampler's entities: the sampling baselines of [G2] §4.
     """
 
-    # True of an estimator that learns from entities drawn apart alone.
+    # True of an estimator that always samples independently, by "linear" unless set.
     draws_apart: ClassVar[bool] = False
-    batch: Literal["previous", "independent"] | None = None
-    sampler: Annotated[
-        Literal["uniform", "sqrt", "linear", "adaptive"], Needs(Trait.DRAWN_APART)
-    ] = "linear"
+    sampler: Literal["uniform", "sqrt", "linear", "adaptive"] | None = None
     batch_size: Annotated[Positive | None, Needs(Trait.DRAWN_APART)] = None
     gradient: Annotated[Literal["examples", "sampled"], Needs(Trait.DRAWN_APART)] = "examples"
 
@@ -88,17 +85,11 @@ class BatchEstimatorSettings(EstimatorSettings):
                 f"gramian.kind = {self.kind!r} must know the entities one step before; set "
                 "gramian.kind = 'sogram' or gramian.sampler = 'linear'"
             )
-        if self.batch == "previous" and self.draws_apart:
-            raise ValueError(
-                f"gramian.batch is 'previous', and gramian.kind = {self.kind!r} learns from "
-                "entities drawn apart alone; leave gramian.batch out, or set gramian.kind = "
-                "'sogram'"
-            )
         return self
 
     @property
     def is_independent(self) -> bool:
-        return self.batch == "independent" or self.draws_apart
+        return self.sampler is not None or self.draws_apart
 
     @property
     def samples_gradient(self) -> bool:
@@ -119,27 +110,26 @@ class ExactSettings(EstimatorSettings):
 
 
 class SampledSettings(BatchEstimatorSettings):
-    """The last batch alone. `form`: as a matrix, as pairs, or whichever is cheaper."""
+    """The last batch alone, as a matrix or as pairs, whichever is cheaper."""
 
     kind: Literal["sampled"] = "sampled"
     divides = True
-    form: Literal["auto", "gramian", "pairs"] = "auto"
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
     ) -> GramianEstimator:
         from evergram.gramian.sampled import SampledGramian
 
-        return SampledGramian(dim, factors.shape[1], self.form)
+        return SampledGramian(dim, factors.shape[1])
 
 
 class SAGramSettings(BatchEstimatorSettings):
-    """A cache of every embedding. `memory`: MiB above which the cache is kept on disk."""
+    """A cache of every embedding, on disk where it is larger than `memory` MiB."""
 
     kind: Literal["sagram"] = "sagram"
     draws_apart = True
     beta: Annotated[Literal["1/n", "1"], BeforeValidator(str)] = "1/n"
-    memory: Weight = 4096.0
+    memory: ClassVar[float] = 4096.0
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
@@ -151,11 +141,10 @@ class SAGramSettings(BatchEstimatorSettings):
 
 
 class AverageSettings(BatchEstimatorSettings):
-    """Keys of the moving averages: α, or "auto"; step t has α t^-decay."""
+    """Settings of a moving average: α, or "auto"."""
 
     divides = True
     rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class SOGramSettings(AverageSettings):
@@ -169,7 +158,7 @@ class SOGramSettings(AverageSettings):
     ) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
 
-        return SOGram(dim, factors.shape[1], self.rate, self.decay, self.correct_start)
+        return SOGram(dim, factors.shape[1], self.rate, correct_start=self.correct_start)
 
 
 class StormSettings(AverageSettings):
@@ -183,7 +172,7 @@ class StormSettings(AverageSettings):
     ) -> GramianEstimator:
         from evergram.gramian.storm import Storm
 
-        return Storm(dim, factors.shape[1], self.rate, self.decay)
+        return Storm(dim, factors.shape[1], self.rate)
 
 
 ESTIMATORS: Kinds[EstimatorSettings] = Kinds(

@@ -216,7 +216,7 @@ class BackwardTransformFit:
         self.transform: Transform = build_transform(
             chosen.kind, before.dim, new_dim, chosen.options(), generator
         )
-        if isinstance(settings, GradientUpgrade) and settings.transform_start == "uniform":
+        if isinstance(settings, GradientUpgrade) and settings.objects == "paper-code":
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
@@ -233,7 +233,7 @@ class BackwardTransformFit:
         settings = self.settings
         if not isinstance(settings, FittedUpgrade):
             return AlignmentLoss(self.chain, unit="paper")
-        return AlignmentLoss(self.chain, settings.steps, settings.unit, metrics)
+        return AlignmentLoss(self.chain, settings.steps, "paper", metrics)
 
     def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
@@ -245,7 +245,7 @@ class BackwardTransformFit:
         settings = self.settings
         if not isinstance(settings, JointUpgrade | ComparedUpgrade) or settings.fit != "joint":
             return None
-        strength = alignment_weight(settings.weight, settings.unit, self.transform.old_dim)
+        strength = alignment_weight(settings.weight, "paper", self.transform.old_dim)
         return self._alignment(strength, factors)
 
     def _alignment(self, strength: float, factors: Tensor | None = None) -> JointAlignment:

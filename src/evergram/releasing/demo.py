@@ -71,7 +71,7 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
         values["data"] = {"kind": "movielens", "path": str(data.resolve())}
         values["split"]["versions"] = [0.6, 0.7, 0.8, 0.9]
         # Its tables have no room for standard errors.
-        values["task"], values["training"] = {}, {"final_metrics": "full"}
+        values["task"], values["training"] = {}, {"evaluate_share": "full"}
     return Recipe.of(values, overrides)
 
 

@@ -21,7 +21,7 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
-from evergram.lineage.consumers.record import Consumer, Probe
+from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.training.recipe.upgrade import UpgradeSettings, WeighingUpgrade
@@ -199,7 +199,7 @@ def weigh_consumers(
 
     by_place: dict[tuple[str, int], list[Tensor]] = {}
     counted = []
-    every = [*_registered(settings, lineage, past, read_at), *_extra(extra, lineage, past, read_at)]
+    every = [*_registered(lineage, past, read_at), *_extra(extra, lineage, past, read_at)]
     for name, (version, fishers) in every:
         if settings.steps == "single" and version != lineage.newest:
             continue
@@ -242,23 +242,17 @@ def _refuse_none(settings: WeighingUpgrade, every: Sequence[object], newest: int
 
 
 def _registered(
-    settings: WeighingUpgrade, lineage: Lineage, past: PastObjects, read_at: _ReadAt
+    lineage: Lineage, past: PastObjects, read_at: _ReadAt
 ) -> Iterator[tuple[str, _Sensitivity]]:
-    """Yield the consumers of the lineage that have a probe, or those that the recipe names."""
+    """Yield the consumers of the lineage that have a probe."""
     registry = ConsumerRegistry.open(lineage.address)
     corpus = past.corpus
     ids = {"query": corpus.queries.vocabulary, "candidate": corpus.candidates.vocabulary}
-    named = [registry.get(name) for name in settings.consumers]
-    for consumer in named or registry.list():
-        reason = _uncounted(consumer, ids)
-        if reason is not None:
-            if named:
-                raise RecipeError(
-                    f"upgrade.consumers names {consumer.name!r}, {reason}; leave it out."
-                )
-            continue
+    for consumer in registry.list():
         probe = consumer.probe
-        assert probe is not None
+        # No error reaches a consumer that follows the newest version.
+        if probe is None or consumer.pinned == "newest" or probe.side not in ids:
+            continue
         try:
             version = lineage.resolve(consumer.pinned)
             side = probe.side
@@ -267,21 +261,9 @@ def _registered(
         except EvergramError as error:
             raise DataError(
                 f"The probe of {consumer.name} ({consumer.pinned}) cannot weigh errors: {error} "
-                "Name the consumers that can in upgrade.consumers, or set upgrade.consumer_weight "
-                "= 0."
+                "Repair the probe, or set upgrade.consumer_weight = 0."
             ) from error
         yield consumer.name, (version, {probe.side: fisher})
-
-
-def _uncounted(consumer: Consumer, ids: Mapping[str, Vocabulary]) -> str | None:
-    """Return the reason why a consumer cannot count; None if it can."""
-    if consumer.probe is None:
-        return "which has no probe"
-    if consumer.pinned == "newest":
-        return "which reads the newest version, whatever it is, so that no error reaches it"
-    if consumer.probe.side not in ids:
-        return f"whose probe reads the side {consumer.probe.side!r}, not a query or a candidate"
-    return None
 
 
 def _extra(

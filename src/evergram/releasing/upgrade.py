@@ -129,10 +129,10 @@ def train(
     provenance = Provenance(
         recipe.model_dump(mode="json"),
         options_of(fitted.encoder, recipe.model, 0),
-        trained_pairs(final.training, salt_of(recipe.split, recipe.name)),
+        trained_pairs(final.training, salt_of(recipe.name)),
         query_form(recipe, final.training, fitted),
     )
-    report = version_report(0, final, fitted, recipe.training)
+    report = version_report(0, final, fitted)
     return make_artefact(fitted, final, report, provenance)
 
 

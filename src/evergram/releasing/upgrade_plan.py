@@ -300,7 +300,7 @@ def plan_upgrade(
         final=final,
         published=published,
         unknown=unknown,
-        salt=salt_of(recipe.split, recipe.name, history),
+        salt=salt_of(recipe.name, history),
         before=before,
         trained=trained,
         backward=backward,

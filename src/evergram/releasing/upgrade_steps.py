@@ -41,14 +41,11 @@ from evergram.training.pilots import Pilots, run_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.training import TrainingSettings
 
 log: logging.Logger = logging.getLogger(__name__)
 
 
-def version_report(
-    version: int, split: Split, trained: Trained, settings: TrainingSettings
-) -> dict[str, Any]:
+def version_report(version: int, split: Split, trained: Trained) -> dict[str, Any]:
     """Return a version's metrics as JSON: its own, its training's, and its data's size.
 
     Args:
@@ -66,7 +63,6 @@ def version_report(
             **training_report(trained),
             "history": trained.history,
             "gramian_bytes": trained.state_bytes,
-            **({"watched": trained.watched} if settings.watch_minutes else {}),
         },
         "data": {
             "queries": len(training.queries),
@@ -250,7 +246,7 @@ def measure_upgrade(
     Source: [BC] §4; the certificate, docs/method.md.
     """
     lineage, new = plan.lineage, fitted.embeddings
-    report = version_report(plan.number, plan.published, fitted.trained, plan.recipe.training)
+    report = version_report(plan.number, plan.published, fitted.trained)
     if fitted.unaligned is not None:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
         report |= _sampled_beside(fitted.trained, fitted.unaligned)

@@ -122,6 +122,7 @@ class TaskSettings(KindSettings):
                 Trait.LAYERS: self.has_parameters,
                 Trait.SINGLE_PAIRS: self.drawn != "whole_queries",
                 Trait.SOME_CANDIDATES: not self.wants_all_candidates,
+                Trait.BATCH_PRODUCTS: self.wants_all_candidates,
             }
         )
 
@@ -215,16 +216,15 @@ class SoftmaxSettings(TemperedSettings):
 
 
 class SecondOrderSettings(TemperedSettings):
-    """The observed candidate against all. `centred`: take off the squared mean (False is RG²)."""
+    """The observed candidate against all, by the second-order expansion of the log-partition."""
 
     kind: Literal["second_order"] = "second_order"
     wants_means = True
-    centred: bool = True
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.second_order import SecondOrderSoftmax
 
-        return SecondOrderSoftmax(self.temperature, self.centred)
+        return SecondOrderSoftmax(self.temperature)
 
 
 class SphericalSettings(TemperedSettings):
@@ -232,12 +232,11 @@ class SphericalSettings(TemperedSettings):
 
     kind: Literal["spherical"] = "spherical"
     wants_means = True
-    form: Literal["taylor", "square"] = "taylor"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.spherical import Spherical
 
-        return Spherical(self.temperature, self.form)
+        return Spherical(self.temperature)
 
 
 class SoftmaxAllSettings(TaskSettings):
@@ -246,8 +245,7 @@ class SoftmaxAllSettings(TaskSettings):
     A "learned" temperature is trained with the model, on unit rows.
     The log-partition counts `push` times as much as the pairs' scores. No candidate takes more than
     `largest_share` of a query's softmax. `neighbour_share` of a pair's pull goes to the
-    neighbours of its candidate, which are the most like it by their queries. `products`: of
-    queries and all candidates, summed in float32 either way.
+    neighbours of its candidate, which are the most like it by their queries.
     """
 
     kind: Literal["softmax_all"] = "softmax_all"
@@ -260,7 +258,6 @@ class SoftmaxAllSettings(TaskSettings):
     push: Rate = 1.0
     largest_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     neighbour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    products: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def has_parameters(self) -> bool:
@@ -292,29 +289,20 @@ class SoftmaxAllSettings(TaskSettings):
             largest_share=self.largest_share,
             neighbours=neighbours,
             neighbour_share=self.neighbour_share,
-            lower_products=self.products == "bfloat16",
         )
 
 
 class ClusteredSoftmaxSettings(TemperedSettings):
-    """The observed candidate against all, which so many `clusters` stand for.
-
-    `cluster_rate`: α of the averages that clusters are, or "auto". `cluster_push`: see
-    `ClusteredSoftmax`.
-    """
+    """The observed candidate against all, which so many `clusters` stand for."""
 
     kind: Literal["softmax_clustered"] = "softmax_clustered"
     clusters: Positive = 512
-    cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
-    cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.clustered_softmax import ClusteredSoftmax
 
         size = int((corpus.counts("candidate") > 0).sum())
-        return ClusteredSoftmax(
-            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
-        )
+        return ClusteredSoftmax(size, self.temperature, self.clusters)
 
 
 TASKS: Kinds[TaskSettings] = Kinds(

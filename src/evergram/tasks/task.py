@@ -95,6 +95,8 @@ class Task(nn.Module, ABC):
     # True if the loss is a mean over pairs, each of its own rows and the moments alone, without
     # state: processes that share a batch then need not show each other their rows.
     is_mean_of_pairs = False
+    # True if products of queries and all candidates may be in bfloat16, summed in float32.
+    lower_products = False
 
     @abstractmethod
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:

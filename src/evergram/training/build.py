@@ -112,7 +112,7 @@ def build_independent(
         side: entity_sampler(
             corpus.counts(side),
             sampler.measures[side],
-            kind=settings.sampler,
+            kind=settings.sampler or "linear",
             batch_size=settings.batch_size or sampler.batch_size,
             seed=2 * seed + 1 + i,
         )
@@ -187,6 +187,7 @@ def prepare(
     sampler = build_sampler(settings, corpus)
     prior = settings.prior.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
+    objective.task.lower_products = settings.training.precision == "bfloat16"
     factors = {
         s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if objective.task.wants_means else f
         for s, f in prior.items()

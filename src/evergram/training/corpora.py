@@ -104,7 +104,7 @@ def split_for(
     Raises: RecipeError: the recipe has no such version, or another salt than the lineage.
         DataError: nothing is left to select or to test by.
     """
-    salt = salt_of(recipe.split, recipe.name, history)
+    salt = salt_of(recipe.name, history)
     trained = TrainedPairs() if history is None else history.trained
     held_out = HeldOut(salt, trained, recipe.split.selects_by)
     if isinstance(recipe.split, GivenSplit):
@@ -197,16 +197,6 @@ def final_split(split: Split, *, refits: bool) -> Split:
     return split.final()
 
 
-def salt_of(settings: SplitSettings, name: str, history: PairHistory | None = None) -> str:
-    """Return the salt of held-out pairs: the lineage's, else the recipe's, else the recipe's name.
-
-    Raises: RecipeError: the recipe has another salt than the lineage.
-    """
-    if history is None or history.salt is None:
-        return settings.salt or name
-    if settings.salt is not None and settings.salt != history.salt:
-        raise RecipeError(
-            f"split.salt is {settings.salt!r} and the lineage holds out by {history.salt!r}; with "
-            "another salt pairs that were trained on would be tested. Remove split.salt."
-        )
-    return history.salt
+def salt_of(name: str, history: PairHistory | None = None) -> str:
+    """Return the salt of held-out pairs: the lineage's, which is its first recipe's name."""
+    return name if history is None or history.salt is None else history.salt

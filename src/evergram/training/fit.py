@@ -35,7 +35,6 @@ from evergram.training.monitors.evaluation_work import (
     final_metrics,
     metrics_of_first,
 )
-from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.monitors.popularity_choice import (
     PopularityChoice,
     refuse_unchoosable,
@@ -117,7 +116,6 @@ class Trained:
         history: one entry an evaluation: epoch, seconds of training, objective, the metric.
         best_epoch: epochs that the kept encoder has had.
         seconds: of training, without evaluations.
-        watched: one entry every `training.watch_minutes`.
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs", "budget" or "minutes".
         refit: `steps`, `interactions` and `seconds` of the refit, if there was one.
@@ -135,7 +133,6 @@ class Trained:
     history: list[dict[str, float]] = field(default_factory=list)
     best_epoch: int = 0
     seconds: float = 0.0
-    watched: list[dict[str, float]] = field(default_factory=list)
     state_bytes: int = 0
     ended: str = ""
     refit: dict[str, float] | None = None
@@ -178,10 +175,9 @@ def fit_encoder(
     upgrade = recipe.upgrade if companions.joint is not None else None
     select_after = upgrade.select_after if isinstance(upgrade, GradientUpgrade) else 0
     stopping = EarlyStopping(settings.metric, settings.patience, select_after)
-    watch = MapWatch.of(settings, split, recipe.seed)
     if refit is not None:  # it takes about as long again
         job = replace(job, context=replace(context, ends=context.share_of_time(0.5)))
-    run = job.search(stopping, [*context.callbacks, *([] if watch is None else [watch])])
+    run = job.search(stopping, context.callbacks)
     an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
     follow_selection(stopping, together, kept=refit is None or chooses)
@@ -211,7 +207,6 @@ def fit_encoder(
         history=stopping.history,
         best_epoch=stopping.best_epoch,
         seconds=seconds,
-        watched=[] if watch is None else watch.records,
         state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
@@ -298,9 +293,8 @@ class _Job:
         if self.context.test_queries is not None:
             return self.context.test_queries
         settings = self.settings.training
-        share = "full" if settings.final_metrics == "full" else settings.evaluate_share
         work = RankingWork.of(encoder, distinct(split.test.query), split.training)
-        return work.plan(share, training).queries
+        return work.plan(settings.evaluate_share, training).queries
 
     def resumption(self, run: Trainer, purpose: str = "") -> Resumption:
         """Return the callback that saves and restores a run, apart from those of other purposes."""

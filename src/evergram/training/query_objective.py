@@ -67,9 +67,8 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
     length: Length = "free" if not normalize else "unit" if second else "scaled"
     strength, power = _per_pair(recipe, corpus, 0) if second else (push, 1.0)
     gramian, mean = _moments(recipe, corpus, trained)
-    matrix, mean = gramian[0], mean[0]
-    if not (isinstance(task, SecondOrderSettings) and not task.centred):
-        matrix = matrix - torch.outer(mean, mean)
+    mean = mean[0]
+    matrix = gramian[0] - torch.outer(mean, mean)
     terms = [Term(strength, power, matrix / temperature**2, -mean / temperature)]
     if task is not None:
         terms += [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]

@@ -98,7 +98,7 @@ def test_products_that_stay_float32_are_a_warning_once(
         monkeypatch.setattr(bfloat16_products, "multiplies_bfloat16", lambda _, can=can: can)
         for lower in (False, True, True):
             log_partition_sum(rows, rows, torch.ones(3), 1.0, lower_products=lower)
-        assert caplog.text.count("task.products = 'bfloat16'") == warnings
+        assert caplog.text.count("training.precision = 'bfloat16'") == warnings
     warn_without_bfloat16.cache_clear()
 
 

@@ -123,7 +123,7 @@ class MappedCorpus(Corpus):
             raise DataError(
                 f"This needs the column {name!r} of all {len(self):,} interactions in memory, and "
                 f"prepared data give it up to {WHOLE:,}: graph encoders, prior.kind = 'svd', "
-                "task.sparse = 'exclude', training.watch_minutes, --tensorboard and consumers "
+                "task.sparse = 'exclude', --tensorboard and consumers "
                 "read data whole. Leave it out, or train on fewer interactions."
             )
         values = super().column(name)

@@ -142,7 +142,6 @@ class Comparison:
             "protocol": self.protocol,
             "metric": recipe.training.metric,
             "lambda": self.upgrade.weight,
-            "unit": self.upgrade.unit,
             "times": self.times,
             "seeds": list(self.seeds),
             "reference_budget": asdict(REFERENCE),

@@ -72,7 +72,7 @@ def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     values["split"]["selection"] = protocol
     values["metrics"] = list(dict.fromkeys([*recipe.metrics, recipe.training.metric]))
     # Methods are compared on every test query, whatever that takes.
-    values["training"]["final_metrics"] = "full"
+    values["training"]["evaluate_share"] = "full"
     values["training"]["epochs"] = epochs_of(run.method, recipe.training.epochs)
     named = {key for settings in METHODS.values() for key in settings}
     own = {k: v for k, v in values["upgrade"].items() if k not in named} | {"alone": False}

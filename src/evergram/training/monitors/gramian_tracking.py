@@ -190,7 +190,7 @@ class Tracking(Callback):
             draws = entity_sampler(
                 self.counts[side],
                 measures,
-                kind=draws_by.sampler,
+                kind=draws_by.sampler or "linear",
                 batch_size=draws_by.batch_size or 1024,
                 seed=self.seed + i,
             )

@@ -15,9 +15,6 @@ VERSIONS = [0.8, 0.9]
 class SplitSettings(KindSettings):
     """The split into training, selection and test; see `evergram.data.split`."""
 
-    # The start of the hash that holds pairs out; a lineage keeps that of its version 0.
-    salt: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-
     @property
     def selects_by(self) -> Literal["strict", "paper"]:
         """Whether queries select or test ("strict"), or all do both, as in [BC]."""

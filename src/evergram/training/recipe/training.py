@@ -56,15 +56,11 @@ class TrainingSettings(Settings):
     metric: Metric = "recall@20"
     # The share of training's work, in multiply-adds, that evaluations may take: they rank a sample
     # of queries where all would take more. "auto" is 0.25 where an evaluation takes more than
-    # seconds; "full" ranks all queries, whatever it takes.
+    # seconds; "full" ranks all queries, whatever it takes. The published metrics have the same
+    # share of all of training.
     evaluate_share: Rate | Literal["auto", "full"] = "auto"
-    # The published metrics: "auto" holds them to the share, too, of all of training.
-    final_metrics: Literal["auto", "full"] = "auto"
     # Seconds of training (evaluation not counted) after which the last epoch ends.
     budget: Rate | None = None
-    # The papers' metric while training goes on: MAP@10 on training and validation, every so many
-    # minutes.
-    watch_minutes: Rate | None = None
 
     # Whether an epoch is one sweep over all rows, in place of steps over batches of pairs.
     sweeps: ClassVar[bool] = False
@@ -75,7 +71,6 @@ class TrainingSettings(Settings):
             {
                 Trait.STEPS: not self.sweeps,
                 Trait.EPOCHS: self.epochs > 0,
-                Trait.NO_WATCH: self.watch_minutes is None,
             }
         )
 
@@ -105,8 +100,9 @@ class StepSettings(TrainingSettings):
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Annotated[Weight, Needs(Trait.GRAMIANS)] = 0.1
-    # Of the layers' products in a step; parameters, Gramians and evaluations are float32.
-    precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_LAYERS)] = "float32"
+    # Of products in a step, of layers or of queries and all candidates, summed in float32;
+    # parameters, Gramians and evaluations are float32.
+    precision: Annotated[Literal["float32", "bfloat16"], Needs(Trait.BATCH_PRODUCTS)] = "float32"
     # "mapped" is in files, "auto" is in files where memory cannot hold them; "sharded" is divided
     # by rows among all processes.
     tables: Annotated[
@@ -114,7 +110,7 @@ class StepSettings(TrainingSettings):
         MAPPED,
         Needs(
             *(Trait.OWN_ROWS, Trait.RANDOM_START, Trait.PLAIN_VECTORS, Trait.SOME_CANDIDATES),
-            *(Trait.NO_ROWS, Trait.SOME_ROWS, Trait.NO_WATCH, Trait.FIRST_VERSION),
+            *(Trait.NO_ROWS, Trait.SOME_ROWS, Trait.FIRST_VERSION),
             values=("sharded",),
         ),
         Needs(Trait.MAPPABLE),

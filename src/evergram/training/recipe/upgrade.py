@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from evergram.compatibility.kinds import (
     TRANSFORMS,
-    LambdaUnit,
     LinearSettings,
     TransformSettings,
     TruncateSettings,
@@ -45,7 +44,7 @@ class UpgradeSettings(Settings):
 
     def solved(self) -> SolvedUpgrade:
         """Return the settings by which a model that is trained already gets its transform."""
-        own = {k: getattr(self, k) for k in ("held_out", "steps", "unit") if hasattr(self, k)}
+        own = {k: getattr(self, k) for k in ("held_out", "steps") if hasattr(self, k)}
         transform = self.transform if self.transform.has_closed_form else LinearSettings()
         return SolvedUpgrade(**own, transform=transform, alone=False)
 
@@ -80,8 +79,6 @@ class FittedUpgrade(UpgradeSettings):
 
     # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
     steps: Literal["multi", "single"] = "multi"
-    # λ on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
-    unit: LambdaUnit = "paper"
     # The transform is Adam's, or the closed form on all objects. Joint training is "closed" where
     # there is a closed form, unless something else is written: it replaces the trained transform
     # where it has the smaller error.
@@ -102,24 +99,13 @@ class GradientUpgrade(FittedUpgrade):
     """The keys of transforms that are trained by Adam."""
 
     transform_rate: Rate = 3e-3
-    # linear: W starts orthonormal, or as PyTorch's layers do, uniform in ±1/√D_k.
-    transform_start: Literal["orthonormal", "uniform"] = "orthonormal"
     # The loss is over all objects, as [BC] has it; over a batch's, with negatives, as its authors'
-    # code; or over a batch's pairs.
+    # code, where W also starts as PyTorch's layers do, uniform in ±1/√D_k; or over a batch's pairs.
     objects: AlignedObjects = "all"
     # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
     # The best epoch (posthoc: the transform with the smallest error) is looked for after this many.
     select_after: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _starts_a_matrix(self) -> Self:
-        if self.transform_start != "orthonormal" and self.transform.kind != "linear":
-            raise ValueError(
-                f"upgrade.transform_start = {self.transform_start!r} is of upgrade.transform = "
-                f"'linear', and it is {self.transform.kind!r}; leave it out"
-            )
-        return self
 
 
 class WeighingUpgrade(FittedUpgrade):
@@ -127,18 +113,9 @@ class WeighingUpgrade(FittedUpgrade):
 
     # μ: how much of an error is weighed by what consumers that have a probe make of it.
     consumer_weight: Ratio = 0.0
-    # Their names; all that have a probe, where it is empty.
-    consumers: list[str] = Field(default=[])
 
     @model_validator(mode="after")
     def _weighs_consumers_where_it_can(self) -> Self:
-        if len(set(self.consumers)) < len(self.consumers):
-            raise ValueError("upgrade.consumers names a consumer twice")
-        if self.consumers and not self.consumer_weight:
-            raise ValueError(
-                "upgrade.consumers names consumers, and upgrade.consumer_weight = 0 counts none; "
-                "set it above 0, or leave upgrade.consumers out"
-            )
         solved = self.solver == "closed" and self.transform.kind not in SOLVED_BY_SIDE
         if self.consumer_weight and solved:
             raise ValueError(
