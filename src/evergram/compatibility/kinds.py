@@ -133,6 +133,9 @@ class ResidualMLPSettings(TransformSettings):
 
         return ResidualMLPTransform
 
+    def options(self) -> dict[str, Any]:
+        return {"hidden": 128}
+
 
 class _Transforms(Kinds[TransformSettings]):
     """The table of transforms: `transform = "affine"` is short for `{kind = "affine"}`."""

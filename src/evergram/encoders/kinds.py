@@ -224,9 +224,8 @@ class GraphSageSettings(EncoderSettings):
     """A node combined with the mean of its neighbours, `layers` times.
 
     `input_dim` is the width of the first vectors and between layers, by default `dim`; `ids` adds
-    rows of their ids to candidates that have features. `shared_scale` is the deviation at the start
-    of the vector that all queries share, by default `scale`; `repeats` makes an edge of each
-    interaction, not of each pair.
+    rows of their ids to candidates that have features; `repeats` makes an edge of each interaction,
+    not of each pair.
     """
 
     kind: Literal["graphsage"] = "graphsage"
@@ -237,7 +236,6 @@ class GraphSageSettings(EncoderSettings):
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "layers")
     input_dim: Positive | None = None
     ids: bool = False
-    shared_scale: Rate | None = None
     repeats: bool = False
     layers: PerVersion = Field(default=[2])
 
@@ -252,7 +250,6 @@ class GraphSageSettings(EncoderSettings):
             "layers": at_version(self.layers, version),
             "width": self.input_dim,
             "ids": self.ids,
-            "shared_scale": self.shared_scale,
             "repeats": self.repeats,
         }
 

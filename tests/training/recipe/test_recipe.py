@@ -107,7 +107,7 @@ WRONG = [
     ("training.feature_rate=0.3", "tables of features"),
     ("training.layer_rate=0.3", "layers"),
     ("model.kind=lightgcn|training.table_rate=0.3", "tables of ids"),
-    ("training.precision=bfloat16", "layers that embed a batch"),
+    ("training.precision=bfloat16", "products of a batch"),
     ("model.kind=mean_of_candidates|training.tables=mapped", "a step reads a part"),
     ("training.optimizer=adam|training.tables=mapped", "moves some rows"),
     ("training.optimizer=adam|training.rescale_rows=true", "model.normalize = true"),

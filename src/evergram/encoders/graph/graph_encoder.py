@@ -17,6 +17,9 @@ from evergram.encoders.features import SIDES, Schema, table_name
 from evergram.encoders.graph.adjacency import adjacency, neighbour_sum
 from evergram.errors import TrainingError
 
+# The deviation at the start of a vector that all nodes of a side share, as in the code of [BC].
+SHARED_SCALE = 0.1
+
 
 class GraphEncoder(Encoder):
     """Embeddings come from one pass over the graph of a corpus's own interactions.
@@ -126,7 +129,7 @@ class NodeInputs(nn.Module):
         )
         self.shared: nn.ParameterDict = nn.ParameterDict(
             {
-                side: nn.Parameter(torch.randn(width, generator=generator) * scale)
+                side: nn.Parameter(torch.randn(width, generator=generator) * SHARED_SCALE)
                 for side in SIDES
                 if side in shared
             }

@@ -32,9 +32,7 @@ class GraphSage(GraphEncoder):
             features cannot tell candidates apart.
         width: of the first vectors and between layers; `dim` by default.
         scale: standard deviation of the initial tables and embeddings. [BC] has 1, the default of
-            the libraries.
-        shared_scale: that of the vector from which all queries start, 0.1 in [BC]'s code; `scale`
-            by default.
+            the libraries. The vector from which all queries start has 0.1, as in [BC]'s code.
         repeats: True makes an edge of each interaction, as [BC]'s code does; False one of each
             pair.
         normalize: True scales embeddings to unit norm.
@@ -54,7 +52,6 @@ class GraphSage(GraphEncoder):
         ids: bool = False,
         width: int | None = None,
         scale: float = 0.1,
-        shared_scale: float | None = None,
         repeats: bool = False,
         normalize: bool = False,
     ) -> None:
@@ -69,9 +66,6 @@ class GraphSage(GraphEncoder):
             scale=scale,
             generator=generator,
         )
-        if shared_scale is not None:
-            for vector in self.start.shared.values():
-                nn.init.normal_(vector, std=shared_scale, generator=generator)
         sizes = [*[width] * layers, dim]
         self.convolutions: nn.ModuleList = nn.ModuleList(
             _convolution(a, b, generator) for a, b in pairwise(sizes)

@@ -27,7 +27,7 @@ def warn_without_bfloat16(device: str) -> None:
     """Log a warning, once for a kind of device, if it multiplies nothing in bfloat16."""
     if not multiplies_bfloat16(device):
         log.warning(
-            "training.precision = 'bfloat16' has no effect on the softmax over all candidates here: "
+            "training.precision = 'bfloat16' has no effect on the softmax over all candidates: "
             "this %s cannot multiply matrices in bfloat16, so they are multiplied in float32.",
             "graphics processor" if device == "cuda" else "processor",
         )
