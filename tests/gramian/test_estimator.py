@@ -453,11 +453,14 @@ def test_counters_are_part_of_the_state() -> None:
     assert float(other()) == float(one()) == pytest.approx(0.5 * 3**-0.5)
 
 
-def test_a_cache_larger_than_the_memory_is_kept_on_disk(tmp_path: Path) -> None:
+def test_a_cache_larger_than_the_memory_is_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "cache.bin"
     size = 4 * len(SHARE) * DIM / 2**20  # MiB
     for memory, kept in ((2 * size, None), (size / 2, file)):
-        estimator = SAGramSettings(memory=memory).build(DIM, SHARE, FACTORS, file)
+        monkeypatch.setattr(SAGramSettings, "memory", memory)
+        estimator = SAGramSettings().build(DIM, SHARE, FACTORS, file)
         assert isinstance(estimator, SAGram)
         assert estimator.file == kept
         assert file.exists() == (kept is not None)
