@@ -101,7 +101,7 @@ def _classifier(vectors: Tensor, label: Tensor) -> dict[str, Tensor]:
 
 def photograph(lineage: Path, out: Path) -> None:
     """Photograph the top of a service's page with chromium."""
-    service = Service.open(lineage)
+    service = Service(lineage)
     app = create_app(service, ServiceSettings())
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)

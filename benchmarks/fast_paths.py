@@ -68,7 +68,7 @@ def fast_paths(rows: int = ROWS, requests: int = 2_000, mega: float = 16.0) -> l
     """
     with tempfile.TemporaryDirectory() as folder:
         lineage_of(Path(folder) / "l", rows)
-        service = Service.open(Path(folder) / "l")
+        service = Service(Path(folder) / "l")
         small = asyncio.run(_small_requests(service, rows, requests))
         service.close()
     return [*small, *_large_bodies(mega), _compressed(mega)]

@@ -17,7 +17,7 @@ def openapi() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         lineage = evergram.Lineage.create(Path(folder) / "tiny", recipe.name)
         evergram.publish(lineage, evergram.train(recipe, progress=False))
-        described: dict[str, Any] = create_app(Service.open(lineage.path)).openapi()
+        described: dict[str, Any] = create_app(Service(lineage.path)).openapi()
     return described
 
 

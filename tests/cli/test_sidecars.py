@@ -59,7 +59,7 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
         read = reader.embed(id_names(ROWS), 0).vectors
     assert np.linalg.norm(read - old.numpy()) <= 0.1 * np.linalg.norm(old.numpy())
     settings = ServiceSettings(sidecars=("v1.safetensors",), allowed_hosts=("testserver",))
-    service = Service.open("line", sidecars=sidecars_of(settings))
+    service = Service("line", sidecars=sidecars_of(settings))
     with TestClient(create_app(service, settings)) as client:
         body = {"model": "embeddings@v0", "input": ["id3", "id1"]}
         answer = client.post("/v1/embeddings", json=body)
@@ -77,7 +77,7 @@ def test_a_service_goes_on_when_the_version_is_withdrawn(folder: Path, evergram:
     assert evergram(*align).code == 0
     made = evergram("vectors", "sidecar", "line", "v2.safetensors", "--bytes", "4")
     assert "Read as version 1, version 2 has" in made.out
-    service = Service.open("line", sidecars=SidecarFiles("v2.safetensors"))
+    service = Service("line", sidecars=SidecarFiles("v2.safetensors"))
     assert evergram("lineage", "withdraw", "line", "--reason", "wrong").code == 0
     assert service.refresh()
     assert service.problem is None
@@ -98,7 +98,7 @@ def test_a_sidecar_refuses_no_request_that_was_answered_before_it(
     settings = ServiceSettings(max_hits=360, allowed_hosts=("testserver",))
     query = {"vectors": randn(9, 120, 6).tolist(), "k": 3, "version": 0}
     for files in (SidecarFiles(), SidecarFiles("v1.safetensors")):
-        with TestClient(create_app(Service.open("line", sidecars=files), settings)) as client:
+        with TestClient(create_app(Service("line", sidecars=files), settings)) as client:
             answer = client.post("/v1/search", json=query)
             assert answer.status_code == 200, answer.text
             assert [len(hits["hits"]) for hits in answer.json()["data"]] == [3] * 120
@@ -110,7 +110,7 @@ def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
     folder: Path, evergram: Command
 ) -> None:
     Path("sidecars").mkdir()
-    service = Service.open("line", sidecars=SidecarFiles("sidecars"))
+    service = Service("line", sidecars=SidecarFiles("sidecars"))
 
     def read() -> np.ndarray:
         assert service.problem is None

@@ -50,5 +50,5 @@ def as_version_0(lineage: Lineage, texts: list[str], prompt: str) -> Vectors:
 @contextmanager
 def pinned_service(lineage: Lineage) -> Iterator[str]:
     """Serve a lineage, and yield the address."""
-    with server(create_app(Service.open(lineage.path, texts=ServedTexts(ADDRESSES)))) as url:
+    with server(create_app(Service(lineage.path, texts=ServedTexts(ADDRESSES)))) as url:
         yield url

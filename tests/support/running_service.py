@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,13 @@ from starlette.testclient import TestClient
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, id_type
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.client import Client
 from evergram.serving.http.connections import uvicorn_server
-from evergram.serving.service import ChangeWatch, Service
+from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Store
 
@@ -54,11 +53,7 @@ def read_from_dictionaries(folder: Path) -> Reader:
 
 
 def service_of(folder: Path) -> Service:
-    return Service(
-        lambda: read_from_dictionaries(folder),
-        lambda: ConsumerRegistry.open(folder),
-        ChangeWatch(folder).stamps,
-    )
+    return Service(folder, open_reader=lambda: read_from_dictionaries(folder))
 
 
 # One of the names that a service on loopback is asked for under.
@@ -103,7 +98,7 @@ def http_of(
     **opened: Any,
 ) -> Iterator[TestClient]:
     """Serve the lineage in a folder from its own stores, or those named, for a `with` block."""
-    app = create_app(Service.open(folder, stores, **opened), settings)
+    app = create_app(Service(folder, stores, **opened), settings)
     with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield http
 
@@ -135,3 +130,19 @@ def server(app: Any) -> AbstractContextManager[str]:
     """Run a real server of the service's application, as `listening` does."""
     handler = app.state.handler
     return listening(uvicorn_server(app, handler.settings, handler.connections))
+
+
+def refused(answer: Any, status: int, words: str = "", code: str | None = None) -> None:
+    """Check that an answer refuses its request: its status, and what its sentence names."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert code in (None, error["code"]), error
+    assert words in error["message"], error
+
+
+def until(holds: Callable[[], object], seconds: float = 240) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)

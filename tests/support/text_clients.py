@@ -41,7 +41,7 @@ def through_changes(
     consumers = ConsumerRegistry.open(lineage.path)
     consumers.add("search", "v0", lineage.resolve)
     token = consumers.issue_token("search")
-    service = Service.open(lineage.path, texts=ServedTexts(addresses))
+    service = Service(lineage.path, texts=ServedTexts(addresses))
     answers = []
     with (
         server(create_app(service)) as url,

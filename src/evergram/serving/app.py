@@ -128,17 +128,17 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
 
         app.post(path, name=name, summary=summary, **description)(endpoint)
 
+    # Each route's requests and answers, and the one column of a request that is an Arrow stream.
     embedded = vectors(EmbeddingsRequest, EmbeddingsAnswer, "id")
-    summary = "Embeddings of ids, of texts, or of features"
-    add("embeddings", vector_routes.embeddings, summary, embedded)
     found = vectors(SearchRequest, SearchAnswer, "vector")
-    add("search", vector_routes.search, "The nearest stored objects", found)
     read = vectors(TransformRequest, TransformAnswer, "vector")
-    summary = "Vectors of one version as another reads them"
-    add("transform", vector_routes.transform, summary, read)
     folded = vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
+    routes = vector_routes
+    add("embeddings", routes.embeddings, "Embeddings of ids, of texts, or of features", embedded)
+    add("search", routes.search, "The nearest stored objects", found)
+    add("transform", routes.transform, "Vectors of one version as another reads them", read)
     summary = "Vectors of new queries, from the candidates that they met"
-    add("fold-in", vector_routes.fold_in, summary, folded)
+    add("fold-in", routes.fold_in, summary, folded)
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
@@ -153,10 +153,10 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
         responses = {200: {"model": answer}, **refused}
         app.get(path, name=name, summary=summary, responses=responses)(endpoint)
 
-    add("versions", listing_routes.versions, "Versions that may be read", VersionsAnswer)
-    add("consumers", listing_routes.consumers, "Who is pinned to which version", ConsumersAnswer)
-    models = "Versions and labels, as OpenAI lists models"
-    add("models", listing_routes.models, models, ModelsAnswer)
+    routes = listing_routes
+    add("versions", routes.versions, "Versions that may be read", VersionsAnswer)
+    add("consumers", routes.consumers, "Who is pinned to which version", ConsumersAnswer)
+    add("models", routes.models, "Versions and labels, as OpenAI lists models", ModelsAnswer)
 
     @app.get(
         "/v1/models/{model}",
@@ -164,9 +164,8 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
         responses={200: {"model": ModelAnswer}, **errors(404), **refused},
     )
     async def model(request: Request, model: str) -> Response:
-        return await handler.list(
-            request, "/v1/models/{model}", lambda s, a: listing_routes.model(s, a, model)
-        )
+        one: Listing = lambda state, access: routes.model(state, access, model)  # noqa: E731
+        return await handler.list(request, "/v1/models/{model}", one)
 
     async def dashboard(request: Request) -> DashboardData:
         return await handler.dashboard(request)

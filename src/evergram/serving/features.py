@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,7 +19,7 @@ from pydantic import (
     field_validator,
 )
 
-from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of
+from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of, refuse_unknown
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import EntityInputs
 from evergram.encoders.kinds import ENCODERS
@@ -96,26 +95,29 @@ class FeatureEncoders:
     def _encoder(self, version: int) -> RowEncoder:
         with self._lock:
             if version not in self._loaded:
-                manifest = self._lineage.manifest(version)
-                ids = "ask for the embeddings of ids"
-                if manifest.encoder is None and manifest.text_encoder is not None:
-                    problem = "encodes texts, not features; send strings"
-                    raise LineageError(f"Version {version} {problem}.")
-                if manifest.encoder is None:
-                    problem = "came from a file and has no encoder"
-                    raise LineageError(f"Version {version} {problem}; {ids}.")
-                record, state, vocabularies = self._lineage.encoder_parts(version)
-                if record.kind == "module":
-                    problem = "is encoded by modules of its makers, which the lineage does not hold"
-                    raise LineageError(f"Version {version} {problem}; {ids}.")
-                if record.kind in kinds_where(ENCODERS, "needs_graph"):
-                    problem = f"is encoded by {record.kind}, which needs the whole graph"
-                    raise LineageError(f"Version {version} {problem}; {ids}.")
-                parts = (record.kind, record.options, record.inputs, state, vocabularies)
-                encoder = restore_encoder(*parts, f"version {version}")
-                assert isinstance(encoder, RowEncoder)
-                self._loaded[version] = encoder
+                self._loaded[version] = _restored(self._lineage, version)
             return self._loaded[version]
+
+
+def _restored(lineage: Lineage, version: int) -> RowEncoder:
+    """Return a version's encoder. Raises: LineageError: it has none that encodes objects."""
+    manifest = lineage.manifest(version)
+    problem, instead = None, "ask for the embeddings of ids"
+    if manifest.encoder is None and manifest.text_encoder is not None:
+        problem, instead = "encodes texts, not features", "send strings"
+    elif manifest.encoder is None:
+        problem = "came from a file and has no encoder"
+    elif manifest.encoder.kind == "module":
+        problem = "is encoded by modules of its makers, which the lineage does not hold"
+    elif manifest.encoder.kind in kinds_where(ENCODERS, "needs_graph"):
+        problem = f"is encoded by {manifest.encoder.kind}, which needs the whole graph"
+    if problem is not None:
+        raise LineageError(f"Version {version} {problem}; {instead}.")
+    record, state, vocabularies = lineage.encoder_parts(version)
+    parts = (record.kind, record.options, record.inputs, state, vocabularies)
+    encoder = restore_encoder(*parts, f"version {version}")
+    assert isinstance(encoder, RowEncoder)
+    return encoder
 
 
 def _inputs(
@@ -129,14 +131,9 @@ def _inputs(
             raise DataError(
                 f"Version {version} has no feature {unknown[0]!r} of side {side!r}; it has {has}."
             )
-    inputs = inputs_of_columns(_columns(objects, names), len(objects), side, encoder.schema)
-    unknown_rows = torch.nonzero(~inputs.is_known).flatten()
-    if len(unknown_rows):
-        raise DataError(
-            f"Version {version} knows none of the features of object {int(unknown_rows[0])}, so "
-            "its embedding would say nothing; leave the object out, or describe it by features "
-            "that the version was trained on."
-        )
+    columns = _columns(objects, names)
+    inputs = inputs_of_columns(columns, len(objects), side, encoder.schema)
+    refuse_unknown(inputs.is_known, columns)
     return inputs
 
 

@@ -176,86 +176,56 @@ class Metrics:
 
     def __init__(self, process: int | None = None) -> None:
         self._process = process
-        registry = CollectorRegistry()
-        self.registry: CollectorRegistry = registry
+        self.registry: CollectorRegistry = CollectorRegistry()
         self.drift: Drift = Drift()
-        self.requests: Counter = Counter(
-            "evergram_requests",
-            "Requests answered.",
-            ["route", "consumer", "version", "status"],
-            registry=registry,
-        )
-        self.seconds: Histogram = Histogram(
+
+        def counter(name: str, described: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"evergram_{name}", described, labels, registry=self.registry)
+
+        def gauge(name: str, described: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
+
+        of_request = ("route", "consumer", "version", "status")
+        requests = counter("requests", "Requests answered.", of_request)
+        seconds = Histogram(
             "evergram_request_seconds",
             "From a request's first byte to its answer.",
             ["route"],
             buckets=_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
-        self.rows: Counter = Counter(
-            "evergram_rows",
-            "Rows served, by the version they were read as and the one they were computed from.",
-            ["version", "computed_from"],
-            registry=registry,
+        read_as = (
+            "Rows served, by the version they were read as and the one they were computed from."
         )
-        self.errors: Counter = Counter(
-            "evergram_errors", "Refusals and failures.", ["code"], registry=registry
-        )
-        self.reranked: Counter = Counter(
-            "evergram_reranked",
-            "Objects that searches re-ranked, by where their vector came from.",
-            ["version", "vector"],
-            registry=registry,
-        )
-        self.reloads: Counter = Counter(
-            "evergram_reloads",
-            "Changes of the lineage and its consumers that were loaded.",
-            registry=registry,
-        )
-        self._ended = Counter(
-            "evergram_connections_ended",
-            "Connections that the service closed, by reason.",
-            ["why"],
-            registry=registry,
-        )
-        self._add_gauges()
-        # Looking up the counter of some labels takes longer than incrementing it.
-        self._requests = lru_cache(4096)(self.requests.labels)
-        self._seconds = lru_cache(64)(self.seconds.labels)
-        self._rows = lru_cache(4096)(self.rows.labels)
-
-    def _add_gauges(self) -> None:
-        def gauge(name: str, described: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
-
-        drift = ("side", "version")
-        self.version: Gauge = gauge(
-            "production_version", "Version that is read where a request names none."
-        )
+        rows = counter("rows", read_as, ("version", "computed_from"))
+        self.errors: Counter = counter("errors", "Refusals and failures.", ["code"])
+        where = "Objects that searches re-ranked, by where their vector came from."
+        self.reranked: Counter = counter("reranked", where, ("version", "vector"))
+        loaded = "Changes of the lineage and its consumers that were loaded."
+        self.reloads: Counter = counter("reloads", loaded)
+        closed = "Connections that the service closed, by reason."
+        self._ended = counter("connections_ended", closed, ["why"])
+        read = "Version that is read where a request names none."
+        self.version: Gauge = gauge("production_version", read)
         self.stale: Gauge = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
-        self.text_problem: Gauge = gauge(
-            "text_encoder_failed",
-            "1 while strings are refused, as their encoder fails or is another.",
-        )
-        self.sidecar_problems: Gauge = gauge(
-            "sidecar_problems", "Files of sidecars that cannot be used as they are; see the log."
-        )
-        self.kept: Gauge = gauge(
-            "kept_vectors", "Vectors computed by searches and kept.", ["version"]
-        )
+        other = "1 while strings are refused, as their encoder fails or is another."
+        self.text_problem: Gauge = gauge("text_encoder_failed", other)
+        unused = "Files of sidecars that cannot be used as they are; see the log."
+        self.sidecar_problems: Gauge = gauge("sidecar_problems", unused)
+        kept = "Vectors computed by searches and kept."
+        self.kept: Gauge = gauge("kept_vectors", kept, ["version"])
         self.working: Gauge = gauge("requests_working", "Requests worked on, or waiting.")
         self.connections: Gauge = gauge("connections", "Open connections.")
-        self.buffered: Gauge = gauge(
-            "buffered_bytes", "Bytes taken of the budget for bodies of requests."
-        )
-        self.distance: Gauge = gauge(
-            "drift_relative",
-            "Distance of the second moments of served vectors from the stored ones, relative.",
-            drift,
-        )
-        self.looked_at: Gauge = gauge(
-            "drift_vectors", "Served vectors that the distance is measured on.", drift
-        )
+        taken = "Bytes taken of the budget for bodies of requests."
+        self.buffered: Gauge = gauge("buffered_bytes", taken)
+        moved = "Distance of the second moments of served vectors from the stored ones, relative."
+        self._distance = gauge("drift_relative", moved, ("side", "version"))
+        measured = "Served vectors that the distance is measured on."
+        self._measured = gauge("drift_vectors", measured, ("side", "version"))
+        # Looking up the counter of some labels takes longer than incrementing it.
+        self._requests = lru_cache(4096)(requests.labels)
+        self._seconds = lru_cache(64)(seconds.labels)
+        self._rows = lru_cache(4096)(rows.labels)
 
     def answered(
         self, route: str, consumer: str, version: int | None, status: int, seconds: float
@@ -276,12 +246,12 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads, with drift as it is now."""
-        self.distance.clear()
-        self.looked_at.clear()
+        self._distance.clear()
+        self._measured.clear()
         for (side, version), (relative, count) in self.drift.measured().items():
-            self.looked_at.labels(side, str(version)).set(count)
+            self._measured.labels(side, str(version)).set(count)
             if relative is not None:
-                self.distance.labels(side, str(version)).set(relative)
+                self._distance.labels(side, str(version)).set(relative)
         named = self.registry if self._process is None else _OfProcess(self.registry, self._process)
         page: bytes = generate_latest(named)
         return page

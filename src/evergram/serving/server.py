@@ -127,7 +127,7 @@ def listen(
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
-        service = Service.open(place, stores, texts_of(settings), sidecars_of(settings))
+        service = Service(place, stores, texts_of(settings), sidecars_of(settings))
         return Server(service, settings, listening)
     except BaseException:
         listening.close()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -140,100 +139,65 @@ class Service:
     """A lineage as it is now. Several threads may use one.
 
     Args:
-        open_reader: opens the lineage as it is on disk with its stores, filling them if need be.
-        open_consumers: reads its consumers.
-        stamps: the stamps of both, see `ChangeWatch.stamps`.
-        read_ahead: opens the lineage as it is on disk on the stores of an open reader, and leaves
-            these as they are; None where every change opens the stores anew.
-        least_poll: seconds between two looks, at least.
-        filling: filled by `open_reader` while it fills stores: side to the version, the rows
-            written and the rows in all.
+        place: folder or address of the lineage.
+        stores: side to address of a store; by default the lineage's own snapshots.
         texts: encoders of text; None opens none. The service closes them.
-        sidecars: those that `open_reader` reads.
-    Raises: EvergramError: the lineage, its consumers or a store cannot be opened.
+        sidecars: by which objects are read as the version before; files that come, change or go in
+            its folders are taken up as a change of the lineage is.
+        open_reader: opens the lineage as it is on disk, in place of `Reader.open` on the stores.
+    Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
     """
 
     def __init__(
         self,
-        open_reader: Callable[[], Reader],
-        open_consumers: Callable[[], ConsumerRegistry],
-        stamps: Callable[[], tuple[FileStamp, FileStamp]],
-        *,
-        read_ahead: Callable[[Reader], Reader] | None = None,
-        least_poll: float = 0.0,
-        filling: Mapping[str, tuple[int, int, int]] | None = None,
+        place: str | Path,
+        stores: Mapping[str, str] | None = None,
         texts: ServedTexts | None = None,
         sidecars: SidecarFiles | None = None,
+        *,
+        open_reader: Callable[[], Reader] | None = None,
     ) -> None:
-        self.filling: Mapping[str, tuple[int, int, int]] = {} if filling is None else filling
-        self.texts, self.least_poll = texts, least_poll
+        self._watch = ChangeWatch(place)
+        remote = self._watch.folder is None
+        # The whole path, so that an error names the folder wherever the process runs.
+        self._place = self._watch.folder or place
+        self._stores, self.texts = stores, texts
         self._sidecars = SidecarFiles() if sidecars is None else sidecars
-        self._open_reader, self._open_consumers = open_reader, open_consumers
-        self._read_ahead, self._read_stamps = read_ahead, stamps
+        self._open_reader = self._read if open_reader is None else open_reader
+        # Whether rows of a new version can be read from the stores before they are all filled.
+        self._reads_ahead = stores is None and open_reader is None
+        # Seconds between two looks, at least.
+        self.least_poll: float = REMOTE_POLL if remote else 0.0
+        # While stores are filled: side to the version, the rows written and the rows in all.
+        self.filling: dict[str, tuple[int, int, int]] = {}
         self._refreshing = threading.Lock()
         self._reading_consumers, self._switching = threading.Lock(), threading.Lock()
         # Stamps before content: what changes in between is loaded at the next look.
-        self._stamps = stamps()
+        self._stamps = self._read_stamps()
         self._consumers_stamp = self._stamps[1]
         self._tried_stamps: tuple[FileStamp, FileStamp] | None = None
         self._tried_at = 0.0
-        consumers, shared = open_consumers(), self._opened()
+        consumers, shared = ConsumerRegistry.open(self._place), self._opened()
         lineage = shared.reader.lineage
         self._state = ServedState(shared, consumers, has_tokens(consumers), lineage, texts)
         # Why a change could not be loaded, and which store does not answer.
         self.problem: str | None = None
         self.store_problem: str | None = None
 
-    @classmethod
-    def open(
-        cls,
-        place: str | Path,
-        stores: Mapping[str, str] | None = None,
-        texts: ServedTexts | None = None,
-        sidecars: SidecarFiles | None = None,
-    ) -> Self:
-        """Return a service of the lineage in a folder or at an address.
-
-        Args:
-            stores: side to address of a store; by default the lineage's own snapshots.
-            texts: as of `Service`.
-            sidecars: by which objects are read as the version before; files that come, change or go
-                in its folders are taken up as a change of the lineage is.
-        Raises: EvergramError: the lineage, its consumers, a store or a sidecar cannot be opened.
-        """
-        watch = ChangeWatch(place)
-        # The whole path, so that an error names the folder wherever the process runs.
-        where = place if watch.folder is None else watch.folder
-
-        def read_ahead(before: Reader) -> Reader:
-            return before.carried(Lineage.open(where))
-
-        filling: dict[str, tuple[int, int, int]] = {}
-        files = SidecarFiles() if sidecars is None else sidecars
+    def _read(self) -> Reader:
+        """Open the lineage as it is on disk with its stores, filling them if need be."""
 
         def progress(side: str, version: int, done: int, total: int) -> None:
-            filling[side] = version, done, total
+            self.filling[side] = version, done, total
 
-        def open_reader() -> Reader:
-            try:
-                return Reader.open(where, stores, progress, sidecars=files)
-            finally:
-                filling.clear()
+        try:
+            return Reader.open(self._place, self._stores, progress, sidecars=self._sidecars)
+        finally:
+            self.filling.clear()
 
-        def stamps() -> tuple[FileStamp, FileStamp]:
-            of_lineage, of_consumers = watch.stamps()
-            return (*of_lineage, *files.stamps()), of_consumers
-
-        return cls(
-            open_reader,
-            lambda: ConsumerRegistry.open(where),
-            stamps,
-            read_ahead=read_ahead if stores is None else None,
-            least_poll=REMOTE_POLL if watch.folder is None else 0.0,
-            filling=filling,
-            texts=texts,
-            sidecars=files,
-        )
+    def _read_stamps(self) -> tuple[FileStamp, FileStamp]:
+        of_lineage, of_consumers = self._watch.stamps()
+        return (*of_lineage, *self._sidecars.stamps()), of_consumers
 
     def enter(self) -> ServedState:
         """Return the state as it is now; call `ServedState.leave` when done with it.
@@ -290,7 +254,7 @@ class Service:
         with self._reading_consumers:
             if stamp == self._consumers_stamp:
                 return False
-            consumers = self._open_consumers()
+            consumers = ConsumerRegistry.open(self._place)
             with self._switching:
                 # A service that asked for tokens goes on asking when the file is gone.
                 tokens = self._state.tokens or has_tokens(consumers)
@@ -302,13 +266,13 @@ class Service:
         try:
             self._load_consumers(stamps[1])
             if stamps[0] != self._stamps[0]:
-                if self._read_ahead is not None:
+                if self._reads_ahead:
                     # The stores are filled block by block, and rows of the new version must be
                     # readable from the first block on. A LineageError means that a version with
                     # rows in the stores was withdrawn: the reader before serves until they are
                     # filled.
                     with suppress(LineageError):
-                        ahead = SharedReader(self._read_ahead(self._state.reader))
+                        ahead = SharedReader(self._state.reader.carried(Lineage.open(self._place)))
                         self._switch(ahead, self._state.lineage)
                 filled = self._opened()
                 self._switch(filled, filled.reader.lineage)

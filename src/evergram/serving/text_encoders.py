@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.serving.documents import Documents
 from evergram.texts.addresses import open_text_encoder
-from evergram.texts.record import TextEncoderRecord, prompts_of
+from evergram.texts.record import TextEncoderRecord
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder, open_recorded
 from evergram.texts.text_encoder import (
     NotFiniteError,
@@ -36,6 +37,7 @@ from evergram.texts.text_encoder import (
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None
+Encode = Callable[[list[str], Role], Vectors]
 
 # Bytes of an entry besides its text and its vector: key, array and links.
 OVERHEAD = 400
@@ -113,23 +115,22 @@ class Batcher:
     encoded, the next gathers.
 
     Args:
-        encode: returns the vectors [n, D] of texts. Raises: DataError: one of these texts cannot be
-            encoded. Any other error is of all texts.
         most: texts that are encoded at once, unless one request has more.
         patience: seconds that texts wait for their turn.
     """
 
-    def __init__(
-        self, encode: Callable[[list[str], Role], Vectors], most: int, patience: float = 30.0
-    ) -> None:
-        self._encode, self._most, self._patience = encode, most, patience
+    def __init__(self, most: int, patience: float = 30.0) -> None:
+        self._most, self._patience = most, patience
         self._waiting: deque[_Job] = deque()
         self._queueing = threading.Lock()
         self._turn = threading.Lock()
 
-    def encode(self, texts: list[str], role: Role) -> Vectors:
+    def encode(self, texts: list[str], role: Role, encode: Encode) -> Vectors:
         """Return the vectors [n, D] of texts.
 
+        Args:
+            encode: encodes a batch. Raises: DataError: one of its texts cannot be encoded. Any
+                other error is of all texts.
         Raises: CrowdedError: their turn did not come. Else what `encode` raises: a DataError is of
             these texts alone.
         """
@@ -142,7 +143,7 @@ class Batcher:
             raise CrowdedError("The encoder is at work on other texts; try again.")
         try:
             while not job.done:
-                self._run(self._next())
+                self._run(self._next(), encode)
         finally:
             self._turn.release()
         if job.error is not None:
@@ -162,9 +163,9 @@ class Batcher:
                 jobs.append(self._waiting.popleft())
             return jobs
 
-    def _run(self, jobs: list[_Job]) -> None:
+    def _run(self, jobs: list[_Job], encode: Encode) -> None:
         try:
-            vectors = self._encode([text for job in jobs for text in job.texts], jobs[0].role)
+            vectors = encode([text for job in jobs for text in job.texts], jobs[0].role)
         except Exception as error:
             # What fails for any texts would fail, or hang, once more for each job.
             if len(jobs) == 1 or not isinstance(error, DataError):
@@ -173,7 +174,7 @@ class Batcher:
                 return
             # A text that cannot be encoded fails its own request, and not its neighbours'.
             for job in jobs:
-                self._run([job])
+                self._run([job], encode)
             return
         start = 0
         for job in jobs:
@@ -197,8 +198,6 @@ class UnencodableTextError(DataError):
 class CheckedEncoder:
     """A version's encoder, used only while it is the recorded one. Several threads may use one.
 
-    Once it is retired it takes no new calls, and `close` may be called when it `is_idle`.
-
     Args:
         opened: returns the recorded encoder. Raises: MismatchError: there are only others.
             EvergramError: it cannot be opened.
@@ -221,8 +220,7 @@ class CheckedEncoder:
         self._opened, self._failed, self._limit = opened, failed, limit
         self._encoder: RecordedEncoder | None = None
         self._batcher: Batcher | None = None
-        self._checking, self._counting = threading.Lock(), threading.Lock()
-        self._calls, self._retired = 0, False
+        self._checking = threading.Lock()
         # Stands for the encoder in keys of caches, which must not keep its model in memory.
         self.key: object = object()
 
@@ -231,16 +229,12 @@ class CheckedEncoder:
 
         Returns: whether it is the recorded one; False where a call keeps it from being compared.
         """
-        try:
-            with self._called():
-                if not self._checking.acquire(timeout=self._limit):
-                    return False
-                try:
-                    return self._compare()
-                finally:
-                    self._checking.release()
-        except TextEncoderError:  # retired
+        if not self._checking.acquire(timeout=self._limit):
             return False
+        try:
+            return self._compare()
+        finally:
+            self._checking.release()
 
     def look(self) -> None:
         """Set `problem` if a call of the encoder hangs. Never waits for it."""
@@ -261,51 +255,16 @@ class CheckedEncoder:
             UnencodableTextError: it works, and cannot encode one of the texts.
         """
         self.require()
-        with self._called():
-            assert self._batcher is not None
-            try:
-                vectors = self._batcher.encode(texts, role)
-            except CrowdedError as error:
-                raise TextEncoderError(
-                    f"The encoder of version {self.version} is at work on other texts; try again."
-                ) from error
+        assert self._batcher is not None
+        try:
+            vectors = self._batcher.encode(texts, role, self._encode)
+        except CrowdedError as error:
+            raise TextEncoderError(
+                f"The encoder of version {self.version} is at work on other texts; try again."
+            ) from error
         # A check may have failed while the texts were encoded.
         self.require()
         return vectors
-
-    def retire(self) -> None:
-        """Take no new calls; those under way end as they began."""
-        with self._counting:
-            self._retired = True
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call is under way, or waits for its turn."""
-        return not self._calls
-
-    def may_use(self, encoder: TextEncoder) -> bool:
-        """Return whether it encodes with an open encoder, or might once it is open itself."""
-        own = self._encoder
-        if own is None:
-            return prompts_of(self.record) == encoder.prompts
-        return own.encoder is encoder
-
-    def close(self) -> None:
-        """Let go of the encoder, which others may share. It is retired, and idle."""
-        self._encoder = self._batcher = None
-
-    @contextmanager
-    def _called(self) -> Iterator[None]:
-        """Count a call for a `with` block. Raises: TextEncoderError: it is retired."""
-        with self._counting:
-            if self._retired:
-                raise replaced_error(self.version)
-            self._calls += 1
-        try:
-            yield
-        finally:
-            with self._counting:
-                self._calls -= 1
 
     def _compare(self) -> bool:
         if self._encoder is not None and not self._encoder.encoder.is_free(self._limit):
@@ -315,7 +274,7 @@ class CheckedEncoder:
             with self._failures():
                 if self._encoder is None:
                     recorded = RecordedEncoder(self._opened(self.record), self.record)
-                    self._batcher = Batcher(self._encode, recorded.batch, self._limit)
+                    self._batcher = Batcher(recorded.batch, self._limit)
                     self._encoder = recorded
                 else:
                     self._encoder.check()
@@ -375,13 +334,6 @@ class CheckedEncoder:
         return TextEncoderError(problem)
 
 
-def replaced_error(version: int) -> TextEncoderError:
-    """Return the error of a call that comes after its encoder was replaced."""
-    return TextEncoderError(
-        f"The encoder of version {version} was replaced in the meantime; try again."
-    )
-
-
 class ServedTexts:
     """Encodes texts as versions do, while their encoders are the recorded ones.
 
@@ -410,10 +362,9 @@ class ServedTexts:
         self._addresses, self._every = tuple(addresses), every
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
-        # Those that were replaced, until their last call has ended.
-        self._retired: list[CheckedEncoder] = []
-        # By address and prompts: versions of the same encoder share it.
-        self._open: dict[tuple[str, str, str], TextEncoder] = {}
+        # By address and prompts: versions of the same encoder share it. One that no version uses
+        # any more is freed after its last call.
+        self._open = WeakValueDictionary[tuple[str, str, str], TextEncoder]()
         self._loading, self._opening = threading.Lock(), threading.Lock()
         self._checked_at = monotonic()
         self._production = 0
@@ -433,8 +384,8 @@ class ServedTexts:
     def load(self, lineage: Lineage) -> None:
         """Open and check the encoders of production and of later versions.
 
-        Those of the production before stay, for requests under way; others are closed after their
-        last call. A failure is a problem of the version, and is tried again by `check`.
+        Those of the production before stay, for requests under way. A failure is a problem of the
+        version, and is tried again by `check`.
         """
         with self._loading:
             production = lineage.production
@@ -451,13 +402,9 @@ class ServedTexts:
                     encoders[n] = CheckedEncoder(n, record, self._recorded, failed, self.limit)
                     encoders[n].check()
             before, self._encoders, self._production = self._encoders, encoders, production
-            for n, encoder in before.items():
-                if encoders.get(n) is not encoder:
-                    encoder.retire()
-                    self._retired.append(encoder)
-                    if self.documents is not None:  # no check will come after its vectors
-                        self.documents.distrust(n)
-            self._release()
+            if self.documents is not None:
+                for n in [n for n, encoder in before.items() if encoders.get(n) is not encoder]:
+                    self.documents.distrust(n)  # no check will come after its vectors
 
     def encode(
         self, version: int, texts: Sequence[str], role: Role, record: Record = None
@@ -503,7 +450,9 @@ class ServedTexts:
                 "for the embeddings of ids."
             )
         if record is not None and encoder.record != record:
-            raise replaced_error(version)
+            raise TextEncoderError(
+                f"The encoder of version {version} was replaced in the meantime; try again."
+            )
         encoder.require()
         return encoder, [self._cache.get((encoder.key, role, text)) for text in texts]
 
@@ -524,14 +473,9 @@ class ServedTexts:
             self.documents.save()
 
     def look(self) -> None:
-        """Note the encoders of which a call hangs, and close unused ones. Never waits for them."""
+        """Note the encoders of which a call hangs. Never waits for them."""
         for encoder in self._encoders.values():
             encoder.look()
-        if self._loading.acquire(blocking=False):
-            try:
-                self._release()
-            finally:
-                self._loading.release()
 
     async def watch(self) -> None:
         """Check the encoders again and again, until cancelled.
@@ -556,25 +500,8 @@ class ServedTexts:
         """Save the kept vectors, after a last check, and release all encoders."""
         if self.documents is not None and self.documents.folder is not None:
             self.check()
-        for encoder in self._open.values():
+        for encoder in list(self._open.values()):
             encoder.close()
-
-    def _release(self) -> None:
-        """Close the encoders that no version uses any more, but those with a call under way."""
-        # Opening an encoder may take long; `look` is called again.
-        if not self._opening.acquire(blocking=False):
-            return
-        try:
-            for retired in [e for e in self._retired if e.is_idle]:
-                retired.close()
-                self._retired.remove(retired)
-            users = [*self._encoders.values(), *self._retired]
-            for key, encoder in list(self._open.items()):
-                if not any(user.may_use(encoder) for user in users):
-                    del self._open[key]
-                    encoder.close()
-        finally:
-            self._opening.release()
 
     def _failed(self, version: int) -> None:
         """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""

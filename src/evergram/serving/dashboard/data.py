@@ -88,10 +88,7 @@ def dashboard_data(
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
     facts = published_facts(lineage) if published is None else published
-    versions = [
-        _withdrawn(lineage, n, facts) if n in lineage.withdrawn else _version(lineage, n, facts)
-        for n in range(lineage.next_version)
-    ]
+    versions = [_version(lineage, n, facts) for n in range(lineage.next_version)]
     shown = sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name)
     return DashboardData(
         lineage=lineage.name,
@@ -111,40 +108,29 @@ def _now() -> str:
 
 
 def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
-    manifest = lineage.manifest(version)
+    facts: dict[str, Any] = {
+        "version": version,
+        "name": f"{lineage.name}@v{version}",
+        "dim": lineage.chain.dim(version),
+        "labels": sorted(name for name, n in lineage.labels.items() if n == version),
+        "retired": version in lineage.retired,
+        "step": published.steps.get(version),
+        "past": published.past.get(version),
+    }
+    withdrawal = lineage.withdrawn.get(version)
+    if withdrawal is not None:
+        facts |= {"created": withdrawal.when, "withdrawn": withdrawal.reason, "encoder": None}
+        return VersionFacts(fingerprint=_short(withdrawal.fingerprint), quality={}, **facts)
+    manifest, metrics = lineage.manifest(version), published.metrics[version]
     return VersionFacts(
-        version=version,
-        name=manifest.name,
         created=manifest.created,
-        dim=manifest.dim,
         encoder="file" if manifest.encoder is None else manifest.encoder.kind,
         fingerprint=_short(manifest.fingerprint),
-        labels=sorted(name for name, n in lineage.labels.items() if n == version),
-        retired=version in lineage.retired,
         withdrawn=None,
-        quality=_quality(published.metrics[version]),
-        errors=_errors(published.metrics[version]),
-        sample=sample_sentence(published.metrics[version].get("sampled")),
-        step=published.steps.get(version),
-        past=published.past.get(version),
-    )
-
-
-def _withdrawn(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
-    withdrawal = lineage.withdrawn[version]
-    return VersionFacts(
-        version=version,
-        name=f"{lineage.name}@v{version}",
-        created=withdrawal.when,
-        dim=lineage.chain.dim(version),
-        encoder=None,
-        fingerprint=_short(withdrawal.fingerprint),
-        labels=[],
-        retired=False,
-        withdrawn=withdrawal.reason,
-        quality={},
-        step=published.steps.get(version),
-        past=None,
+        quality=_quality(metrics),
+        errors=_errors(metrics),
+        sample=sample_sentence(metrics.get("sampled")),
+        **facts,
     )
 
 
@@ -202,14 +188,9 @@ def _consumer(lineage: Lineage, consumer: Consumer, published: PublishedFacts) -
     version = None
     with suppress(LineageError):
         version = lineage.resolve(consumer.pinned)
-    probe = consumer.probe
-    return ConsumerFacts(
-        name=consumer.name,
-        pinned=consumer.pinned,
-        version=version,
-        since=consumer.since,
-        probe=None if probe is None else _probe(lineage, consumer, probe, published),
-    )
+    probe = None if consumer.probe is None else _probe(lineage, consumer, consumer.probe, published)
+    facts: dict[str, Any] = {n: getattr(consumer, n) for n in ("name", "pinned", "since")}
+    return ConsumerFacts(version=version, probe=probe, **facts)
 
 
 def _probe(
@@ -217,21 +198,21 @@ def _probe(
 ) -> ProbeFacts:
     """Return the probe's values at publications since the consumer was pinned as it is now."""
     values: dict[int, float] = {}
-    tried: set[int] = set()
     if probe.baseline is not None:
         values[probe.baseline.version] = probe.baseline.value
+    failed = False
     for n, metrics in published.metrics.items():
         for reading in metrics.get("probes", ()):
             of = [reading["consumer"], reading["pinned"], reading["metric"]]
-            if of == [consumer.name, consumer.pinned, probe.metric]:
-                tried.add(n)
-                if _finite(reading["value"]) is not None:
-                    values[n] = reading["value"]
+            if of != [consumer.name, consumer.pinned, probe.metric]:
+                continue
+            if _finite(reading["value"]) is not None:
+                values[n] = reading["value"]
+            # The reason is left out: it may name files of the machine.
+            failed = n == lineage.newest and n not in values
     less = probe.metric == "rmse"
     limit = probe.max if less else probe.min
     last = values.get(lineage.newest)
-    # The reason is left out: it may name files of the machine.
-    failed = last is None and lineage.newest in tried
     holds = False if failed else None
     if last is not None and limit is not None:
         holds = last <= limit if less else last >= limit

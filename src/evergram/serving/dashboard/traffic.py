@@ -28,6 +28,8 @@ RECENT = 60.0
 STEP, WINDOW = 5.0, 600.0
 # Seconds for which a count of a store's rows is kept: some stores look at each row to count them.
 COUNTED_FOR = 5.0
+# Facts of a backfill that are shown as they are.
+_SHOWN = ("side", "version", "done", "total", "state", "left", "idle")
 # Relative distance past which served vectors are no longer like the stored ones.
 DRIFT_LIMIT = 0.5
 
@@ -147,16 +149,10 @@ def _backfills(reader: Reader, filling: Mapping[str, tuple[int, int, int]]) -> l
     ]
     return own + [
         BackfillFacts(
-            side=b.side,
-            version=b.version,
-            done=b.done,
-            total=b.total,
-            state=b.state,
-            per_minute=None if b.rate is None else b.rate * 60,
-            left=b.left,
-            idle=b.idle,
+            per_minute=None if backfill.rate is None else backfill.rate * 60,
+            **{name: getattr(backfill, name) for name in _SHOWN},
         )
-        for b in backfill_progress(reader.lineage.path)
+        for backfill in backfill_progress(reader.lineage.path)
     ]
 
 

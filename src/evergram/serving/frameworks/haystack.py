@@ -66,12 +66,7 @@ class EvergramTextEmbedder(_PinnedComponent):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """Return {"embedding": the vector of a query}. Raises: TypeError: it is not a string."""
-        if not isinstance(text, str):
-            raise TypeError(
-                f"EvergramTextEmbedder takes a text, and this is a {type(text).__name__}; give "
-                "documents to EvergramDocumentEmbedder."
-            )
+        """Return {"embedding": the vector of a query}."""
         return {"embedding": self._texts.encode([text], "query")[0]}
 
 
@@ -81,15 +76,7 @@ class EvergramDocumentEmbedder(_PinnedComponent):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        """Return {"documents": copies with vectors}.
-
-        Raises: TypeError: they are not a list of documents. DataError: one has no text.
-        """
-        if not isinstance(documents, list) or not all(isinstance(d, Document) for d in documents):
-            raise TypeError(
-                "EvergramDocumentEmbedder takes a list of Documents; give a text to "
-                "EvergramTextEmbedder."
-            )
+        """Return {"documents": copies with vectors}. Raises: DataError: one has no text."""
         for number, document in enumerate(documents):
             if not (document.content or "").strip():
                 raise DataError(

@@ -263,8 +263,6 @@ VECTOR: TypeAdapter[list[float]] = TypeAdapter(Vector, config=_FINITE)
 VECTORS: TypeAdapter[list[list[float]]] = TypeAdapter(Vectors, config=_FINITE)
 NUMBER_LISTS: TypeAdapter[list[list[int]]] = TypeAdapter(NumberLists)
 TEXT_LISTS: TypeAdapter[list[list[str]]] = TypeAdapter(TextLists)
-WEIGHT_LISTS = VECTORS
-
 
 REQUESTS: tuple[type[BaseModel], ...] = (
     EmbeddingsRequest,
