@@ -353,13 +353,13 @@ FAULTS = (
         "serving/http/request_values.py",
         "if count > limit:",
         "if count > limit + 1:",
-        "serving/test_routes.py serving/test_bodies.py",
+        "serving/test_routes.py",
     ),
     Fault(
         "serving/http/vector_routes.py",
         "pc.invert(pc.is_in(hits.ids, value_set=known))",
         "pc.is_in(hits.ids, value_set=known)",
-        "serving/test_new_objects.py",
+        "serving/test_vectors.py",
     ),
     Fault(
         "releasing/probes.py",

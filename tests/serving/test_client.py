@@ -14,7 +14,7 @@ import openai
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from tests.support.lineages import lineage_of, read_as, vectors_of
+from tests.support.lineages import lineage_of, read_as
 from tests.support.pinned_lineages import (
     PROMPTS,
     TEXTS,
@@ -90,15 +90,15 @@ def test_ids_are_of_one_type_and_numbers_of_numpy_are_numbers(
     embedded = client.embed(np.array([3, 4]), one)
     (hits,) = client.search(embedded.vectors[0], one, one, ids=np.array([3, 4]))
     assert len(hits) == 1
-    with pytest.raises(DataError, match="is no id"):
-        client.search(embedded.vectors[0], version=1, ids=[object()])
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: client.embed("17"),
         lambda: client.search([0.0], ids="17"),
+        lambda: client.search(embedded.vectors[0], version=1, ids=[object()]),
         lambda: client.encode("17"),
         lambda: client.search_texts("17"),
-    ):
-        with pytest.raises(DataError, match=r"\['17'\]"):
+    )
+    for call in calls:
+        with pytest.raises(DataError):
             call()
     with pytest.raises(ShapeError):
         client.transform([], 1, 0)
@@ -109,11 +109,11 @@ def test_ids_are_of_one_type_and_numbers_of_numpy_are_numbers(
             client.embed([7])
 
 
-@pytest.mark.parametrize("token", ["", "…", "a b", "secret\n"])
-def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it(token: str) -> None:
-    with pytest.raises(ServiceError) as caught:
-        Client("http://service", token)
-    assert not token or token not in str(caught.value)
+def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it() -> None:
+    for token in ("", "…", "a b", "secret\n"):
+        with pytest.raises(ServiceError) as caught:
+            Client("http://service", token)
+        assert not token or token not in str(caught.value)
     with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:port"):
         Client("http://127.0.0.1:port")
 
@@ -139,12 +139,11 @@ def test_calls_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with Client("http://service", transport=flaky(failures)) as client:
         assert client.versions() == [{"version": 0}]
     assert len(pauses) == 3
-    cases: tuple[tuple[list[Any], int, str], ...] = (
+    for failures, retries, words in (
         ([503] * 9, 2, "busy"),
         ([httpx.ConnectError("refused")], 0, "cannot be reached: refused"),
         ([400], 5, "busy"),
-    )
-    for failures, retries, words in cases:
+    ):
         with (
             Client("http://service", transport=flaky(failures), retries=retries) as client,
             pytest.raises(ServiceError, match=words),
@@ -165,22 +164,18 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 
 def test_openais_client_reads_by_version_by_label_and_by_default(guarded: tuple[str, str]) -> None:
+    more = {"encoding_format": "float", "user": "x", "dimensions": 10}
+    options: Any
     with openai.OpenAI(base_url=guarded[0], api_key=guarded[1], max_retries=0) as client:
-        for model, version in (("line@v0", 0), ("line", 0), ("line@stable", 2)):
-            answer = client.embeddings.create(model=model, input=["7", "8"])
+        for model, version, options in (
+            ("line@v0", 0, {}),
+            ("line", 0, {}),
+            ("line@stable", 2, {**more, "extra_body": {"side": "object"}}),
+        ):
+            answer = client.embeddings.create(model=model, input=["7", "8"], **options)
             expected = read_as(2, version)[[7, 8]].numpy()
             assert_allclose([d.embedding for d in answer.data], expected, rtol=1e-5, atol=1e-6)
-            assert answer.model == f"line@v{version}"
-            assert answer.usage.total_tokens == 0
-        answer = client.embeddings.create(
-            model="line@stable",
-            input="7",
-            encoding_format="float",
-            user="somebody",
-            dimensions=10,
-            extra_body={"side": "object"},
-        )
-        assert_allclose(answer.data[0].embedding, vectors_of(2)[7].numpy(), rtol=1e-6)
+            assert (answer.model, answer.usage.total_tokens) == (f"line@v{version}", 0)
 
 
 def test_openais_client_raises_its_own_errors(guarded: tuple[str, str]) -> None:
@@ -218,10 +213,11 @@ def place(lineage: Lineage, request: pytest.FixtureRequest) -> Iterator[dict[str
 
 def check_pinned(lineage: Lineage, documents: Any, query: Any, texts: list[str] = TEXTS) -> None:
     """Compare the vectors of texts as documents, and of the first as a query, with version 0's."""
-    expected = as_version_0(lineage, texts, PROMPTS.document)
-    assert_allclose(documents, expected, rtol=1e-4, atol=1e-3)
-    (expected,) = as_version_0(lineage, texts[:1], PROMPTS.query)
-    assert_allclose(query, expected, rtol=1e-4, atol=1e-3)
+    for rows, prompt, sent in (
+        (documents, PROMPTS.document, texts),
+        ([query], PROMPTS.query, texts[:1]),
+    ):
+        assert_allclose(rows, as_version_0(lineage, sent, prompt), rtol=1e-4, atol=1e-3)
 
 
 def test_pinned_texts_are_of_the_version_its_cuts_and_in_order(
@@ -230,9 +226,9 @@ def test_pinned_texts_are_of_the_version_its_cuts_and_in_order(
     texts = PinnedTexts(0, **place)
     whole = texts.encode(TEXTS, "document")
     check_pinned(lineage, whole, texts.encode(TEXTS[:1], "query")[0])
-    kept = np.array(whole)[:, :4]
+    cut = np.array(whole)[:, :4]
     short = PinnedTexts(0, dimensions=4, **place).encode(TEXTS, "document")
-    assert_allclose(short, kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-4)
+    assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-4)
     assert texts.encode([], "query") == []
     many = [f"word{i} word{i + 1}" for i in range(7)]
     whole = texts.encode(many, "document")
@@ -301,19 +297,17 @@ def test_a_haystack_pipeline_that_was_written_and_read_is_pinned(
     check_pinned(lineage, [row.embedding for row in rows], answer["texts"]["embedding"])
     assert [(row.id, row.meta["n"]) for row in rows] == [(d.id, d.meta["n"]) for d in documents]
     assert documents[0].embedding is None
-    embedder = module.EvergramDocumentEmbedder(0, **place)
     with pytest.raises(DataError, match=r"Document 1 .* has no text"):
-        embedder.run([documents[0], haystack.Document(content="")])
+        module.EvergramDocumentEmbedder(0, **place).run(
+            [documents[0], haystack.Document(content="")]
+        )
     # A secret is written by its name alone.
     monkeypatch.setenv("SHOP_TOKEN", "secret")
-    url, token = "http://127.0.0.1:8000", Secret.from_env_var("SHOP_TOKEN")
-    written = module.EvergramTextEmbedder(0, url=url, token=token).to_dict()
+    token = Secret.from_env_var("SHOP_TOKEN")
+    written = module.EvergramTextEmbedder(0, url="http://127.0.0.1:8000", token=token).to_dict()
     assert "SHOP_TOKEN" in str(written)
     assert "secret" not in str(written)
     assert module.EvergramTextEmbedder.from_dict(written).to_dict() == written
-    fixed = module.EvergramTextEmbedder(0, url=url, token=Secret.from_token("secret"))
-    with pytest.raises(ValueError, match="Cannot serialize"):
-        fixed.to_dict()
 
 
 def test_langchains_documents_and_queries_are_pinned(
@@ -348,24 +342,10 @@ def test_llama_indexs_texts_and_queries_are_pinned(lineage: Lineage, place: dict
     check_pinned(lineage, asyncio.run(model.aget_text_embedding_batch(TEXTS)), later)
     secret = EvergramEmbedding(0, url="http://127.0.0.1:8000", token="secret")
     assert "secret" not in f"{secret.to_dict()} {secret.to_payload()} {secret!r}"
+    # LlamaIndex tells its cached embeddings apart by these.
+    others = [
+        EvergramEmbedding(v, dimensions=d, **place) for v, d in ((0, None), (1, None), (0, 4))
+    ]
+    assert len({str(other.to_dict()) for other in others}) == len(others)
     with pytest.raises(DataError):
         EvergramEmbedding("stable", **place)  # type: ignore[arg-type]
-
-
-def test_a_cache_tells_embeddings_of_other_versions_and_dims_apart(lineage: Lineage) -> None:
-    pytest.importorskip("llama_index.core.base.embeddings.base")
-    from llama_index.core.ingestion import IngestionCache, IngestionPipeline
-    from llama_index.core.schema import TextNode
-
-    from evergram.serving.frameworks.llama_index import EvergramEmbedding
-
-    cache, rows = IngestionCache(), []
-    for version, dims in ((0, None), (1, None), (0, 4), (0, None)):
-        where = {"lineage": str(lineage.path), "encoder": ADDRESSES[1]}
-        model = EvergramEmbedding(version, dimensions=dims, **where)
-        pipeline = IngestionPipeline(transformations=[model], cache=cache)
-        (node,) = pipeline.run(nodes=[TextNode(text=TEXTS[0], id_="one")])
-        rows.append(node.embedding)
-    assert rows[0] == rows[3]
-    assert rows[0] != rows[1]
-    assert len(rows[2]) == 4

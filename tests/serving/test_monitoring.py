@@ -1,85 +1,103 @@
-"""What a service says of itself: drift, counters and spans."""
+"""What a service says of itself: drift, counters and spans; and the dashboard's facts, of which
+whatever is not known to be well is not well."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.running_service import Running, running
+from starlette.testclient import TestClient
+from tests.support.dashboards import make_lineage, publish, quality, serve
+from tests.support.lineages import lineage_of
+from tests.support.lineages import publish as publish_next_version
+from tests.support.running_service import Running, http_of, running, until
 
 from evergram import tracing
+from evergram.errors import IntegrityError
+from evergram.lineage.canary_check import diagnose_lineage
+from evergram.lineage.consumers.record import Baseline, Consumer, Probe
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.backfilling.backfill import Backfill
+from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
+from evergram.retrieval.fill import fill
+from evergram.serving.dashboard.data import dashboard_data, health, published_facts
+from evergram.serving.dashboard.schemas import (
+    BackfillFacts,
+    ConsumerFacts,
+    DashboardData,
+    DriftFacts,
+    Health,
+    Live,
+    PastFacts,
+    ProbeFacts,
+    VersionFacts,
+)
+from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.metrics import Drift, Metrics
+from evergram.serving.settings import ServiceSettings
 from evergram.serving.traces import export_traces, wants_traces
+from evergram.stores.open_store import open_store
+from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
 
-def test_drift_is_small_for_all_and_large_for_a_few(served: Running) -> None:
+def test_drift_is_the_distance_of_second_moments_small_for_all_and_large_for_a_few(
+    served: Running,
+) -> None:
     draw = np.random.default_rng(0)
+    many = [draw.choice(300, 20).tolist() for _ in range(40)]
     with served.service.entered() as state:
-        for ids, low, high in ((range(300), 0.0, 0.3), ([7], 0.8, 100.0)):
+        stored = state.lineage.moments(2)["object"][2].numpy()
+        few: list[list[int]] = [[7] * 20] * 40
+        for asked, low, high in ((many, 0.0, 0.3), (few, 0.8, 100.0), ([[1, 2, 3]], 0.0, 100.0)):
             drift = Drift()
-            for _ in range(40):
-                embedded = state.reader.embed(draw.choice(list(ids), 20).tolist(), 0)
+            for ids in asked:
+                embedded = state.reader.embed(ids)
                 drift.note("object", embedded.ids, embedded.sources)
                 drift.look(state.reader)
             relative, count = drift.measured()["object", 2]
-            assert count == 40 * 16
             assert relative is not None
             assert low <= relative < high
-
-
-def test_drift_is_the_distance_of_second_moments(served: Running) -> None:
-    drift = Drift()
-    with served.service.entered() as state:
-        embedded = state.reader.embed([1, 2, 3])
-        drift.note("object", embedded.ids, embedded.sources)
-        drift.look(state.reader)
-        stored = state.lineage.moments(2)["object"][2].numpy()
-    served_moments = embedded.vectors.T.astype(np.float64) @ embedded.vectors / 3
-    expected = np.linalg.norm(served_moments - stored) / np.linalg.norm(stored)
-    relative, count = drift.measured()["object", 2]
-    assert count == 3
+            assert count == (3 if asked == [[1, 2, 3]] else 40 * 16)
+    moments = embedded.vectors.T.astype(np.float64) @ embedded.vectors / 3
+    expected = np.linalg.norm(moments - stored) / np.linalg.norm(stored)
     assert relative == pytest.approx(float(expected))
 
 
-class Rows:
-    """Rows of a vector in a lineage without moments, which may be restored from a copy.
+def rows_of(
+    fingerprint: str, vector: list[float], during: Callable[[], object] = lambda: None
+) -> Any:
+    """Rows of a vector in a lineage without moments, which may be restored from a copy; `during`
+    is called while they are read."""
 
-    Args:
-        go: what reading rows waits for.
-    """
-
-    def __init__(self, fingerprint: str, vector: list[float], go: Any = None) -> None:
-        manifest = SimpleNamespace(fingerprint=fingerprint)
-        self.lineage = SimpleNamespace(manifest=lambda _: manifest, moments=lambda _: {})
-        self.asked = threading.Event()
-        self._vector, self._go = vector, go
-
-    def embed(self, ids: pa.Array, version: int, side: str) -> Any:
-        self.asked.set()
-        assert self._go is None or self._go.wait(60)
-        vectors = np.tile(np.array(self._vector, dtype=np.float32), (len(ids), 1))
+    def embed(ids: pa.Array, version: int, side: str) -> Any:
+        during()
+        vectors = np.tile(np.array(vector, dtype=np.float32), (len(ids), 1))
         return SimpleNamespace(vectors=vectors, sources=np.full(len(ids), version))
 
-
-rows_of: Any = Rows
+    manifest = SimpleNamespace(fingerprint=fingerprint)
+    lineage = SimpleNamespace(manifest=lambda _: manifest, moments=lambda _: {})
+    return SimpleNamespace(lineage=lineage, embed=embed)
 
 
 def note(drift: Drift, rows: int, version: int = 1) -> None:
@@ -87,17 +105,12 @@ def note(drift: Drift, rows: int, version: int = 1) -> None:
 
 
 def test_nobody_waits_for_a_store_that_is_measured() -> None:
-    go, drift = threading.Event(), Drift()
+    drift, seen = Drift(), list[Any]()
     note(drift, 3)
-    reader = rows_of("a", [1.0, 2.0], go)
-    with ThreadPoolExecutor(2) as pool:
-        looking = pool.submit(drift.look, reader)
-        assert reader.asked.wait(60)
-        try:
-            assert pool.submit(drift.measured).result(30) == {}
-        finally:
-            go.set()
-        looking.result(60)
+    with ThreadPoolExecutor(1) as pool:
+        reading = lambda: seen.append(pool.submit(drift.measured).result(30))  # noqa: E731
+        drift.look(rows_of("a", [1.0, 2.0], reading))
+    assert seen == [{}]
     assert drift.measured() == {("object", 1): (None, 3)}
 
 
@@ -130,42 +143,30 @@ def test_each_version_is_shown_until_nothing_of_it_was_served_for_an_hour(
     assert drift.measured() == {("object", 1): (None, 5), ("object", 2): (None, 1)}
 
 
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def series_of(page: str) -> Series:
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
-
-
 def test_metrics_and_dashboard_show_requests_rows_errors_latency_and_drift(fresh: Running) -> None:
     for _ in range(3):
         fresh.post("/v1/embeddings", {"input": [1, 2], "model": "line@v0"})
     fresh.post("/v1/embeddings", {"input": [900]})
-    values = series_of(fresh.get("/metrics").text)
-
-    def value(name: str, **labels: str) -> float:
-        return values[name, frozenset(labels.items())]
-
+    page = text_string_to_metric_families(fresh.get("/metrics").text)
+    samples = [sample for family in page for sample in family.samples]
+    values = {(s.name, frozenset(s.labels.items())): s.value for s in samples}
     common = {"route": "/v1/embeddings", "consumer": ""}
-    assert value("evergram_requests_total", **common, version="0", status="200") == 3
-    assert value("evergram_requests_total", **common, version="", status="404") == 1
-    assert value("evergram_rows_total", version="0", computed_from="2") == 6
-    assert value("evergram_errors_total", code="unknown_id") == 1
-    assert value("evergram_request_seconds_count", route="/v1/embeddings") == 4
-    assert value("evergram_production_version") == 2
+    labels: dict[str, str]
+    for name, labels, value in (
+        ("requests_total", {**common, "version": "0", "status": "200"}, 3),
+        ("requests_total", {**common, "version": "", "status": "404"}, 1),
+        ("rows_total", {"version": "0", "computed_from": "2"}, 6),
+        ("errors_total", {"code": "unknown_id"}, 1),
+        ("request_seconds_count", {"route": "/v1/embeddings"}, 4),
+        ("production_version", {}, 2),
+    ):
+        assert values[f"evergram_{name}", frozenset(labels.items())] == value
     drift = fresh.http.app.state.handler.metrics.drift  # type: ignore[attr-defined]
     # The service looks by itself only every so many seconds; a look of its own at this moment would
     # take what there is to see.
-    until = time.monotonic() + 10
     with fresh.service.entered() as state:
         drift.look(state.reader)
-        while not drift.measured() and time.monotonic() < until:
-            time.sleep(0.05)
+    until(drift.measured)
     dashboard = fresh.get("/v1/dashboard").json()
     assert dashboard["production"] == 2
     live = dashboard["live"]
@@ -178,92 +179,61 @@ def test_metrics_and_dashboard_show_requests_rows_errors_latency_and_drift(fresh
     assert live["drift"][0]["vectors"] == 6
 
 
-def test_the_series_of_one_of_several_processes_carry_its_number() -> None:
-    plain, labelled = Metrics(), Metrics(3)
-    for metrics in (plain, labelled):
-        metrics.served(0, {2: 6})
-        metrics.answered("/v1/search", "ads", 0, 200, 0.1)
-    expected = {
-        (name, labels | {("process", "3")}): value
-        for (name, labels), value in series_of(plain.page().decode()).items()
-    }
-    for _ in range(2):
-        assert series_of(labelled.page().decode()) == expected
-
-
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+SPANS = f"""
+from {export_traces.__module__} import export_traces
+from evergram.tracing import span, tracer
+assert export_traces() and export_traces()
+with tracer().start_as_current_span("POST /v1/search"), span("chain", rows=2):
+    pass
+"""
 
 
 def test_variables_and_packages_decide_whether_spans_are_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}
-    for variables in (ENDPOINT, own, {**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp"}):
-        assert wants_traces(variables)
-    off = ({"OTEL_SDK_DISABLED": "TRUE"}, {"OTEL_TRACES_EXPORTER": "none"})
-    empty = {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}
-    for variables in ({}, empty, *({**ENDPOINT, **other} for other in off)):
-        assert not wants_traces(variables)
+    for variables, wanted in (
+        (ENDPOINT, True),
+        (own, True),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "TRUE"}, False),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        ({}, False),
+    ):
+        assert wants_traces(variables) == wanted
     monkeypatch.setattr(tracing, "_tracer", None)
     assert not export_traces({})
     assert tracing.tracer() is None
     # None makes an import fail as if the package were not there.
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    for name in [n for n in sys.modules if n.startswith("opentelemetry.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with caplog.at_level(logging.WARNING, "evergram.serving"):
-        assert not export_traces(ENDPOINT)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "opentelemetry", None)
+        for name in [n for n in sys.modules if n.startswith("opentelemetry.")]:
+            without.delitem(sys.modules, name)
+        with caplog.at_level(logging.WARNING, "evergram.serving"):
+            assert not export_traces(ENDPOINT)
     assert "pip install 'evergram[telemetry]', or unset it" in caplog.text
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """An HTTP server that keeps what is posted to it: its address, and (path, body) of each."""
-    posted: list[tuple[str, bytes]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", posted
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.long
-def test_a_process_sends_its_spans_by_the_time_it_ends(
-    collector: tuple[str, list[tuple[str, bytes]]],
-) -> None:
+def test_a_process_sends_its_spans_by_the_time_it_ends(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp", reason="needs evergram[telemetry]")
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    address, posted = collector
-    program = (
-        f"from {export_traces.__module__} import export_traces\n"
-        "from evergram.tracing import span, tracer\n"
-        "assert export_traces() and export_traces()\n"
-        "with tracer().start_as_current_span('POST /v1/search'), span('chain', rows=2): pass"
-    )
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_SERVICE_NAME": "films"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=ours, timeout=120)
-    [(path, body)] = posted
-    assert path == "/v1/traces"
-    [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
-    attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
-    assert attributes["service.name"] == "films"
-    names = [span.name for span in resource.scope_spans[0].spans]
-    assert names == ["evergram.chain", "POST /v1/search"]
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        address = f"http://127.0.0.1:{collector.getsockname()[1]}"
+        ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_SERVICE_NAME": "films"}
+        with subprocess.Popen([sys.executable, "-c", SPANS], env=ours) as process:
+            sent, _ = collector.accept()
+            with sent:
+                content = b""
+                while b"POST /v1/search" not in content:  # ends after the span of its part
+                    content += sent.recv(65_536)
+                sent.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert process.returncode == 0
+    assert content.startswith(b"POST /v1/traces ")
+    for word in (b"films", b"evergram.chain"):
+        assert word in content
 
 
 @pytest.fixture
@@ -313,18 +283,13 @@ def test_a_request_has_a_span_with_its_work_below_it(
     spans = spans_of(kept)
     parent = spans["POST /v1/search"].context.span_id
     assert spans["evergram.search"].parent.span_id == parent
-
-
-def test_the_callers_trace_goes_on_and_paths_with_parts_are_named_by_their_route(
-    traced: Running, kept: InMemorySpanExporter
-) -> None:
-    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    headers = {"traceparent": f"00-{trace}-{parent}-01"}
+    # The caller's trace goes on, and paths with parts are named by their route.
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {"traceparent": f"00-{trace}-{caller}-01"}
     assert traced.http.get("/v1/models/line@v0", headers=headers).status_code == 200
     [request] = spans_of(kept).values()
     assert request.name == "GET /v1/models/{model}"
-    assert request.context.trace_id == int(trace, 16)
-    assert request.parent.span_id == int(parent, 16)
+    assert (request.context.trace_id, request.parent.span_id) == (int(trace, 16), int(caller, 16))
     for path in ("/healthz", "/readyz", "/metrics"):
         assert traced.get(path).status_code == 200
     traced.service.refresh()
@@ -352,3 +317,389 @@ def test_a_failure_is_an_error_and_a_refusal_is_none(
     [request] = spans_of(kept).values()
     assert request.status.status_code is StatusCode.ERROR
     assert request.attributes["error.type"] == "500"
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
+    """Four versions that tests only read."""
+    return make_lineage(tmp_path_factory.mktemp("films") / "lineage")
+
+
+@pytest.fixture
+def lineage(films: Lineage, tmp_path: Path) -> Lineage:
+    shutil.copytree(films.path, tmp_path / "lineage")
+    return Lineage.open(tmp_path / "lineage")
+
+
+def test_facts_of_versions_are_those_of_the_lineage(films: Lineage) -> None:
+    data = dashboard_data(films, [], Live())
+    assert (data.lineage, data.newest, data.production) == ("films", 3, 3)
+    assert data.live.model_dump() == dict.fromkeys(Live.model_fields)
+    assert [v.dim for v in data.versions] == [12, 14, 13, 15]
+    for version in data.versions:
+        assert version.quality == films.metrics(version.version)["metrics"]
+        assert (version.name, version.encoder) == (f"films@v{version.version}", "file")
+    for reading in diagnose_lineage(films):
+        past = data.versions[reading.version].past
+        measured, certificate = reading.measured, reading.certificate
+        assert past is not None
+        assert measured is not None
+        assert certificate is not None
+        assert past.canaries == measured.objects == 20
+        assert (past.measured, past.cosine) == (measured.relative, measured.cosine)
+        assert (past.estimate, past.bound) == (certificate.relative, certificate.relative_bound)
+        assert (past.error, past.history) == (reading.error, reading.history)
+    assert data.versions[3].past is None
+    assert data.versions[0].step is None
+    step = data.versions[2].step
+    assert step is not None
+    assert step.kind == "linear"
+    amplification = torch.linalg.svdvals(films.chain.matrix(2, 1))[0]
+    assert step.amplification == pytest.approx(float(amplification))
+    check_step(films, data, 2, 1)
+
+
+def check_step(lineage: Lineage, data: DashboardData, version: int, before: int) -> None:
+    """Compare a step with the error on canaries, the objects that its Σ was taken on."""
+    step = data.versions[version].step
+    assert step is not None
+    past, now = (lineage.canaries(n)["object"][1].double() for n in (before, version))
+    back = lineage.chain.apply(now, version, before)
+    error = ((back - past).square().sum() / past.square().sum()).sqrt()
+    assert step.error == pytest.approx(float(error), rel=1e-5)
+    assert step.estimate == pytest.approx(float(error), rel=1e-5)
+
+
+def test_labels_retired_and_withdrawn(lineage: Lineage) -> None:
+    lineage.label("stable", 3)
+    lineage.retire(1)
+    publish(lineage, 16, quality(4), promote=False)
+    lineage.withdraw(4, "trained on the wrong day")
+    publish(lineage, 11, quality(5), promote=False)
+    data = dashboard_data(lineage, [], Live())
+    assert (data.newest, data.production) == (5, 3)
+    assert [v.labels for v in data.versions] == [[], [], [], ["stable"], [], []]
+    assert [v.retired for v in data.versions] == [False, True, False, False, False, False]
+    assert [v.past is not None for v in data.versions] == [True, False, True, True, False, False]
+    gone = data.versions[4]
+    assert gone.withdrawn == "trained on the wrong day"
+    assert gone.fingerprint == lineage.withdrawn[4].fingerprint[7:19]
+    assert (gone.dim, gone.encoder, gone.quality) == (15, None, {})
+    assert gone.step is not None
+    assert gone.step.model_dump() == {
+        "kind": "identity", "error": None, "estimate": None, "amplification": None,
+    }  # fmt: skip
+    # Version 5 leads to version 3, and version 2 to the retired one: both are measured.
+    check_step(lineage, data, 5, 3)
+    check_step(lineage, data, 2, 1)
+    for version in data.versions:
+        if version.withdrawn is None:
+            whole = lineage.manifest(version.version).fingerprint
+            assert whole.startswith(f"sha256:{version.fingerprint}")
+
+
+def reading(consumer: str, value: float | None, **other: str) -> dict[str, Any]:
+    """Return the reading of a probe as an upgrade writes it."""
+    facts = {"consumer": consumer, "pinned": "v0", "metric": "auc", "value": value}
+    return {**facts, "problem": None if value is not None else "/home/somebody/x: damaged", **other}
+
+
+def consumer(name: str, pinned: str = "v0", **probe: Any) -> Consumer:
+    made = Probe(model="m", data="d", side="object", **{"metric": "auc", **probe})
+    return Consumer(
+        name=name, pinned=pinned, allowed=(pinned,), since="2026-02-01",
+        probe=made if probe else None,
+    )  # fmt: skip
+
+
+def test_consumers_and_their_probes(lineage: Lineage) -> None:
+    readings = [
+        reading("good", 0.75),
+        reading("bad", 0.75),
+        reading("failed", None),
+        reading("far", 0.75, metric="rmse"),
+        reading("moved", 0.75, pinned="v1"),
+    ]
+    publish(lineage, 11, quality(4), probes=readings)
+    lineage.label("stable", 4)
+    baseline = Baseline(version=3, value=0.5, objects=9)
+    data = dashboard_data(
+        lineage,
+        [
+            consumer("stays", "stable"),
+            consumer("lost", "canary"),
+            consumer("good", min=0.75, baseline=baseline),
+            consumer("bad", min=0.76),
+            consumer("failed", metric="auc"),
+            consumer("far", metric="rmse", max=0.7),
+            consumer("moved", min=0.1),
+        ],
+        Live(),
+    )
+    consumers = {c.name: c for c in data.consumers}
+    assert list(consumers) == ["bad", "failed", "far", "good", "lost", "moved", "stays"]
+    assert (consumers["stays"].version, consumers["stays"].probe) == (4, None)
+    assert (consumers["lost"].pinned, consumers["lost"].version) == ("canary", None)
+    probes = {name: c.probe for name, c in consumers.items() if c.probe is not None}
+    assert {name: p.holds for name, p in probes.items()} == {
+        "bad": False, "failed": False, "far": False, "good": True, "moved": None,
+    }  # fmt: skip
+    assert probes["good"].values == {3: 0.5, 4: 0.75}
+    assert (probes["failed"].failed, probes["failed"].last) == (True, None)
+    assert (probes["far"].less_is_better, probes["far"].limit) == (True, 0.7)
+    # What was said of another pin is not of this one.
+    assert probes["moved"].values == {}
+    assert "somebody" not in data.model_dump_json()
+
+
+def test_unknown_figures_are_none(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    for dim in (3, 4):
+        publish(lineage, dim, {"model": {"recall@20": float("nan")}}, known=False)
+    data = dashboard_data(lineage, [], Live())
+    past, step = data.versions[0].past, data.versions[1].step
+    assert past is not None
+    assert step is not None
+    assert (past.canaries, past.error, past.estimate, past.bound) == (0, None, None, None)
+    assert (step.error, step.estimate) == (None, None)
+    assert data.versions[0].quality == {"model": {}}
+
+
+def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
+    known = published_facts(lineage)
+    made = dashboard_data(lineage, [], Live()).versions
+    (lineage.path / "versions" / "0" / "canary.parquet").write_bytes(b"")
+    assert dashboard_data(lineage, [], Live(), known).versions == made
+    with pytest.raises(IntegrityError, match=r"canary\.parquet"):
+        dashboard_data(lineage, [], Live())
+
+
+def test_a_lineage_that_contradicts_itself_is_not_well(lineage: Lineage) -> None:
+    older = (lineage.path / "lineage.json").read_bytes()
+    publish(lineage, 12, quality(4), promote=False)
+    (lineage.path / "lineage.json").write_bytes(older)
+    data = dashboard_data(Lineage.open(lineage.path), [], Live())
+    assert data.health.state == "not well"
+    reason = data.health.reasons[0]
+    assert (reason.kind, reason.part) == ("broken", "versions")
+    assert "version 4" in reason.sentence
+    assert data.checked <= data.at
+
+
+PAST = PastFacts(
+    unseen=20, error=0.1, cosine=0.9, canaries=20, measured=0.1, estimate=0.1, bound=0.2,
+    amplification=1.0, history={},
+)  # fmt: skip
+VERSION = VersionFacts(
+    version=0, name="films@v0", created="2026-02-01", dim=8, encoder="file", fingerprint="a",
+    labels=[], retired=False, withdrawn=None, quality={}, step=None, past=PAST,
+)  # fmt: skip
+NEWEST = VERSION.model_copy(update={"version": 2, "past": None})
+WITHDRAWN = VERSION.model_copy(update={"version": 1, "past": None, "withdrawn": "wrong day"})
+PROBE = ProbeFacts(
+    metric="auc", limit=0.8, less_is_better=False, values={2: 0.9}, last=0.9, holds=True
+)
+CONSUMER = ConsumerFacts(name="ads", pinned="v0", version=0, since="2026-02-01", probe=PROBE)
+LIVE = Live(
+    rows={"object": {0: 3, 2: 17}},
+    drift=[DriftFacts(side="object", version=2, relative=0.5, vectors=9, limit=0.5)],
+    backfill=[BackfillFacts(side="object", version=2, done=17, total=20, state="under way")],
+    failed=0,
+    problems=[],
+)
+
+
+def judged(**changed: dict[str, Any]) -> Health:
+    """Judge facts that are all well but for these, of `live`, `consumer`, `probe` and `past`."""
+
+    def facts(name: str, of: Any) -> Any:
+        return of.model_copy(update=changed.get(name, {}))
+
+    version = VERSION.model_copy(update={"past": facts("past", PAST)})
+    reader = facts("consumer", CONSUMER.model_copy(update={"probe": facts("probe", PROBE)}))
+    return health([version, WITHDRAWN, NEWEST], [reader], 2, facts("live", LIVE))
+
+
+def drift(**facts: Any) -> dict[str, Any]:
+    return {"drift": [DriftFacts(**{"side": "object", "relative": 0.1, "limit": 0.5, **facts})]}
+
+
+def backfill(state: str) -> dict[str, Any]:
+    return {"backfill": [BackfillFacts(side="object", version=2, done=1, total=9, state=state)]}
+
+
+BROKEN: list[tuple[dict[str, Any], str, str]] = [
+    ({"probe": {"holds": False, "last": 0.7}}, "consumers", "auc is 0.7, and at least 0.8"),
+    ({"probe": {"failed": True, "holds": False}}, "consumers", "could not be run"),
+    ({"consumer": {"version": None}}, "consumers", "v0"),
+    ({"past": {"belied": "The certificate is belied."}}, "certificate", "belied"),
+    ({"live": {"rows": {"object": {1: 5, 2: 5}}}}, "store", "the withdrawn version 1"),
+    ({"live": {"rows": {"object": {7: 5, 2: 5}}}}, "store", "the unknown version 7"),
+    ({"live": {"rows": {"object": {}}}}, "store", "has no rows"),
+    ({"live": drift(relative=0.6)}, "drift", "is 0.6, and its limit is 0.5"),
+    ({"live": backfill("stalled")}, "store", "stalled"),
+    ({"live": backfill(UNREADABLE)}, "store", "plan again"),
+    ({"live": {"failed": 1}}, "requests", "1 request failed"),
+    ({"live": {"problems": ["The store does not answer."]}}, "requests", "does not answer"),
+]
+NOT_KNOWN: list[tuple[dict[str, Any], str, str]] = [
+    ({"consumer": {"probe": None}}, "consumers", "has no probe"),
+    ({"probe": {"limit": None, "holds": None}}, "consumers", "has no limit"),
+    ({"probe": {"holds": None, "last": None}}, "consumers", "was not run on version 2"),
+    ({"past": {"bound": None}}, "certificate", "has no certificate"),
+    ({"past": {"canaries": 0}}, "certificate", "has no canaries"),
+    ({"live": {"rows": None}}, "store", "could not be counted"),
+    ({"live": {"drift": None}}, "drift", "nothing was served"),
+    ({"live": {"drift": [], "rows": {"object": {2: 1}}}}, "drift", "nothing was served"),
+    ({"live": drift(relative=None)}, "drift", "no moments were published"),
+    ({"live": drift(relative=float("nan"))}, "drift", "no moments were published"),
+    ({"live": drift(limit=None)}, "drift", "has no limit"),
+    ({"live": {"backfill": None}}, "store", "backfill"),
+    ({"live": {"failed": None}}, "requests", "requests fail"),
+    ({"live": {"problems": None}}, "requests", "load what changed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "part", "words"),
+    [*(("broken", *case) for case in BROKEN), *(("not known", *case) for case in NOT_KNOWN)],
+)
+def test_what_is_broken_or_not_measured_is_not_well(
+    kind: str, facts: dict[str, Any], part: str, words: str
+) -> None:
+    found = judged(**facts)
+    assert found.state == ("not well" if kind == "broken" else "not known")
+    (reason,) = found.reasons
+    assert (reason.kind, reason.part) == (kind, part)
+    assert words in reason.sentence
+
+
+def test_all_is_well_where_all_was_measured_and_holds() -> None:
+    assert judged() == Health(state="well", reasons=[])
+    # Who reads the newest version loses nothing, with or without a probe.
+    assert judged(consumer={"version": 2, "probe": None}).state == "well"
+    # The broken come first.
+    found = judged(live={"failed": 2, "drift": None}, consumer={"probe": None})
+    assert found.state == "not well"
+    assert [r.kind for r in found.reasons] == ["broken", "not known", "not known"]
+
+
+def test_the_page_and_its_files_are_sent_with_strict_headers(films: Lineage) -> None:
+    data = dashboard_data(films, [], Live())
+    with serve(data) as service, httpx.Client(base_url=service.url) as client:
+        for path, kind in (
+            ("/", "text/html"),
+            ("/dashboard/dashboard.css", "text/css"),
+            ("/dashboard/chain.js", "text/javascript"),
+        ):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+            policy = answer.headers["content-security-policy"]
+            rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+            assert (rules["default-src"], rules["img-src"]) == ("'none'", "'self' data:")
+            assert {rules[f"{of}-src"] for of in ("script", "style", "connect")} == {"'self'"}
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        for path in ("/dashboard/nothing.js", "/dashboard/../dashboard.py", "/dashboard/%2e%2e/x"):
+            assert client.get(path).status_code == 404
+        answer = client.get("/v1/dashboard")
+        assert answer.json() == data.model_dump(mode="json")
+        assert answer.headers["cache-control"] == "no-store"
+        service.token = "secret"
+        assert client.get("/v1/dashboard").status_code == 401
+        assert client.get("/").status_code == 200
+
+
+def test_the_python_of_the_document_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    make_lineage(tmp_path / "lineages" / "films", 2)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block[1], "dashboard.md", "exec"), {})
+    printed = DashboardData.model_validate_json(capsys.readouterr().out)
+    assert [v.version for v in printed.versions] == [0, 1]
+
+
+def shown(http: TestClient) -> list[dict[str, Any]]:
+    backfills: list[dict[str, Any]] = http.get("/v1/dashboard").json()["live"]["backfill"]
+    return backfills
+
+
+def test_a_backfill_is_shown_as_it_goes(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    with (
+        open_store(str(tmp_path / "store"), create="int64") as store,
+        http_of(lineage.path, settings=ServiceSettings(poll=0.05)) as http,
+    ):
+        fill(lineage, store, "object")
+        publish_next_version(lineage, 1)
+        backfill = Backfill(lineage, store, "object")
+        until(lambda: http.get("/readyz").json()["version"] == 1)
+        assert shown(http) == []
+        steps: tuple[tuple[Callable[[], Any], int, str], ...] = (
+            (lambda: backfill.plan(batch=50), 0, "planned"),
+            (lambda: backfill.apply(rows=100), 100, "paused"),
+            (backfill.apply, 300, "applied"),
+            (backfill.rollback, 0, "rolled back"),
+        )
+        for step, done, state in steps:
+            step()
+            expected = {"side": "object", "version": 1, "done": done, "total": 300, "state": state}
+            (facts,) = shown(http)
+            assert expected.items() <= facts.items()
+            assert (facts["per_minute"] is not None) == (state in ("paused", "applied"))
+
+
+def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    written, go = threading.Event(), threading.Event()
+    load = SnapshotStore.load
+
+    def slowly(self: SnapshotStore, space: Any, blocks: Any) -> int:
+        rows = list(blocks)
+        written.set()
+        assert go.wait(60)
+        return load(self, space, rows)
+
+    with http_of(lineage.path, settings=ServiceSettings(poll=0.05)) as http:
+        monkeypatch.setattr(SnapshotStore, "load", slowly)
+        publish_next_version(lineage, 1)
+        assert written.wait(60)
+        expected = {
+            "side": "object", "version": 1, "done": 300, "total": 300, "state": "being filled",
+        }  # fmt: skip
+        (facts,) = shown(http)
+        assert expected.items() <= facts.items()
+        go.set()
+        until(lambda: http.get("/readyz").json()["version"] == 1)
+        assert shown(http) == []
+
+
+def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("evergram.serving.dashboard.traffic.monotonic", lambda: now)
+    latest = TrafficLog()
+    reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
+
+    def rates() -> list[tuple[float, float]]:
+        rates = latest.live(reader, Metrics(), {}).rates
+        assert rates is not None
+        return [(rate.ago, rate.per_minute) for rate in rates]
+
+    for seconds, requests in ((0.5, 3), (4.0, 2), (12.0, 4)):
+        now = 1000.0 + seconds
+        for _ in range(requests):
+            latest.answered("", 0, 200, 0.001)
+    # 5 in 5 s, none in 5 s, 4 in the 2 s that the last step has lasted.
+    assert rates() == [(7.0, 60.0), (2.0, 0.0), (0.0, 120.0)]
+    now = 1000.0 + 10_000
+    latest.answered("", 0, 200, 0.001)
+    # Ten minutes of them, and no more is remembered.
+    assert len(rates()) == 120
+    assert rates()[-1] == (0.0, 60.0)
+    assert sum(rate for _, rate in rates()[:-1]) == 0
+    assert len(latest._steps) == 1

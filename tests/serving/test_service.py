@@ -1,14 +1,20 @@
-"""A new version, a label that moves and a change of consumers, under way."""
+"""A new version, a label that moves and a change of consumers, under way; the limits of a process;
+and several processes behind one port: what they share, and what each has for itself."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import os
+import re
+import resource
+import signal
+import socket
+import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tests.support.lineages import lineage_of, publish
+from tests.support.lineages import DIMS, lineage_of, publish, vectors_of
 from tests.support.publishing import publish_next
 from tests.support.running_service import (
     CountedStore,
@@ -26,7 +32,9 @@ from tests.support.running_service import (
     read_from_dictionaries,
     running,
     server,
+    until,
 )
+from tests.support.serving_process import ServingProcess, serving
 from tests.support.store_kinds import STORES
 
 from evergram.compatibility.transforms import AffineTransform
@@ -34,20 +42,19 @@ from evergram.errors import ServiceError, StoreError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.migration.make_sidecar import make_sidecar
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
+from evergram.serving import Client, listen, listen_processes
 from evergram.serving.app import create_app
-from evergram.serving.service import ChangeWatch, Service, SharedReader
+from evergram.serving.server import FILES, allowed_connections
+from evergram.serving.server_processes import ServerProcesses
+from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.text_encoders import ServedTexts
 from evergram.stores.store import Store
-
-
-def until(holds: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_embeddings
 
 
 def version_of(served: Running) -> int:
@@ -84,7 +91,7 @@ def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=2)
     lineage.label("kept", 1)
     publish(lineage, 2, rows=350)
-    service = Service.open(tmp_path / "line")
+    service = Service(tmp_path / "line")
     lineage.label("stable", 1)
     lineage.withdraw(2, "it was bad")
     assert service.refresh()
@@ -121,7 +128,6 @@ def test_a_token_is_taken_back_while_stores_are_filled(
     until(lambda: fresh.post("/v1/embeddings", body, token).status_code == 401)
     assert not filled.is_set()
     filled.set()
-    monkeypatch.undo()
     until(lambda: fresh.service.production == 3)
 
 
@@ -130,19 +136,17 @@ def test_a_change_that_cannot_be_loaded_is_reported_and_the_old_version_served(
 ) -> None:
     record = fresh.folder / "lineage.json"
     whole = record.read_bytes()
-    with caplog.at_level(logging.ERROR):
-        record.write_bytes(whole[:-20])
-        until(lambda: fresh.get("/readyz").json()["problem"] is not None)
-    ready = fresh.get("/readyz")
-    assert ready.status_code == 200
-    assert "version 2 is served on" in ready.json()["problem"]
-    assert str(fresh.folder) not in ready.text
-    assert "lineage.json" in caplog.text
-    assert "evergram_reload_failed 1.0" in fresh.get("/metrics").text
-    assert version_of(fresh) == 2
-    record.write_bytes(whole)
-    until(lambda: fresh.get("/readyz").json()["problem"] is None)
-    assert "evergram_reload_failed 0.0" in fresh.get("/metrics").text
+    for content, problem in ((whole[:-20], True), (whole, False)):
+        record.write_bytes(content)
+        until(lambda: (fresh.get("/readyz").json()["problem"] is not None) == problem)  # noqa: B023
+        assert f"evergram_reload_failed {float(problem)}" in fresh.get("/metrics").text
+        if problem:
+            ready = fresh.get("/readyz")
+            assert ready.status_code == 200
+            assert "version 2 is served on" in ready.json()["problem"]
+            assert str(fresh.folder) not in ready.text
+            assert "lineage.json" in caplog.text
+            assert version_of(fresh) == 2
 
 
 def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open(
@@ -158,47 +162,21 @@ def test_an_unexpected_error_of_an_encoder_is_a_problem_and_leaves_no_store_open
         return reader
 
     texts = ServedTexts([])
-    stamps = ChangeWatch(folder).stamps
-    service = Service(open_reader, lambda: ConsumerRegistry.open(folder), stamps, texts=texts)
+    service = Service(folder, texts=texts, open_reader=open_reader)
     publish(Lineage.open(folder), 3)
-
-    def broken(lineage: Lineage) -> None:
-        raise ImportError("cannot import name 'x' from 'transformers'")
-
     with monkeypatch.context() as patched:
-        patched.setattr(texts, "load", broken)
+        patched.setattr(texts, "load", lambda _: 1 / 0)
         for _ in range(2):
             assert not service.refresh()
-    assert service.problems == [
-        "The lineage has changed and cannot be loaded (ImportError); version 2 is served on."
-    ]
+    (problem,) = service.problems
+    assert "ZeroDivisionError" in problem
+    assert "version 2 is served on" in problem
     assert caplog.text.count("Traceback") == 1
     assert [store.closed for store in stores] == [False, True, True]
     assert service.refresh()
     assert (service.problem, service.production) == (None, 3)
     service.close()
     assert all(store.closed for store in stores)
-
-
-def test_two_services_on_one_folder_load_promotions_and_labels_that_move(tmp_path: Path) -> None:
-    lineage = lineage_of(tmp_path / "line", versions=2)
-    services = [Service.open(lineage.path) for _ in range(2)]
-
-    def loaded(production: int) -> None:
-        for service in services:
-            assert service.refresh()
-            assert (service.production, service.problem) == (production, None)
-            with service.entered() as state:
-                assert state.reader.embed([1], production).sources.tolist() == [production]
-
-    publish(lineage, 2, promote=False)
-    loaded(1)
-    lineage.label("stable", 2)
-    loaded(2)
-    lineage.label("stable", 1)
-    loaded(1)
-    for service in services:
-        service.close()
 
 
 def test_a_store_that_does_not_answer_is_not_ready(
@@ -251,7 +229,7 @@ def test_a_request_under_way_reads_on_from_what_a_change_replaces(
     tmp_path: Path, kind: str
 ) -> None:
     with one_version_in(kind, tmp_path) as (folder, store):
-        service = Service.open(folder, None if store is None else {"object": store.address})
+        service = Service(folder, None if store is None else {"object": store.address})
         for step in ("publish", "promote", "put back", "promote"):
             with service.entered() as state:
                 lineage = Lineage.open(folder)
@@ -293,12 +271,14 @@ def upgrade_under_load(folder: Path, store: Store | None) -> None:
                         continue
                     number, (row, *_) = answer.json()["evergram"]["version"], answer.json()["data"]
                     answers[number] += 1
-                    if path == "search" and row["hits"][0]["id"] != key:
-                        wrong.append(f"{row} for {key}")
-                    if path == "embeddings":
-                        expected = (VECTORS[key] * (number + 1.0)).tolist()
-                        if row["embedding"] != pytest.approx(expected, abs=1e-4):
-                            wrong.append(f"{key} at {number}, from {answer.headers}")
+                    expected = (VECTORS[key] * (number + 1.0)).tolist()
+                    right = (
+                        row["hits"][0]["id"] == key
+                        if path == "search"
+                        else row["embedding"] == pytest.approx(expected, abs=1e-4)
+                    )
+                    if not right:
+                        wrong.append(f"{row} for {key} at {number}, from {answer.headers}")
 
     def load(url: str, *, refill: bool) -> None:
         if refill and store is not None:
@@ -312,40 +292,37 @@ def upgrade_under_load(folder: Path, store: Store | None) -> None:
 
         until(taken)
 
-    service = Service.open(folder, None if store is None else {"object": store.address})
-    with server(create_app(service, ServiceSettings(poll=0.02))) as url:
-        threads = [threading.Thread(target=ask, args=(url, p)) for p in ("embeddings", "search")]
-        for thread in threads:
-            thread.start()
-        for version in (1, 2):
-            publish_next(Lineage.open(folder), multiple(version), promote=False)
-            load(url, refill=False)
-            for production in (version, version - 1, version):
-                Lineage.open(folder).promote(production)
-                load(url, refill=True)
-        stop.set()
-        for thread in threads:
-            thread.join()
+    service = Service(folder, None if store is None else {"object": store.address})
+    app = create_app(service, ServiceSettings(poll=0.02))
+    with server(app) as url, ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask, url, path) for path in ("embeddings", "search")]
+        try:
+            for version in (1, 2):
+                publish_next(Lineage.open(folder), multiple(version), promote=False)
+                load(url, refill=False)
+                for production in (version, version - 1, version):
+                    Lineage.open(folder).promote(production)
+                    load(url, refill=True)
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
     assert not wrong, (len(wrong), sum(answers.values()), wrong[0])
 
 
-def test_a_version_that_is_asked_for_is_loaded_at_once(tmp_path: Path) -> None:
+def test_a_version_that_is_asked_for_is_loaded_at_once_by_one_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
         publish(Lineage.open(served.folder), 3)
         answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
         assert answer.json()["evergram"]["version"] == 3
-
-
-def test_many_requests_for_an_unknown_version_wait_for_one_refresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
         begun, go = threading.Event(), threading.Event()
-        looks = 0
+        looks: list[int] = []
 
         def look() -> bool:
-            nonlocal looks
-            looks += 1
+            looks.append(1)
             begun.set()
             assert go.wait(120)
             return False
@@ -358,7 +335,7 @@ def test_many_requests_for_an_unknown_version_wait_for_one_refresh(
             assert [a.result().status_code for a in answers] == [404] * 8
         go.set()
         until(lambda: served.post("/v1/embeddings", asked).status_code == 404)
-        assert looks <= 3
+        assert len(looks) <= 3
 
 
 def test_a_look_that_fails_is_tried_again(
@@ -376,34 +353,288 @@ def test_a_look_that_fails_is_tried_again(
     assert caplog.text.count("Refreshing the service failed; it is tried again.") == 1
 
 
-def test_published_facts_are_read_by_the_first_who_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lineage_of(tmp_path / "line", versions=2)
-    shared = SharedReader(read_from_dictionaries(tmp_path / "line"))
-    facts = shared.published_facts()
-    assert set(facts.metrics) == {0, 1}
-    monkeypatch.setattr("evergram.serving.service.published_facts", None)
-    assert shared.published_facts() is facts
-
-
 def test_each_file_has_a_stamp_of_its_own_also_elsewhere(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path / "line", versions=2)
     watch = ChangeWatch(tmp_path / "line")
     record, consumers = watch.stamps()
-    assert consumers == ()
-    assert watch.stamps() == (record, consumers)
+    assert watch.stamps() == (record, consumers) == (record, ())
     ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve)
     same, added = watch.stamps()
     assert same == record
     assert added != consumers
-    lineage.label("kept", 0)
-    assert watch.stamps()[0] != record
-    assert watch.stamps()[1] == added
     # A lineage on another machine is watched by its content.
     files = fsspec.filesystem("memory")
     watch = ChangeWatch("memory://watched")
     for content in (b"one", b"two"):
         files.pipe_file("/watched/lineage.json", content)
         assert watch.stamps() == ((content,), ())
-    assert watch.folder is None
+
+
+def test_a_lineage_is_served_until_it_is_stopped(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+    server = listen(tmp_path / "line", port=0)
+    facts, files = server.as_json(), server.service.files()
+    assert (facts["url"], facts["version"], facts["open"]) == (server.url, 2, True)
+    assert facts["checked"] == [name for name, done in files.items() if done]
+    thread = threading.Thread(target=server.run)
+    # Before it runs, a client that connects waits.
+    with Client(server.url) as client:
+        thread.start()
+        assert client.embed([1, 2], 0).vectors.shape == (2, 6)
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_an_address_is_given_back_and_what_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = lineage_of(tmp_path / "line")
+    for address in ("qdrant:{}#films", "qdrant-collection:{}#collection=films&v0=e"):
+        with pytest.raises(ServiceError, match="--processes 1"):
+            listen_processes(tmp_path, 2, stores={"object": address.format(tmp_path)})
+    consumers = ConsumerRegistry.open(lineage.path)
+    consumers.add("ads", "v0", lineage.resolve)
+    consumers.issue_token("ads")
+    with listen(lineage.path, port=0, settings=ServiceSettings(host="0.0.0.0")) as server:
+        assert not server.is_open
+        port = int(server.url.rpartition(":")[2])
+    socket.create_server(("127.0.0.1", port)).close()  # is free again, though it never ran
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "evergram.serving.http.connections", raising=False)
+    with pytest.raises(ServiceError, match=r"uvicorn: pip install 'evergram\[serve\]'"):
+        listen(lineage.path)
+
+
+def test_connections_are_as_many_as_the_limit_of_files_can_be_raised_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, endless = [0, 0], resource.RLIM_INFINITY
+
+    def change(_: int, changed: tuple[int, int]) -> None:
+        if endless != limits[1] < changed[0]:
+            raise ValueError("not allowed to raise maximum limit")
+        limits[:] = changed
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", change)
+    for soft, hard, wanted, allowed, raised in (
+        (FILES, FILES + 40, 30, 30, FILES + 30),
+        (FILES, FILES + 40, 100, 40, FILES + 40),
+        (endless, endless, 10**6, 10**6, endless),
+        (10, endless, 10**6, 10**6, 10**6 + FILES),
+        (10, 10, 30, 1, 10),
+    ):
+        limits[:] = soft, hard
+        assert (allowed_connections(wanted), limits[0]) == (allowed, raised)
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert allowed_connections(7) == 7
+
+
+AT_ONCE = 200
+PATIENCE = 240  # seconds that one answer may take, however busy the machine is
+LOADS: list[tuple[str, Any]] = [
+    ("/v1/embeddings", {"model": "line@v0", "input": list(range(100))}),
+    ("/v1/embeddings", {"input": list(range(50)), "encoding_format": "base64"}),
+    ("/v1/search", {"id": 5, "version": 1, "k": 10}),
+    ("/v1/transform", {"vectors": [[0.5] * 10] * 5, "source": 2, "target": 0}),
+]
+
+
+@pytest.mark.long
+def test_two_hundred_at_once_are_answered_and_leave_nothing_behind(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+
+    async def load(service: ServingProcess, requests: int) -> int:
+        """Return the bytes of memory that the service has once all were answered."""
+        limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
+        numbers = iter(range(requests))
+        async with httpx.AsyncClient(base_url=service.url, limits=limits, timeout=PATIENCE) as http:
+
+            async def ask() -> None:
+                for number in numbers:
+                    path, body = LOADS[number % len(LOADS)]
+                    assert (await http.post(path, json=body)).status_code == 200
+
+            await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
+        pages = int(Path(f"/proc/{service.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    with serving(tmp_path / "line", "--set", f"timeout={PATIENCE}") as service:
+        warm = asyncio.run(load(service, 1_300))
+        assert asyncio.run(load(service, 2_700)) < warm * 1.05 + 4 * 2**20
+
+
+PROCESSES, MANY_ROWS = 2, 20_000
+# Of the administrator, who reads the metrics.
+ADMIN = {"Authorization": "Bearer root"}
+# Between two looks at the lineage; what a process needs to load it is added.
+POLL = 1.0
+
+
+def processes(service: ServingProcess) -> list[int]:
+    """The numbers of the processes that serve."""
+    children = Path(f"/proc/{service.process.pid}/task").glob("*/children")
+    numbers = [int(n) for path in children for n in path.read_text().split()]
+    command = "multiprocessing.spawn"
+    return [n for n in numbers if command in Path(f"/proc/{n}/cmdline").read_text()]
+
+
+@contextmanager
+def each_process(service: ServingProcess) -> Iterator[list[httpx.Client]]:
+    """Yield a client of each process, on a connection that it keeps open."""
+    clients: dict[str, httpx.Client] = {}
+    with ExitStack() as stack:
+        for _ in range(500):
+            client = stack.enter_context(httpx.Client(base_url=service.url, timeout=PATIENCE))
+            clients.setdefault(metrics_of(client)[1], client)
+            if len(clients) == PROCESSES:
+                yield list(clients.values())
+                return
+    raise AssertionError(f"only processes {list(clients)} answered")
+
+
+def metrics_of(client: httpx.Client) -> tuple[str, str]:
+    """Return a process's page of metrics, and its number."""
+    page = client.get("/metrics", headers=ADMIN).raise_for_status().text
+    (number,) = set(re.findall(r'process="(\d+)"', page))
+    return page, number
+
+
+def embed(client: httpx.Client, model: str, token: str = "root") -> httpx.Response:
+    body = {"model": model, "input": ["3"], "side": "object"}
+    return client.post("/v1/embeddings", json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("service") / "shop"
+    lineage_of(folder, versions=2, rows=MANY_ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ServingProcess]:
+    arguments = ("--processes", str(PROCESSES))
+    with serving(folder, *arguments, EVERGRAM_ADMIN_TOKEN="root") as running:
+        yield running
+
+
+@pytest.mark.long
+def test_processes_count_apart_and_take_up_tokens_and_versions(
+    service: ServingProcess, folder: Path
+) -> None:
+    name = 'evergram_rows_total{computed_from="1",process="%s",version="0"}'
+
+    def rows(client: httpx.Client) -> float:
+        page, number = metrics_of(client)
+        match = re.search(re.escape(name % number) + r" (\S+)", page)
+        return 0.0 if match is None else float(match[1])
+
+    with each_process(service) as clients:
+        first, second = clients
+        before = rows(first), rows(second)
+        for _ in range(5):
+            assert embed(first, "line@v0").status_code == 200
+        assert (rows(first), rows(second)) == (before[0] + 5, before[1])
+        until(lambda: "evergram_drift_vectors{" in metrics_of(first)[0])
+        lineage, registry = Lineage.open(folder), ConsumerRegistry.open(folder)
+        registry.add("ads", "v0", lineage.resolve)
+        token = registry.issue_token("ads")
+
+        def answers(status: int) -> bool:
+            return all(embed(c, "line@v0", token).status_code == status for c in clients)
+
+        until(lambda: answers(200), 20 * POLL)
+        registry.remove("ads")
+        until(lambda: answers(401), 20 * POLL)
+        publish(lineage, 2, MANY_ROWS)
+        for client in clients:
+            until(lambda c=client: embed(c, "line").headers.get("x-evergram-version") == "2")  # type: ignore[misc]
+
+
+@pytest.mark.long
+def test_the_snapshot_is_in_memory_once(service: ServingProcess, folder: Path) -> None:
+    body = {"vector": [1.0] * DIMS[0], "k": 1, "version": "v0", "side": "object"}
+    with each_process(service) as clients:
+        for client in clients:  # reads every row
+            assert client.post("/v1/search", json=body, headers=ADMIN).status_code == 200
+    resident, proportional = [], []
+    for number in processes(service):
+        sizes = {"Rss": 0, "Pss": 0}
+        mine = False
+        for line in Path(f"/proc/{number}/smaps").read_text().splitlines():
+            kind, _, rest = line.partition(":")
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                mine = str(folder / "stores") in line
+            elif mine and kind in sizes:
+                sizes[kind] += int(rest.split()[0])
+        resident.append(sizes["Rss"])
+        proportional.append(sizes["Pss"])
+    # KiB: each maps all rows, and together they have little more than one copy of them.
+    assert min(resident) * 1024 >= MANY_ROWS * 4 * DIMS[0]
+    assert sum(proportional) <= 1.2 * max(resident)
+
+
+@pytest.mark.long
+def test_a_killed_process_is_replaced(service: ServingProcess) -> None:
+    victim, *others = processes(service)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: victim not in processes(service) and len(processes(service)) == PROCESSES)
+    assert set(others) < set(processes(service))
+    assert service.alive
+    with each_process(service):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_all_end_with_the_first(folder: Path, how: signal.Signals) -> None:
+    with serving(folder, "--processes", str(PROCESSES), "--no-auth") as running:
+        numbers = processes(running)
+        assert len(numbers) == PROCESSES
+        os.kill(running.process.pid, how)
+        until(lambda: not any(Path(f"/proc/{n}/cmdline").exists() for n in numbers))
+
+
+@contextmanager
+def one_process(folder: Path, **settings: Any) -> Iterator[ServerProcesses]:
+    """Serve from one process, which is replaced when it ends, for a `with` block."""
+    with listen_processes(folder, 1, port=0, settings=ServiceSettings(**settings)) as service:
+        keeping = threading.Thread(target=service.run)
+        keeping.start()
+        try:
+            yield service
+        finally:
+            service.stop()
+            keeping.join()
+
+
+@pytest.mark.long
+def test_a_process_is_replaced_without_its_sidecar_or_says_why_it_cannot_serve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lineage = lineage_of(tmp_path / "shop", versions=2, canaries=5)
+    old, sidecar = tmp_path / "old.parquet", tmp_path / "1.safetensors"
+    write_embeddings(old, [(pa.array(range(300)), vectors_of(0))])
+    make_sidecar(lineage, open_embeddings(old), size=2).save(sidecar)
+    with (
+        one_process(tmp_path / "shop", sidecars=(str(sidecar),)) as service,
+        httpx.Client(base_url=service.url) as client,
+    ):
+
+        def answers() -> bool:
+            with suppress(httpx.TransportError):
+                return "idecar" in client.get("/readyz").text
+            return False
+
+        sidecar.unlink()
+        service._running[0].process.kill()
+        until(lambda: "another is started" in caplog.text)
+        until(answers)
+        assert caplog.text.count("another is started") == 1
+        (tmp_path / "shop" / "lineage.json").write_text("{")
+        service._running[0].process.kill()
+        until(lambda: "ended with code 1: " in caplog.text)
+    assert "ended with code -9; another is started" in caplog.text
+    assert "lineage.json is damaged" in caplog.text.partition("ended with code 1: ")[2]

@@ -1,13 +1,19 @@
-"""Strings sent to the service: encoded at the pinned version, cut, and refused."""
+"""Strings sent to the service: encoded at the pinned version, cut and refused; their encoders
+batched, checked and replaced; and the vectors kept of them."""
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,37 +21,46 @@ import openai
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from numpy.testing import assert_allclose
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from starlette.testclient import TestClient
 from tests.support.command import Command
 from tests.support.lineages import lineage_of
-from tests.support.running_service import client_of, http_of, server
+from tests.support.running_service import http_of, refused, server, until
 from tests.support.text_clients import through_changes
 from tests.support.text_encoders import (
     ADDRESSES,
     CALLS,
     HERE,
     encoded,
+    first,
     sentences,
     text_lineage,
     word_vectors,
 )
 
-from evergram.errors import DataError
+from evergram.errors import DataError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.encode_file import Texts, encode_file
-from evergram.retrieval.reader import Reader
+from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving import text_encoders as module
 from evergram.serving.app import create_app
-from evergram.serving.client import Client
-from evergram.serving.documents import Documents
-from evergram.serving.http.workers import Workers
+from evergram.serving.documents import BATCH, Documents
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.text_encoders import (
+    OVERHEAD,
+    Batcher,
+    ServedTexts,
+    TextEncoderError,
+    VectorCache,
+)
 from evergram.texts.addresses import open_text_encoder
-from evergram.texts.text_encoder import Vectors
+from evergram.texts.record import parse_record, record_of
+from evergram.texts.text_encoder import Role, Vectors
+from evergram.vector_files.base import FINGERPRINT, TEXT_ENCODER
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
 
@@ -96,12 +111,8 @@ def test_the_newest_encoder_encodes_and_the_chain_reads(http: TestClient, lineag
     assert_allclose(vectors(answer), back, rtol=1e-4, atol=1e-4)
     assert answer.json()["evergram"]["computed_from"] == [1, 1]
     assert answer.headers["x-evergram-version"] == "0"
-
-
-def test_ids_are_read_beside_texts(http: TestClient, lineage: Lineage) -> None:
     ids, stored = lineage.embeddings("object")
-    asked = ids.to_pylist()[:2]
-    answer = embed(http, asked, input_type="id")
+    answer = embed(http, ids.to_pylist()[:2], input_type="id")
     assert_allclose(vectors(answer), stored[:2].numpy(), rtol=1e-6)
     # The vector of a text is that of its id.
     assert_allclose(vectors(embed(http, sentences()[:2])), stored[:2].numpy(), rtol=1e-4, atol=1e-4)
@@ -113,20 +124,20 @@ def test_without_the_recorded_encoder_strings_are_ids_or_refused(
     lineage_of(tmp_path / "plain", versions=1, text=True)
     with running(tmp_path / "plain", ServedTexts(ADDRESSES)) as http:
         assert embed(http, ["7"]).status_code == 200
-        refusal = embed(http, ["7"], input_type="query")
-        assert refusal.status_code == 503
-        assert "records no encoder of text" in refusal.json()["error"]["message"]
+        refused(embed(http, ["7"], input_type="query"), 503, "records no encoder of text")
         assert http.post("/v1/search", json={"input": "7"}).status_code == 400
-    for addresses in ([ADDRESSES[2]], ["recorded"]):
+    for address, words in (
+        (ADDRESSES[2], "none of those that may be opened"),
+        ("recorded", "none of those that may be opened"),
+        (f"{HERE}:absent", "cannot be opened"),
+    ):
         CALLS.clear()
-        with running(lineage.path, ServedTexts(addresses)) as http:
+        with running(lineage.path, ServedTexts([address])) as http:
             assert embed(http, TEXTS).status_code == 503
-            assert "none of those that may be opened" in http.get("/readyz").json()["problem"]
-        assert addresses != ["recorded"] or CALLS == []
+            assert words in http.get("/readyz").json()["problem"]
+        assert address != "recorded" or CALLS == []
     with running(lineage.path, None) as http:
-        refusal = embed(http, TEXTS)
-        assert refusal.status_code == 400
-        assert "--encoder" in refusal.json()["error"]["message"]
+        refused(embed(http, TEXTS), 400, "--encoder")
         assert embed(http, ["text-1"], input_type="id").status_code == 200
 
 
@@ -137,9 +148,9 @@ def limited(lineage: Lineage) -> Iterator[TestClient]:
         yield http
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [
+def test_what_cannot_be_encoded_is_refused(limited: TestClient) -> None:
+    body: dict[str, Any]
+    for body, status, words in (
         ({"input": [[1, 2], [3]]}, 400, "arrays of tokens"),
         ({"input": [1, 2]}, 400, "holds whole numbers, and texts are expected"),
         ({"input": ["word1", " \n"]}, 400, "an empty text at 1"),
@@ -157,51 +168,19 @@ def limited(lineage: Lineage) -> Iterator[TestClient]:
         ({"k": 3, "input": []}, 400, "a list of texts"),
         ({"vector": [1.0] * 10, "input_type": "query"}, 400, "'input_type' is for texts"),
         ({"k": 3, "input": "word1", "input_type": "id"}, 400, "input_type"),
-    ],
-)
-def test_what_cannot_be_encoded_is_refused(
-    limited: TestClient, body: dict[str, Any], status: int, words: str
-) -> None:
-    route = "search" if body.keys() & {"k", "id", "vector"} else "embeddings"
-    refusal = limited.post(f"/v1/{route}", json=body)
-    assert refusal.status_code == status, refusal.text
-    assert words in refusal.json()["error"]["message"]
-    assert refusal.json()["error"]["type"] == "invalid_request_error"
+        ({"vector": [1.0] * 10, "version": 0, "k": 3, "rerank": 4}, 400, "before production"),
+    ):
+        route = "search" if body.keys() & {"k", "id", "vector"} else "embeddings"
+        refusal = limited.post(f"/v1/{route}", json=body)
+        refused(refusal, status, words)
+        assert refusal.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_limit_of_a_text_is_one_of_characters_in_any_script(http: TestClient) -> None:
-    longest = ServiceSettings().max_text
-    headers = {"Content-Type": "application/json"}
-    for character, escaped in (("漢", False), ("😀", True)):
-        for count, status in ((longest, 200), (longest + 1, 413)):
-            body = json.dumps({"input": [character * count]}, ensure_ascii=escaped).encode()
-            answer = http.post("/v1/embeddings", content=body, headers=headers)
-            assert answer.status_code == status, answer.text[:200]
-
-
-def test_requests_at_once_get_what_each_gets_alone(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handed: list[Workers] = []
-    run = Workers.run
-
-    async def counted(workers: Workers, work: Any, done: Any) -> Any:
-        handed.append(workers)
-        return await run(workers, work, done)
-
-    monkeypatch.setattr(Workers, "run", counted)
-    with running(lineage.path, ServedTexts(ADDRESSES)) as http:
-        text_workers = http.app.state.handler.text_workers  # type: ignore[attr-defined]
-        # Only what is encoded waits for a worker.
-        first = vectors(embed(http, TEXTS, input_type="query"))
-        assert handed == [text_workers]
-        assert_allclose(vectors(embed(http, TEXTS, input_type="query")), first)
-        assert handed == [text_workers]
+def test_requests_at_once_get_what_each_gets_alone(lineage: Lineage) -> None:
+    with running(lineage.path, ServedTexts(ADDRESSES)) as http, ThreadPoolExecutor(8) as pool:
         texts = sentences(30)
-        with ThreadPoolExecutor(8) as pool:
-            together = list(pool.map(lambda t: vectors(embed(http, [t]))[0], texts))
-    expected = word_vectors(texts, 1, 12)
-    assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
+        together = list(pool.map(lambda t: vectors(embed(http, [t]))[0], texts))
+    assert_allclose(together, word_vectors(texts, 1, 12), rtol=1e-5, atol=1e-5)
 
 
 def test_a_replaced_model_closes_strings_and_leaves_ids(lineage: Lineage) -> None:
@@ -209,23 +188,23 @@ def test_a_replaced_model_closes_strings_and_leaves_ids(lineage: Lineage) -> Non
         assert embed(http, TEXTS).status_code == 200
         assert http.get("/readyz").json()["problem"] is None
         function_of(texts)._function = lambda rows: word_vectors(rows, 5, 12)
-        # Noticed by the canary in the very next batch, and nothing of it is sent.
-        refusal = embed(http, ["word55"])
-        assert refusal.status_code == 503
-        message = refusal.json()["error"]["message"]
-        assert "is not the one that the version was published with" in message
-        assert "python:" not in message
-        # Not even a text that was encoded before, by which of the two nobody knows.
-        assert embed(http, TEXTS).status_code == 503
-        assert "not the one" in http.get("/readyz").json()["problem"]
+        # The canary notices it in the very next batch, and nothing of it is sent; nor are texts
+        # that were encoded before, by which of the two nobody knows.
+        for asked in (["word55"], TEXTS):
+            refusal = embed(http, asked)
+            assert refusal.status_code == 503
+            message = refusal.json()["error"]["message"]
+            assert "is not the one that the version was published with" in message
+            assert "python:" not in message
+        assert http.get("/readyz").json()["problem"] == message
         assert GAUGE in http.get("/metrics").text
         assert embed(http, ["text-1"], input_type="id").status_code == 200
-        function_of(texts)._function = word_vectors_of_second
-        texts.check()
-        assert embed(http, TEXTS).status_code == 200
+        recovered(http, texts)
 
 
-def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
+def test_a_search_by_texts_in_any_script_is_one_by_their_vectors(
+    http: TestClient,
+) -> None:
     for version in ("v0", "v1"):
         queries = vectors(embed(http, TEXTS, model=f"line@{version}", input_type="query"))
         asked = {"version": version, "k": 5, "metric": "cosine"}
@@ -236,27 +215,37 @@ def test_a_search_by_texts_is_one_by_their_vectors(http: TestClient) -> None:
         expected = [*by_vector["data"], by_vector["data"][1]]
         for ours, theirs in zip([*by_text["data"], *one["data"]], expected, strict=True):
             assert [h["id"] for h in ours["hits"]] == [h["id"] for h in theirs["hits"]]
-    client = client_of(http)
-    hits = client.search_texts(TEXTS, 3, version=0, metric="cosine")
-    queries = client.encode(TEXTS, 0, role="query")
-    for mine, others in zip(hits, client.search(queries, 3, 0, metric="cosine"), strict=True):
-        assert mine.ids.equals(others.ids)
-        assert_allclose(mine.scores, others.scores, rtol=1e-5)
+    longest = ServiceSettings().max_text
+    headers = {"Content-Type": "application/json"}
+    for character, escaped in (("漢", False), ("😀", True)):
+        for count, status in ((longest, 200), (longest + 1, 413)):
+            body = json.dumps({"input": [character * count]}, ensure_ascii=escaped).encode()
+            answer = http.post("/v1/embeddings", content=body, headers=headers)
+            assert answer.status_code == status, answer.text[:200]
 
 
 GAUGE = "evergram_text_encoder_failed 1.0"
 
 
+def recovered(http: TestClient, texts: ServedTexts) -> None:
+    """Mend the encoder, and wait until the service has noticed it by itself."""
+    function_of(texts)._function = word_vectors_of_second
+    texts._every = 0.0
+    until(lambda: texts.problem is None)
+    assert embed(http, ["word8 word1"]).status_code == 200
+
+
 class Gate:
     """A function that encodes once it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 1, dim: int = 12) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
+        self._made = seed, dim
 
     def __call__(self, texts: list[str]) -> Any:
         self.entered.set()
         assert self.go.wait(60)
-        return word_vectors(texts, 1, 12)
+        return word_vectors(texts, *self._made)
 
 
 def function_of(texts: ServedTexts) -> Any:
@@ -274,7 +263,8 @@ def serving(
 ) -> Iterator[tuple[TestClient, ServedTexts]]:
     """Serve a lineage whose encoder is replaced by a function once it has been opened."""
     texts = ServedTexts(ADDRESSES, documents=documents, limit=limit)
-    with running(lineage.path, texts, settings) as http:
+    with pytest.MonkeyPatch.context() as patch, running(lineage.path, texts, settings) as http:
+        patch.setattr(module, "LOOK", 0.01)
         function_of(texts)._function = function
         yield http, texts
 
@@ -290,8 +280,7 @@ def test_ids_are_read_and_kept_texts_answered_while_the_encoder_hangs(lineage: L
             waiting = [pool.submit(embed, http, "word1")]
             assert gate.entered.wait(30)
             waiting.append(pool.submit(embed, http, "word2"))
-            while handler.text_workers.busy < 2:
-                threading.Event().wait(0.001)
+            until(lambda: handler.text_workers.busy == 2)
             for _ in range(3):
                 assert embed(http, "text-1", input_type="id").status_code == 200
             assert http.get("/v1/versions").status_code == 200
@@ -310,19 +299,12 @@ def word_vectors_of_second(texts: list[str]) -> Any:
     return word_vectors(texts, 1, 12)
 
 
-def test_a_hanging_encoder_is_named_and_strings_are_refused_at_once(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK", 0.001)
+def test_a_hanging_encoder_is_named_and_strings_are_refused_at_once(lineage: Lineage) -> None:
     gate = Gate()
-    with (
-        serving(lineage, gate, limit=0.05) as (http, texts),
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with serving(lineage, gate, limit=0.05) as (http, texts), ThreadPoolExecutor(1) as pool:
         first = pool.submit(embed, http, "word1")
         assert gate.entered.wait(30)
-        while texts.problem is None:
-            threading.Event().wait(0.001)
+        until(lambda: texts.problem is not None)
         assert "does not answer" in http.get("/readyz").json()["problem"]
         assert GAUGE in http.get("/metrics").text
         refusal = embed(http, "word2")
@@ -332,12 +314,7 @@ def test_a_hanging_encoder_is_named_and_strings_are_refused_at_once(
         assert first.result(60).status_code == 503
         # A busy machine must not make the next call one that hangs.
         texts._encoders[1]._limit = 60
-        texts.check()
-        assert embed(http, "word2").status_code == 200
-
-
-def nothing_finite(texts: list[str]) -> Any:
-    return np.full((len(texts), 12), np.nan)
+        recovered(http, texts)
 
 
 def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
@@ -361,9 +338,7 @@ def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
         assert embed(http, "text-1", input_type="id").status_code == 200
         assert caplog.text.count("so strings are not encoded") == 1
         assert HERE in caplog.text
-        function_of(texts)._function = word_vectors_of_second
-        texts.check()
-        assert embed(http, "word1").status_code == 200
+        recovered(http, texts)
 
 
 def odd(texts: list[str]) -> Any:
@@ -389,31 +364,24 @@ def test_a_text_that_cannot_be_encoded_is_refused_and_others_are_not(lineage: Li
             assert embed(http, "word1").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("function", "status", "words"),
-    [
-        (nothing_finite, 503, "version 1 fails"),
-        (odd, 409, "gives no finite vector for the text of a hit"),
-    ],
-)
-def test_a_search_that_reranks_says_whose_failure_it_is(
-    tmp_path: Path, function: Any, status: int, words: str
-) -> None:
+def test_a_search_that_reranks_says_whose_failure_it_is(tmp_path: Path) -> None:
     rows = "\n".join(f"text-{i},word8" for i in range(400))
     (tmp_path / "texts.csv").write_text(f"id,text\n{rows}\n")
     # Few texts have vectors of version 1, so that most hits must be encoded.
     moving = Lineage.create(tmp_path / "moving", "moving")
     new = encoded(tmp_path, ADDRESSES[1], texts=sentences()[:150])
     align(encoded(tmp_path, ADDRESSES[0]), new, moving, AlignSettings(), promote=False)
-    documents = Documents(tmp_path / "texts.csv")
-    with serving(moving, function, documents=documents) as (http, _):
-        queries = word_vectors(["word1 word2"], 1, 12).tolist()
-        asked = {"vectors": queries, "version": 1, "k": 5, "rerank": 40}
-        refusal = http.post("/v1/search", json=asked)
-    assert refusal.status_code == status, refusal.text
-    message = refusal.json()["error"]["message"]
-    assert words in message
-    assert "word8" not in message
+    queries = word_vectors(["word1 word2"], 1, 12).tolist()
+    asked = {"vectors": queries, "version": 1, "k": 5, "rerank": 40}
+    for function, status, words in (
+        (lambda texts: np.full((len(texts), 12), np.nan), 503, "version 1 fails"),
+        (odd, 409, "gives no finite vector for the text of a hit"),
+    ):
+        documents = Documents(tmp_path / "texts.csv")
+        with serving(moving, function, documents=documents) as (http, _):
+            refusal = http.post("/v1/search", json=asked)
+        refused(refusal, status, words)
+        assert "word8" not in refusal.text
 
 
 # Of version 0; version 1 declares 6 alone.
@@ -438,14 +406,8 @@ def cut_lineage(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
 @pytest.fixture(scope="module")
 def address(cut_lineage: Lineage) -> Iterator[str]:
     texts = ServedTexts(ADDRESSES)
-    with server(create_app(Service.open(cut_lineage.path, texts=texts))) as url:
+    with server(create_app(Service(cut_lineage.path, texts=texts))) as url:
         yield url
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -454,47 +416,25 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def test_an_openai_client_gets_the_first_coordinates_with_length_1(
-    client: openai.OpenAI, cut_lineage: Lineage
+    address: str, cut_lineage: Lineage
 ) -> None:
     newest = word_vectors(TEXTS, 1, 12)
-    answer = client.embeddings.create(model="line@v1", input=TEXTS, dimensions=6)
-    assert_allclose([d.embedding for d in answer.data], unit(newest[:, :6]), atol=1e-5)
     # A past version is cut after the way back: its own coordinates, by its own record.
     back = newest @ cut_lineage.chain.matrix(1, 0).float().numpy().T
-    for dims in CUTS[0]:
-        answer = client.embeddings.create(model="line@v0", input=TEXTS, dimensions=dims)
-        assert_allclose([d.embedding for d in answer.data], unit(back[:, :dims]), atol=1e-4)
-    whole = client.embeddings.create(model="line@v0", input=TEXTS, dimensions=10)
-    assert_allclose([d.embedding for d in whole.data], back, rtol=1e-4, atol=1e-4)
-
-
-def test_what_the_version_does_not_declare_is_refused_in_openais_shape(
-    client: openai.OpenAI,
-) -> None:
-    for model, dims in (("line@v0", 6), ("line@v1", 4), ("line@v0", 12)):
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.embeddings.create(model=model, input=TEXTS, dimensions=dims)
-        assert (refused.value.code, refused.value.param) == ("dimensions", "dimensions")
-        assert refused.value.type == "invalid_request_error"
-
-
-def test_ids_are_cut_alike_by_reader_and_client(cut_lineage: Lineage, address: str) -> None:
-    reader = Reader.open(cut_lineage)
-    ids = ["text-0", "text-7", "missing"]
-    whole = reader.embed(ids, 0)
-    read = reader.embed(ids, 0, dimensions=4)
-    assert_allclose(read.vectors[:2], unit(whole.vectors[:2, :4]), atol=1e-6)
-    assert read.vectors[2].tolist() == [0.0] * 4
-    assert read.sources.tolist() == whole.sources.tolist() == [1, 1, -1]
-    assert reader.embed(ids, 0, dimensions=10).vectors.tolist() == whole.vectors.tolist()
-    with Client(address) as client:
-        assert_allclose(client.embed(ids, 0, dimensions=4).vectors, read.vectors, atol=1e-6)
-        rows = [sentences()[0], sentences()[7]]
-        assert_allclose(client.encode(rows, 0, dimensions=4), read.vectors[:2], atol=1e-3)
-        for call in (reader.embed, client.embed):
-            with pytest.raises(DataError, match="is not cut to 5"):
-                call(ids, 0, dimensions=5)
-    reader.close()
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
+        for model, dims, expected in (
+            ("line@v1", 6, unit(newest[:, :6])),
+            ("line@v0", 4, unit(back[:, :4])),
+            ("line@v0", 8, unit(back[:, :8])),
+            ("line@v0", 10, back),
+        ):
+            answer = client.embeddings.create(model=model, input=TEXTS, dimensions=dims)
+            assert_allclose([d.embedding for d in answer.data], expected, rtol=1e-4, atol=1e-4)
+        for model, dims in (("line@v0", 6), ("line@v1", 4), ("line@v0", 12)):
+            with pytest.raises(openai.BadRequestError) as error:
+                client.embeddings.create(model=model, input=TEXTS, dimensions=dims)
+            assert (error.value.code, error.value.param) == ("dimensions", "dimensions")
+            assert error.value.type == "invalid_request_error"
 
 
 def test_a_file_of_cut_vectors_carries_no_fingerprint(
@@ -528,3 +468,250 @@ def test_a_later_version_with_an_encoder_changes_nothing_for_old_clients(tmp_pat
         assert embed(http, TEXTS).status_code == 404
         texts = vectors(embed(http, sentences()[:2], input_type="document"))
         assert_allclose(texts, stored, rtol=1e-4, atol=1e-4)
+
+
+FIRST, SECOND, THIRD = (record_of(open_text_encoder(address)) for address in ADDRESSES)
+
+
+class Encoder(Gate):
+    """Encodes a text as its number; waits in its first call until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[str]] = []
+
+    def encode(self, texts: list[str], role: Role) -> Vectors:
+        self.calls.append(texts)
+        if len(self.calls) == 1:
+            self.entered.set()
+            assert self.go.wait(30)
+        if "poison" in texts:
+            raise DataError("poison")
+        if "down" in texts:
+            raise ServiceError("down")
+        sign = -1 if role == "query" else 1
+        return np.array([[sign * float(text)] for text in texts], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "most", "results", "calls"),
+    [
+        # Those that wait are one batch, each with its own rows; queries are a batch apart.
+        (["0", "1 2", "3", "?4", "5"], 9, [[0], [1, 2], [3], [-4], [5]], ["0", "1 2 3", "4", "5"]),
+        # A batch has no more than it may, but for one long request.
+        (["0", "1 1", "2 2", "3 3 3 3", "4"], 3, None, ["0", "1 1", "2 2", "3 3 3 3", "4"]),
+        # A bad text fails its own request alone.
+        (["0", "1", "poison", "2"], 9, [[0], [1], "poison", [2]], None),
+        # A failure of the encoder is not repeated for each request.
+        (["0", "1", "down", "2"], 9, [[0], "down", "down", "down"], ["0", "1 down 2"]),
+    ],
+)
+def test_those_that_wait_are_encoded_together(
+    jobs: list[str], most: int, results: list[Any] | None, calls: list[str] | None
+) -> None:
+    encoder = Encoder()
+    batcher = Batcher(most)
+
+    def run(job: str) -> object:
+        try:
+            role: Role = "query" if job.startswith("?") else "document"
+            texts = job.strip("?").split()
+            return batcher.encode(texts, role, encoder.encode).ravel().tolist()
+        except (DataError, ServiceError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(run, jobs[0])]
+        assert encoder.entered.wait(30)
+        for number, job in enumerate(jobs[1:], 1):
+            futures.append(pool.submit(run, job))
+            until(lambda number=number: len(batcher._waiting) == number)  # type: ignore[misc]
+        encoder.go.set()
+        got = [future.result() for future in futures]
+    assert results is None or got == results
+    assert calls is None or encoder.calls == [call.split() for call in calls]
+
+
+def test_texts_are_encoded_in_parts_and_what_was_done_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("\n".join(["id,text", *(f"{i},word{i % 50} word{i % 7}" for i in range(200))]))
+    documents = Documents(path)
+    path.unlink()
+    for ids in (pa.array([3, 0]), pa.array(["3", "0"])):  # known, so that no file is read
+        assert documents.texts_of(ids) == ["word3 word3", "word0 word0"]
+    with pytest.raises(DataError, match="no file"):
+        documents.texts_of(pa.array([999]))
+    CALLS.clear()
+
+    def until_the_third(texts: list[str]) -> np.ndarray:
+        if len(CALLS) == 2:
+            raise DataError("out of time")
+        return first(texts)
+
+    kept = documents.kept(1, "space", 10, until_the_third)
+    with pytest.raises(DataError, match="out of time"):
+        kept.of(pa.array(range(200)))
+    assert [len(call) for call in CALLS] == [BATCH, BATCH]
+    assert documents.counts() == {1: 2 * BATCH}
+    assert documents.kept(1, "space", 10, first) is kept
+    assert len(documents.kept(1, "another", 10, first)) == 0
+
+
+def lineage_with(production: int, *records: Any) -> Any:
+    """A lineage of versions 0, 1, … with these encoders."""
+    versions = [SimpleNamespace(version=n, text_encoder=r) for n, r in enumerate(records)]
+    return SimpleNamespace(production=production, versions=versions)
+
+
+def test_an_encoder_is_freed_after_its_last_call() -> None:
+    texts, gate = ServedTexts(ADDRESSES), Gate(0, 10)
+    texts.load(lineage_with(0, FIRST))
+    [encoder] = texts._open.values()
+    encoder._function = gate  # type: ignore[attr-defined]
+    model = weakref.ref(encoder)
+    del encoder
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(texts.encode, 0, TEXTS, "document")
+        assert gate.entered.wait(60)
+        texts.load(lineage_with(1, FIRST, SECOND))
+        texts.load(lineage_with(2, FIRST, SECOND, THIRD))
+        gate.go.set()
+        assert len(under_way.result(60)) == len(TEXTS)
+    gc.collect()
+    assert model() is None
+    assert len(texts._open) == 2
+
+
+def test_a_number_that_goes_to_another_version_is_encoded_by_its_encoder() -> None:
+    texts = ServedTexts(ADDRESSES)
+    texts.load(lineage_with(1, FIRST, SECOND))
+    texts.encode(1, TEXTS, "document")
+    texts.load(lineage_with(0, FIRST))
+    texts.load(lineage_with(1, FIRST, THIRD))
+    assert texts.cached(1, TEXTS, "document") is None
+    assert_allclose(texts.encode(1, TEXTS, "document"), word_vectors(TEXTS, 2, 11), rtol=1e-5)
+    # A request under way may be of the lineage before.
+    for ask in (texts.encode, texts.cached):
+        with pytest.raises(TextEncoderError, match="was replaced"):
+            ask(1, TEXTS, "document", SECOND)
+    texts.load(lineage_with(1, FIRST, None))
+    with pytest.raises(TextEncoderError, match="records no encoder"):
+        texts.encode(1, TEXTS, "document")
+
+
+def loaded(lineage: Lineage, *addresses: str, **options: Any) -> ServedTexts:
+    texts = ServedTexts(addresses or ADDRESSES, **options)
+    texts.load(lineage)
+    return texts
+
+
+def test_each_version_has_its_encoder_and_only_new_texts_are_encoded(lineage: Lineage) -> None:
+    repeated = [*TEXTS, TEXTS[0]]
+    texts = loaded(lineage, *reversed(ADDRESSES))
+    assert texts.problem is None
+    assert_allclose(texts.encode(1, repeated, "document"), word_vectors(repeated, 1, 12), rtol=1e-5)
+    # Version 0 is read through the chain: its encoder is not opened.
+    with pytest.raises(TextEncoderError, match="records no encoder"):
+        texts.encode(0, repeated, "document")
+    CALLS.clear()
+    more = ["word9", *repeated, "word4"]
+    assert_allclose(texts.encode(1, more, "document"), word_vectors(more, 1, 12), rtol=1e-5)
+    assert CALLS[0][:2] == ["word9", "word4"]
+    # A query is not the document of the same words.
+    texts.encode(1, ["word9"], "query")
+    assert len(CALLS) == 2
+    texts.close()
+
+
+def test_the_encoder_before_stays_after_a_roll_back_and_forth(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "line", "line")
+    import_embeddings(encoded(tmp_path, ADDRESSES[0]), lineage)
+    lineage.label("stable", 0)
+    align(0, encoded(tmp_path, ADDRESSES[1]), lineage, promote=False)
+    texts = loaded(lineage)
+    # A request under way may still be of the version before.
+    lineage.promote(1)
+    texts.load(lineage)
+    assert len(texts.encode(0, TEXTS, "document")) == 2
+    texts.load(lineage)
+    with pytest.raises(TextEncoderError):
+        texts.encode(0, TEXTS, "document")
+    assert len(texts.encode(1, TEXTS, "document")) == 2
+
+
+def test_checks_are_due_every_so_often_and_sooner_after_a_failure(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    good, bad = loaded(lineage), loaded(lineage, ADDRESSES[2])
+    due = []
+    for seconds in (1, 11, 301):
+        now[0] = 1000.0 + seconds
+        due.append((good.is_due(), bad.is_due()))
+    assert due == [(False, False), (False, True), (True, True)]
+    good.check()
+    assert not good.is_due()
+
+
+def test_kept_vectors_follow_the_checks_of_their_encoder(
+    lineage: Lineage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, path = tmp_path / "kept", tmp_path / "texts.csv"
+    path.write_text("id,text\ntext-1,word1 word2\ntext-2,word3\n")
+    documents = Documents(path, folder)
+    texts, manifest = loaded(lineage, documents=documents), lineage.manifest(1)
+    encode = partial(texts.encode, 1, role="document")
+    space = 1, manifest.fingerprint, manifest.dim
+    kept = documents.kept(*space, encode, manifest.text_encoder)
+    before = kept.of(pa.array(["text-1"]))
+    documents.save()
+    assert not folder.exists()
+    texts.check()
+    (saved,) = folder.iterdir()
+    provenance = open_embeddings(saved).provenance
+    assert parse_record(provenance[TEXT_ENCODER], "") == manifest.text_encoder
+    assert provenance[FINGERPRINT] == manifest.fingerprint
+    kept.of(pa.array(["text-2"]))
+    # The encoder turns out to be another: what it made since the last check goes.
+    texts._encoders[1]._fail("is another", "")
+    assert kept.ids().to_pylist() == ["text-1"]
+    texts.check()
+    kept.of(pa.array(["text-2"]))
+    texts.close()
+    CALLS.clear()
+    again = Documents(path, folder).kept(*space, first)
+    assert_array_equal(again.of(pa.array(["text-1"])), before)
+    assert (sorted(again.ids().to_pylist()), list(CALLS)) == (["text-1", "text-2"], [])
+    # A file under the name of another version is still of its own, and a damaged one of none.
+    saved.rename(folder / "other-a.parquet")
+    (folder / "other-b.parquet").write_bytes(b"PAR1")
+    assert len(Documents(path, folder).kept(1, "other", 12, first)) == 0
+    for words in ("not of the version other", "other-b.parquet"):
+        assert words in caplog.text
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40), st.integers(0, 4))
+def test_a_cache_is_a_dictionary_of_the_last_few(steps: list[tuple[bool, int]], room: int) -> None:
+    size = 16 + OVERHEAD
+    cache, expected = VectorCache(room * size), OrderedDict[int, np.ndarray]()
+    rows = np.repeat(np.arange(7, dtype=np.float32)[:, None], 4, axis=1)
+    for write, key in steps:
+        if write and room:
+            expected.pop(key, None)
+            expected[key] = rows[key]
+            while len(expected) > room:
+                expected.popitem(last=False)
+        elif key in expected:
+            expected.move_to_end(key)
+        if write:
+            cache.put(key, rows[key], 0)
+        else:
+            held = cache.get(key)
+            assert (held is None) == (key not in expected)
+            # A row does not keep its batch in memory.
+            assert held is None or (held.base is None and (held == rows[key]).all())
+        assert len(cache) == len(expected)
+        assert cache.held == len(expected) * size <= cache.most
+    cache.clear()
+    assert (len(cache), cache.held) == (0, 0)

@@ -42,10 +42,7 @@ EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, 21, 64, 6
 def messages(body: bytes) -> list[bytes]:
     """Return the encapsulated messages of a stream, without its end."""
     parts, at = [], 0
-    while at + 8 <= len(body):
-        length = struct.unpack_from("<i", body, at + 4)[0]
-        if not length:
-            break
+    while at + 8 <= len(body) and (length := struct.unpack_from("<i", body, at + 4)[0]):
         message = pa.ipc.read_message(pa.py_buffer(body[at:]))
         end = at + 8 + length + (0 if message.body is None else message.body.size)
         end += -end % 8
@@ -54,39 +51,33 @@ def messages(body: bytes) -> list[bytes]:
     return parts
 
 
-def stream(column: str, rows: list[Any], request: str, batches: int, **write: Any) -> bytes:
-    schema = pa.schema([(column, rows[0].type)], {"evergram.request": request})
+def stream(column: str, rows: pa.Array, asked: Any, batches: int, **write: Any) -> bytes:
+    schema = pa.schema([(column, rows.type)], {"evergram.request": json.dumps(asked)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**write)) as writer:
-        for n in range(batches):
-            writer.write_batch(pa.record_batch([rows[n % len(rows)]], schema))
+        for _ in range(batches):
+            writer.write_batch(pa.record_batch([rows], schema))
     body: bytes = sink.getvalue().to_pybytes()
     return body
 
 
 def whole(route: str) -> list[bytes]:
     """Return streams that the route answers, and some of types that it refuses."""
-    if route == "embeddings":
-        ids = pa.array(range(21), pa.int64())
-        kinds = [ids, ids.cast(pa.int32()), ids.cast(pa.string()), ids.cast(pa.large_string())]
-        columns: list[Any] = [*kinds, pa.nulls(3), ids.cast(pa.string()).dictionary_encode()]
-        return [
-            *(stream("id", [c], '{"missing": "zeros"}', n % 3 + 1) for n, c in enumerate(columns)),
-            stream("id", [ids], "{}", 2, compression="zstd"),
-        ]
-    asked = {"source": 2, "target": 0, "fingerprint": None} if route == "transform" else {"k": 3}
-    flat = pa.array([float(n % 7) for n in range(13 * DIMS[2])], pa.float32())
-    fixed = pa.FixedSizeListArray.from_arrays(flat, DIMS[2])
-    columns = [
-        fixed,
-        fixed.cast(pa.list_(pa.float32())),
-        fixed.cast(pa.large_list(pa.float32())),
-        fixed.cast(pa.list_(pa.float64())),
-        fixed.cast(pa.list_(pa.float16())),
-        pa.array([[[1.0]]] * 3, pa.list_(pa.list_(pa.float32()))),
-    ]
-    request = json.dumps(asked)
-    return [stream("vector", [c], request, n % 3 + 1) for n, c in enumerate(columns)]
+    ids = pa.array(range(21), pa.int64())
+    kinds = [ids, ids.cast(pa.int32()), ids.cast(pa.string()), ids.cast(pa.large_string())]
+    columns: list[Any] = [*kinds, pa.nulls(3), ids.cast(pa.string()).dictionary_encode()]
+    name, asked = "id", dict[str, Any](missing="zeros")
+    if route != "embeddings":
+        flat = pa.array([float(n % 7) for n in range(13 * DIMS[2])], pa.float32())
+        fixed = pa.FixedSizeListArray.from_arrays(flat, DIMS[2])
+        lists = [pa.list_(kind) for kind in (pa.float32(), pa.float64(), pa.float16())]
+        columns = [fixed, *(fixed.cast(kind) for kind in (*lists, pa.large_list(pa.float32())))]
+        columns.append(pa.array([[[1.0]]] * 3, pa.list_(pa.list_(pa.float32()))))
+        name, asked = "vector", {"k": 3}
+        if route == "transform":
+            asked = {"source": 2, "target": 0, "fingerprint": None}
+    streams = [stream(name, c, asked, n % 3 + 1) for n, c in enumerate(columns)]
+    return [*streams, stream(name, columns[0], asked, 2, compression="zstd")]
 
 
 def mutated(draw: random.Random, known: list[bytes]) -> bytes:
@@ -139,12 +130,12 @@ def main(folder: Path, count: int, seed: int) -> None:
             last.truncate()
             last.write(route.encode() + b"\n" + body)
             call = call_of(states[number // 3 % 2], body)
+            status = 200
             try:
                 ROUTES[route](call)
             except Exception as error:
-                statuses[f"{route} {error_response(error).status}"] += 1
-            else:
-                statuses[f"{route} 200"] += 1
+                status = error_response(error).status
+            statuses[f"{route} {status}"] += 1
     sys.stdout.write(json.dumps(statuses))
 
 
