@@ -1,6 +1,6 @@
 """The command `evergram`: parse, call, print. Nothing is decided here.
 
-`app` has the groups and the order of the help, `words` the parser and what a shell offers,
+`app` has the groups and the order of the help, `words` the parser,
 `options` what several commands share, `printing` results as a table or JSON, and `failures` the
 sentence and the exit code of each error. The other files have the commands.
 
@@ -33,7 +33,7 @@ from evergram.cli.failures import (
     warnings_on_stderr,
 )
 from evergram.cli.options import refuse_unshared
-from evergram.cli.words import log_format_of, parser, with_json_first, words_of_bash
+from evergram.cli.words import log_format_of, parser, with_json_first
 from evergram.collectives import is_first_process
 from evergram.log_lines import set_log_format, write_line
 from evergram.system_errors import reason_and_remedy
@@ -62,7 +62,7 @@ def _exit_code() -> int:
         arguments = with_json_first(sys.argv[1:])
         set_log_format(log_format_of(arguments))
         refuse_unshared(arguments)
-        with warnings_on_stderr(), words_of_bash():
+        with warnings_on_stderr():
             code: int = parser()(args=arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -12,7 +12,6 @@ import typer
 from evergram.cli.app import consumer_commands, is_json
 from evergram.cli.options import LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
-from evergram.cli.words import choices, consumers, versions
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from evergram.lineage.consumers.record import Consumer, Probe, Threshold
     from evergram.lineage.lineage import Lineage
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the consumer.", autocompletion=consumers)
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 ProbeModel = Annotated[
     Path | None,
@@ -42,11 +39,7 @@ ProbeSide = Annotated[
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(
-        help="Measure of the probe: auc, accuracy or rmse.",
-        show_default="auc",
-        autocompletion=choices("auc", "accuracy", "rmse"),
-    ),
+    typer.Option(help="Measure of the probe: auc, accuracy or rmse.", show_default="auc"),
 ]
 Least = Annotated[
     float | None,
@@ -64,11 +57,7 @@ ScoreThreshold = Annotated[
 ]
 ScoreMetric = Annotated[
     str,
-    typer.Option(
-        "--threshold-metric",
-        help="Metric of the threshold: cosine, ip or l2.",
-        autocompletion=choices("cosine", "ip", "l2"),
-    ),
+    typer.Option("--threshold-metric", help="Metric of the threshold: cosine, ip or l2."),
 ]
 
 
@@ -113,19 +102,11 @@ def add(
     name: NewName,
     pin: Annotated[
         str,
-        typer.Option(
-            metavar="VERSION",
-            help="Version that it reads: v0, or a label.",
-            autocompletion=versions,
-        ),
+        typer.Option(metavar="VERSION", help="Version that it reads: v0, or a label."),
     ],
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="VERSION",
-            help="Version that it may read too; repeatable.",
-            autocompletion=versions,
-        ),
+        typer.Option(metavar="VERSION", help="Version that it may read too; repeatable."),
     ] = None,
     contact: Annotated[str | None, typer.Option(help="Address for news of a broken probe.")] = None,
     token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
@@ -163,11 +144,7 @@ def pin(
     name: Name,
     version: Annotated[
         str,
-        typer.Argument(
-            metavar="VERSION",
-            help="Version to read from now on: v0, or a label.",
-            autocompletion=versions,
-        ),
+        typer.Argument(metavar="VERSION", help="Version to read from now on: v0, or a label."),
     ],
     probe: ProbeModel = None,
     data: ProbeData = None,
@@ -233,9 +210,7 @@ def run_probe(
     lineage: LineageFolder,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Run one consumer's probe only.", autocompletion=consumers
-        ),
+        typer.Argument(metavar="[NAME]", help="Run one consumer's probe only."),
     ] = None,
 ) -> None:
     """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""

@@ -19,7 +19,6 @@ from evergram.cli.printing import (
     print_warnings,
     table,
 )
-from evergram.cli.words import versions
 from evergram.errors import LineageError
 from evergram.log_lines import write_line
 
@@ -243,7 +242,6 @@ _Version = Annotated[
     typer.Argument(
         metavar="VERSION",
         help="A number, a label or 'newest'.",
-        autocompletion=versions,
         show_default=True,
     ),
 ]
@@ -255,9 +253,7 @@ def label(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
     version: Annotated[
         str | None,
-        typer.Argument(
-            metavar="VERSION", help="A number, a label or 'newest'.", autocompletion=versions
-        ),
+        typer.Argument(metavar="VERSION", help="A number, a label or 'newest'."),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
 ) -> None:

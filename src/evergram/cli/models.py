@@ -36,7 +36,6 @@ from evergram.cli.options import (
     refuse_unread,
 )
 from evergram.cli.printing import dump, metrics_table, number, print_diagnosis, print_version, table
-from evergram.cli.words import recipe_settings
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
@@ -297,7 +296,6 @@ def tune(
             metavar="KEY=VALUES",
             help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
             "by task).",
-            autocompletion=recipe_settings,
         ),
     ] = None,
     trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,

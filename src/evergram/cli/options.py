@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergram.cli.app import app, is_quiet
-from evergram.cli.words import choices, command_at, recipe_settings, versions
+from evergram.cli.words import command_at
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 from evergram.log_lines import LogFormat, log_format, write_line
@@ -42,10 +42,7 @@ StrictProbes = Annotated[
 As = Annotated[
     str | None,
     typer.Option(
-        "--as",
-        metavar="VERSION",
-        help="Read as this version or label (default: production).",
-        autocompletion=versions,
+        "--as", metavar="VERSION", help="Read as this version or label (default: production)."
     ),
 ]
 From = Annotated[
@@ -54,7 +51,6 @@ From = Annotated[
         "--from",
         metavar="VERSION",
         help="The version or label whose vectors are read (default: production).",
-        autocompletion=versions,
     ),
 ]
 MaxDegradation = Annotated[
@@ -86,9 +82,7 @@ AllowSmallOverlap = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(
-        help="Where to compute: auto, cpu or cuda.", autocompletion=choices("auto", "cpu", "cuda")
-    ),
+    typer.Option(help="Where to compute: auto, cpu or cuda."),
 ]
 Board = Annotated[
     Path | None,
@@ -110,7 +104,6 @@ Set = Annotated[
         "--set",
         metavar="KEY.PATH=VALUE",
         help="Set a key of the recipe, such as model.dim=64; repeatable.",
-        autocompletion=recipe_settings,
     ),
 ]
 CheckpointEvery = Annotated[
@@ -128,7 +121,6 @@ Resume = Annotated[
         "--resume",
         metavar="auto|never",
         help="Resume an interrupted training (auto), or drop its checkpoints (never).",
-        autocompletion=choices("auto", "never"),
     ),
 ]
 Minutes = Annotated[

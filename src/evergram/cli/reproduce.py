@@ -14,7 +14,6 @@ import evergram
 from evergram.cli.app import app, is_json
 from evergram.cli.options import Device, new_progress, refuse_idle
 from evergram.cli.printing import dump, table
-from evergram.cli.words import choices
 from evergram.errors import DataError
 
 
@@ -56,10 +55,7 @@ def reproduce(
     ] = None,
     preset: Annotated[
         str,
-        typer.Option(
-            help="Size of the experiment: small, gowalla, paper or tiny.",
-            autocompletion=choices("small", "gowalla", "paper", "tiny"),
-        ),
+        typer.Option(help="Size of the experiment: small, gowalla, paper or tiny."),
     ] = "small",
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Folder of data sets ($EVERGRAM_DATA).")

@@ -10,7 +10,6 @@ import typer
 
 from evergram.cli.app import app, is_json
 from evergram.cli.options import LineageFolder, stores_by_side
-from evergram.cli.words import choices
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
@@ -57,7 +56,6 @@ Limits = Annotated[
         "--set",
         metavar="LIMIT=NUMBER",
         help="Set a limit of the service (docs/serving.md), such as timeout=60; repeatable.",
-        autocompletion=choices(*(f"{name}=" for name in LIMITS)),
     ),
 ]
 AllowedHosts = Annotated[

@@ -26,7 +26,6 @@ from evergram.cli.options import (
     stores_by_side,
 )
 from evergram.cli.printing import dump, number, paragraph, table
-from evergram.cli.words import versions
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -67,7 +66,6 @@ def fill(
             metavar="VERSION",
             help="Write the rows of this version or label, whose own embeddings are stored.",
             show_default="production",
-            autocompletion=versions,
         ),
     ] = None,
 ) -> None:
@@ -164,7 +162,6 @@ def check(
             metavar="VERSION",
             help="Search as this version or label; repeatable.",
             show_default="all that are read from it",
-            autocompletion=versions,
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results of a search.")] = 10,

@@ -13,7 +13,6 @@ import typer
 from evergram.cli.app import is_json, vector_commands
 from evergram.cli.options import Columns, Force, columns_of, new_progress
 from evergram.cli.printing import dump, file_written, paragraph, table
-from evergram.cli.words import choices
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 
@@ -37,9 +36,7 @@ EncoderAddress = Annotated[
 RoleOfTexts = Annotated[
     str,
     typer.Option(
-        "--role",
-        help="What the texts are, document or query: it chooses the prompt before them.",
-        autocompletion=choices("document", "query"),
+        "--role", help="What the texts are, document or query: it chooses the prompt before them."
     ),
 ]
 Prompt = Annotated[

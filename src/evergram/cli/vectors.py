@@ -37,7 +37,6 @@ from evergram.cli.printing import (
     shards_written,
     table,
 )
-from evergram.cli.words import choices, versions
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
@@ -58,10 +57,7 @@ OldVectors = Annotated[
 NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
 TransformKind = Annotated[
     str,
-    typer.Option(
-        help="Kind of the backward transform: linear, affine, orthogonal or low_rank.",
-        autocompletion=choices("linear", "affine", "orthogonal", "low_rank"),
-    ),
+    typer.Option(help="Kind of the backward transform: linear, affine, orthogonal or low_rank."),
 ]
 Rank = Annotated[
     int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
@@ -206,12 +202,7 @@ def transform(
     lineage: LineageOption,
     as_version: Annotated[
         str,
-        typer.Option(
-            "--as",
-            metavar="VERSION",
-            help="The version or label to write.",
-            autocompletion=versions,
-        ),
+        typer.Option("--as", metavar="VERSION", help="The version or label to write."),
     ],
     out: Annotated[
         Path,
@@ -269,7 +260,6 @@ def export_transform(
         typer.Option(
             "--format",
             help="Program to write for: onnx, pgvector, duckdb or sentence-transformers.",
-            autocompletion=choices("onnx", "pgvector", "duckdb", "sentence-transformers"),
         ),
     ],
     as_version: As = None,
@@ -365,8 +355,7 @@ def export(
         str | None,
         typer.Option(
             help="Side to write: query or candidate; object in a lineage of files (default: "
-            "candidate, or the only side).",
-            autocompletion=choices("query", "candidate", "object"),
+            "candidate, or the only side)."
         ),
     ] = None,
     as_version: As = None,
@@ -450,7 +439,6 @@ def make(
             metavar="VERSION",
             help="The version whose rows are read as the one before.",
             show_default="newest",
-            autocompletion=versions,
         ),
     ] = None,
     side: Annotated[
