@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from hypothesis import settings
-from tests.support.small_recipe import small_recipe
+from tests.support.tiny_training import small_recipe
 
 from benchmarks import DATA
 from evergram.training.recipe import Recipe

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import json
 import re
 import shutil
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,29 +14,20 @@ import numpy as np
 import pytest
 import torch
 from tests.support.command import every_command
-from tests.support.golden import TRAINED
-from tests.support.lineages import lineage_of
+from tests.support.lineages import TRAINED, lineage_of
 from tests.support.optional import need
 from tests.support.own_tables import own_table
 from tests.support.postgres_server import postgres
-from tests.support.searched_arrays import searched
-from tests.support.two_models import by_two_models
+from tests.support.two_models import by_two_models, searched
 from website.notebooks import load, names, page, run
 
-import evergram
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.probes.probe_models import load_probe_model
-from evergram.gramian.sogram import SOGram
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.stores.open_store import open_store
 from evergram.texts import open_text_encoder, record_of
-from evergram.training.build import prepare
-from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.step import Step
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -341,46 +330,6 @@ def test_nothing_points_outside_the_repository() -> None:
     assert outside == []
 
 
-PAGE = (ROOT / "docs" / "training.md").read_text()
-DATA = {"kind": "synthetic", "queries": 120, "candidates": 80, "interactions": 3000}
-SECTION = PAGE.split("## The setting of [G2]")[1].split("\n## ")[0]
-
-
-def setting(gramian: dict[str, Any] | None = None) -> Step:
-    block = re.search(r"```toml\n(.*?)```", SECTION, re.DOTALL)
-    assert block is not None
-    tables = tomllib.loads(block[1]) | {"data": DATA, "name": "g2"}
-    if gramian is not None:
-        tables["gramian"] = gramian
-    recipe = Recipe.of(tables)
-    corpus = load_corpus(recipe)
-    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, torch.device("cpu"))
-    assert draws is not None
-    assert sampler.batch_size == 1024
-    return step
-
-
-def test_the_recipe_of_the_page_is_sogram_as_printed() -> None:
-    step = setting()
-    tower, estimator = step.encoder, step.estimators["query"][0]
-    assert isinstance(tower, TwoTower)
-    assert not tower.residual
-    assert tower.concatenate
-    widths = [
-        m.out_features for m in tower.hidden["query"].children() if isinstance(m, torch.nn.Linear)
-    ]
-    assert widths == [256, 64, 64]
-    assert isinstance(estimator, SOGram)
-    assert not estimator.correct_start
-    assert float(estimator.rate()) == 0.001
-    assert step.independent
-    assert not step.samples_gradient
-    assert not step.precondition
-    groups = [(type(o), g["lr"]) for o in step.optimizers for g in o.param_groups]
-    assert set(groups) == {(torch.optim.SGD, 0.01)}
-    assert step.objective.penalty == (10.0,)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", names())
 def test_a_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,36 +350,7 @@ def test_a_kept_notebook_has_outputs_and_a_page(name: str) -> None:
     assert all("".join(cell["source"]) in text for cell in cells)
 
 
-def test_outputs_are_what_is_printed_and_the_last_value() -> None:
-    source = ["x = 2\n", "print('seen')\n", "x + 1"]
-    cells = [{"cell_type": "code", "source": source, "outputs": []}]
-    (done,) = run({"cells": cells})["cells"]
-    assert json.loads(json.dumps(done["outputs"])) == [
-        {"output_type": "stream", "name": "stdout", "text": ["seen\n"]},
-        {
-            "output_type": "execute_result",
-            "data": {"text/plain": ["3"]},
-            "metadata": {},
-            "execution_count": 1,
-        },
-    ]
-    assert "```text\nseen\n```" in page({"cells": [done]})
-
-
 SOURCE = ROOT / "src" / "evergram"
-# The ten objects that a user meets first.
-PUBLIC = (
-    "evergram.compatibility.transforms.LinearTransform",
-    "evergram.data.corpus.Corpus",
-    "evergram.lineage.lineage.Lineage",
-    "evergram.lineage.view.View",
-    "evergram.releasing.publish.publish",
-    "evergram.releasing.upgrade.train",
-    "evergram.releasing.upgrade.upgrade",
-    "evergram.retrieval.reader.Reader",
-    "evergram.serving.client.Client",
-    "evergram.training.recipe.recipe.Recipe",
-)
 
 
 def examples() -> list[doctest.DocTest]:
@@ -464,10 +384,3 @@ def test_the_example_runs(
     result = runner.run(example)
     assert result.attempted
     assert not result.failed, capsys.readouterr().out
-
-
-def test_the_most_public_objects_have_an_example() -> None:
-    assert set(PUBLIC) <= {example.name for example in examples()}
-    assert {name.rpartition(".")[2] for name in PUBLIC} - {"LinearTransform"} <= set(
-        vars(evergram)["__all__"]
-    )

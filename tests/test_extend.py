@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS
-from evergram.errors import LineageError, RecipeError
+from evergram.errors import RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.tasks.kinds import TASKS
@@ -101,20 +98,6 @@ def test_kinds_from_outside_are_trained_upgraded_and_read_again(tmp_path: Path) 
         assert torch.isfinite(again[side]).all()
 
 
-def test_without_a_transforms_kind_its_lineage_is_not_damaged_but_says_so(kinds: Path) -> None:
-    recipe = Recipe.of(OURS)
-    lineage = evergram.Lineage.create(kinds / "lineage")
-    lineage.publish(evergram.train(recipe))
-    lineage.publish(evergram.upgrade(recipe, lineage))
-    del TABLES[-1]["diagonal"]
-    opened = evergram.Lineage.open(kinds / "lineage")
-    assert opened.newest == 1
-    assert len(opened.embeddings("candidate")[0]) > 60
-    opened.check()
-    with pytest.raises(LineageError, match=r"of kind 'diagonal'.*put its settings into .*TRANSFO"):
-        opened.view(0).embeddings("candidate")
-
-
 def test_the_loss_of_the_page_trains_and_its_lineage_is_read_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,22 +127,6 @@ PLAIN = {
     "training": {"epochs": 2, "batch_size": 64},
     "task": {"penalty": 0.1, "l2": 0.1},
 }
-
-
-def test_kinds_from_outside_leave_other_versions_as_they_are(
-    tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = Recipe.of(PLAIN).model_dump(mode="json")
-    request.getfixturevalue("kinds")
-    recipe = Recipe.of(PLAIN)
-    assert recipe.model_dump(mode="json") == before
-    lineage = evergram.Lineage.create(tmp_path / "lineage")
-    lineage.publish(evergram.train(recipe, progress=False))
-    assert lineage.manifest(0).recipe == before
-    for table, kind in zip(TABLES, ("window", "hinge", "bottleneck", "diagonal"), strict=True):
-        del table[kind]
-    # The command, which knows the kinds of the package alone.
-    assert Command(capsys).json("evaluate", tmp_path / "lineage")["version"] == 0
 
 
 def test_an_estimator_of_ones_own_is_measured_and_compared_by_name(
@@ -193,40 +160,6 @@ def test_an_estimator_of_ones_own_is_measured_and_compared_by_name(
         "Python where it is registered, or add it to the package",
         sentence,
     )
-
-
-def test_the_two_lines_of_the_page_take_what_came_before() -> None:
-    page = (PAGES / "estimator.md").read_text()
-    lines = re.search(r"\n( +if rows\.before is None:\n.*\n)", page)
-    assert lines is not None
-    vectors = torch.eye(3)
-    rows = EntityBatch(torch.arange(3), torch.ones(3), vectors, vectors[:, :0])
-    space: dict[str, Any] = {"rows": rows, "replace": replace}
-    exec(textwrap.dedent(lines[1]), space)
-    assert space["rows"].before is vectors
-    seen = replace(rows, before=2 * vectors)
-    space = {"rows": seen, "replace": replace}
-    exec(textwrap.dedent(lines[1]), space)
-    assert space["rows"] is seen
-
-
-@pytest.mark.long
-def test_the_estimator_of_the_page_is_typed(tmp_path: Path) -> None:
-    (tmp_path / "window_gramian.py").write_text(blocks("estimator")[0])
-    root = PAGES.parents[1]
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--config-file",
-        str(root / "pyproject.toml"),
-    ]
-    command += [f"--cache-dir={root / '.mypy_cache' / 'users'}", "window_gramian.py"]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=600
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_a_loader_from_outside_is_named_by_recipes(

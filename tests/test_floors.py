@@ -122,54 +122,36 @@ def test_no_files_import_each_other() -> None:
     assert circle(files) == []
 
 
-def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, set[str]]:
-    """Return the folders of a room, and for each which of the others it imports."""
-
-    def folder(module: str) -> str | None:
-        parts = module.split(".")
-        is_folder = len(parts) > 1 and SOURCE / room / parts[1] in FOLDERS
-        return parts[1] if parts[0] == room and is_folder else None
-
-    graph: dict[str, set[str]] = {}
-    for module, others in imports.items():
-        here = folder(module)
-        if here is not None:
-            named = {folder(other) for other in others}
-            graph.setdefault(here, set()).update(x for x in named if x not in (None, here))
-    return graph
-
-
-def test_folders_of_a_room_do_not_import_each_other() -> None:
-    rooms = [room for room in FLOORS if SOURCE / room in FOLDERS]
-    assert [found for room in rooms if (found := circle(folder_graph(all_imports(), room)))] == []
-
-
-NESTED = sorted(folder for folder in FOLDERS if folder.parent.parent == SOURCE)
-
-
-def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
-    """Return the imports between the folders inside a folder ("serving.http"); its own files
-    are named ""."""
+def folder_graph(
+    imports: Mapping[str, Iterable[str]], folder: str, own: bool = False
+) -> dict[str, set[str]]:
+    """Return the imports between the folders inside a folder ("serving.http"); its own files are
+    left out, or named "" with `own`."""
 
     def part(module: str) -> str | None:
         parts = module.removeprefix(f"{folder}.").split(".")
-        if not module.startswith(f"{folder}."):
-            return None
-        return parts[0] if SOURCE.joinpath(*folder.split("."), parts[0]) in FOLDERS else ""
+        if (
+            module.startswith(f"{folder}.")
+            and SOURCE.joinpath(*folder.split("."), parts[0]) in FOLDERS
+        ):
+            return parts[0]
+        return "" if own and module.startswith(f"{folder}.") else None
 
     graph: dict[str, set[str]] = {}
     for module, others in imports.items():
         here = part(module)
         if here is not None:
-            graph.setdefault(here, set()).update(
-                other for other in map(part, others) if other not in (None, here)
-            )
+            named = {part(other) for other in others}
+            graph.setdefault(here, set()).update(x for x in named if x not in (None, here))
     return graph
 
 
-def test_a_folder_and_the_folders_in_it_import_in_one_direction() -> None:
-    folders = [module_of(folder / "__init__.py") for folder in NESTED]
-    assert [found for name in folders if (found := circle(nested_graph(all_imports(), name)))] == []
+def test_folders_do_not_import_each_other_and_a_nested_one_is_imported_in_one_direction() -> None:
+    rooms = [(room, False) for room in FLOORS if SOURCE / room in FOLDERS]
+    nested = [folder for folder in sorted(FOLDERS) if folder.parent.parent == SOURCE]
+    folders = [*rooms, *((module_of(folder / "__init__.py"), True) for folder in nested)]
+    graphs = [folder_graph(all_imports(), folder, own) for folder, own in folders]
+    assert [found for graph in graphs if (found := circle(graph))] == []
 
 
 def test_the_rule_refuses_sideways_and_up() -> None:
@@ -183,7 +165,7 @@ def test_the_rule_refuses_sideways_and_up() -> None:
     graph = {"stores.lance.a": {"stores.qdrant.b"}, "stores.qdrant.b": {"stores.lance.a"}}
     assert circle(folder_graph(graph, "stores"))
     graph = {"serving.a": {"serving.http.b"}, "serving.http.b": {"serving.c"}}
-    assert circle(nested_graph(graph, "serving"))
+    assert circle(folder_graph(graph, "serving", own=True))
 
 
 def test_there_are_no_catch_all_files() -> None:

@@ -6,17 +6,19 @@ import importlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import pyarrow as pa
 import pytest
+import torch
 from tests.support.artefacts import artefact
 from tests.support.encoders import lineage_with_encoder
 
 import evergram
-from evergram import PretrainedEncoder, errors
+from evergram import Aligner, Corpus, GramianPenalty, PretrainedEncoder, errors
 from evergram.lazy_exports import LazyPackage
 
 ROOT = Path(__file__).parents[1]
@@ -128,3 +130,99 @@ def test_the_probe_program_and_the_client_do_not_load_torch() -> None:
         "import sys\nfrom evergram.evaluation import load_probe_model\n"
         "assert 'torch' not in sys.modules"
     )
+
+
+INIT = """
+from typing import TYPE_CHECKING
+from evergram.lazy_exports import export_lazily
+if TYPE_CHECKING:
+    from bakery import tools as tools
+    from bakery.bake import Loaf as Loaf, bake as bake
+    from bakery.tools.knife import Knife as Knife
+export_lazily(__name__)
+"""
+FILES = {
+    "__init__.py": INIT,
+    "bake.py": "class Loaf: pass\ndef bake(): return Loaf()",
+    "oven.py": "from bakery.bake import bake",
+    "tools/__init__.py": "",
+    "tools/knife.py": "class Knife: pass",
+}
+
+
+@pytest.fixture
+def bakery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    for name, text in FILES.items():
+        path = tmp_path / "bakery" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("bakery")
+    for name in [n for n in sys.modules if n.split(".")[0] == "bakery"]:
+        del sys.modules[name]
+
+
+def test_a_file_is_imported_at_the_first_use_of_its_export(bakery: ModuleType) -> None:
+    assert not {"bakery.bake", "bakery.tools"} & sys.modules.keys()
+    assert isinstance(bakery.bake(), bakery.Loaf)
+    assert "bakery.bake" in sys.modules
+    assert "bakery.tools" not in sys.modules
+    assert bakery.Knife is sys.modules["bakery.tools.knife"].Knife
+
+
+@pytest.mark.parametrize("first", ["bakery.bake", "bakery.oven"])
+def test_a_function_named_like_its_file_stays_the_function(bakery: ModuleType, first: str) -> None:
+    """However the file was imported: the import system binds it to the package under its name."""
+    importlib.import_module(first)
+    file = importlib.import_module("bakery.bake")
+    assert isinstance(file, ModuleType)
+    assert bakery.bake is file.bake
+
+
+def test_exports_and_folders_are_listed(bakery: ModuleType) -> None:
+    assert dir(bakery) == ["Knife", "Loaf", "bake", "tools"]
+    assert bakery.__all__ == ["Knife", "Loaf", "bake"]
+
+
+def test_a_name_that_is_not_exported_is_refused(bakery: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="module 'bakery' has no attribute 'rolls'"):
+        _ = bakery.rolls
+    with pytest.raises(ImportError, match="cannot import name 'rolls' from 'bakery'"):
+        exec("from bakery import rolls")
+
+
+GUESSES: list[tuple[object, str, str]] = [
+    (evergram, "Chain", "evergram.compatibility.Chain"),
+    (evergram, "fit", "evergram.train"),
+    (evergram, "load", "evergram.load_corpus"),
+    (evergram, "Lineag", "'Lineage'"),
+    (evergram.gramian, "GramianPenalt", "'GramianPenalty'"),
+    (Corpus, "from_pandas", "Corpus.of"),
+    (Corpus, "read_csv", "evergram.load_corpus"),
+    (Corpus.of([(1, 2)]), "from_dict", "Corpus.of"),
+    (Aligner, "score", "report()"),
+    (Aligner(), "fit_transform", "fit(new, old).transform(new)"),
+    (Aligner(), "reprot", "'report'"),
+]
+
+
+def test_an_unknown_name_is_answered_with_the_right_one() -> None:
+    for owner, guess, right in GUESSES:
+        with pytest.raises(AttributeError) as error:
+            getattr(owner, guess)
+        assert right in str(error.value)
+
+
+@pytest.mark.parametrize("estimator", ["sogram", "sampled"])
+def test_the_penaltys_weight_multiplies_value_and_gradient(estimator: str) -> None:
+    outcomes = []
+    for weight in (1.0, 2.5):
+        penalty = GramianPenalty(4, estimator, weight=weight)
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            query, candidate = torch.randn(2, 8, 4, generator=draw).requires_grad_().unbind()
+            value = penalty(query, candidate)
+            (gradient,) = torch.autograd.grad(value, query)
+        outcomes.append((value, gradient))
+    torch.testing.assert_close(outcomes[1][0], 2.5 * outcomes[0][0])
+    torch.testing.assert_close(outcomes[1][1], 2.5 * outcomes[0][1])

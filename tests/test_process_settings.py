@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from typing import Any
 
@@ -15,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evergram import process_settings, tracing
-from evergram.collectives import Collectives, is_first_process, process_count
+from evergram.collectives import Collectives
 from evergram.process_settings import (
     CHOSEN,
-    kept_memory,
     no_denormals,
     ordered_sums,
 )
@@ -78,37 +76,6 @@ def test_freed_memory_is_used_again_inside_the_block_and_given_back_after_it() -
     assert left < A_TENSOR / 2
 
 
-def test_the_last_of_nested_blocks_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
-
-    class Library:
-        def mallopt(self, *arguments: int) -> int:
-            calls.append(arguments)
-            return 1
-
-        def malloc_trim(self, pad: int) -> int:
-            calls.append((pad,))
-            return 1
-
-    monkeypatch.setattr(process_settings, "_glibc", Library)
-    with kept_memory():
-        begun = len(calls)
-
-        def inner() -> None:
-            with kept_memory():
-                pass
-
-        thread = threading.Thread(target=inner)
-        thread.start()
-        thread.join()
-        with pytest.raises(ValueError, match="wrong"), kept_memory():
-            raise ValueError("wrong")
-        assert len(calls) == begun
-    assert calls[-1] == (0,)
-    assert calls[0] == (process_settings.MMAP_MAX, 0)
-    assert (process_settings.MMAP_MAX, process_settings.USUAL_MMAP_MAX) in calls
-
-
 def test_denormals_are_zero_inside_the_block_alone() -> None:
     tiny = torch.tensor([1e-310], dtype=torch.float64)
     with no_denormals():
@@ -130,19 +97,6 @@ def test_sums_have_one_order_inside_the_block_alone(monkeypatch: pytest.MonkeyPa
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert chosen.fill_uninitialized_memory == fills
-
-
-def test_off_no_span_is_made_and_nothing_of_ours_asks_for_opentelemetry() -> None:
-    """FastAPI loads its API itself; so the SDK is made to fail, and all goes on."""
-    program = (
-        "import sys\n"
-        "sys.modules['opentelemetry.sdk'] = None\n"
-        "import evergram.tracing as t, evergram.retrieval.reader, evergram.serving.app\n"
-        "from evergram.serving.traces import export_traces\n"
-        "assert not export_traces({})\n"
-        "assert t.tracer() is None and t.span('a', rows=1) is t.span('b')\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_provider_gets_spans_until_it_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +139,3 @@ def test_shares_are_all_rows_once_and_in_order(count: int, size: int) -> None:
     assert rows == list(range(count))
     sizes = collectives.counts(count)
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(
-    ("size", "rank", "count", "first"),
-    [("", "", 1, True), ("1", "0", 1, True), ("2", "0", 2, True), ("2", "1", 2, False)],
-)
-def test_torchrun_says_which_process_this_is(
-    monkeypatch: pytest.MonkeyPatch, size: str, rank: str, count: int, first: bool
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", size)
-    monkeypatch.setenv("RANK", rank)
-    assert process_count() == count
-    assert is_first_process() is first

@@ -181,14 +181,6 @@ class TestMakefile:
         assert "[dev]" not in commands
         assert ".venv-demo/bin/evergram demo" in commands
 
-    def test_the_demo_uses_the_environment_of_a_developer(self, tmp_path: Path) -> None:
-        (tmp_path / ".venv").mkdir()
-        (tmp_path / ".venv" / "ready").touch()
-        assert ".venv/bin/evergram demo" in planned(tmp_path, "demo")
-
-    def test_tests_install_what_they_need(self, tmp_path: Path) -> None:
-        assert '".[dev]"' in planned(tmp_path, "test")
-
     def test_torch_is_looked_for_in_one_more_index_where_it_is_named(self, tmp_path: Path) -> None:
         assert "--extra-index-url" not in planned(tmp_path, "demo")
         for target in ("demo", "test"):
@@ -210,12 +202,6 @@ def instructions() -> list[tuple[str, str]]:
 
 def arguments(name: str) -> list[str]:
     return [rest for instruction, rest in instructions() if instruction == name]
-
-
-def project() -> dict[str, dict[str, list[str]]]:
-    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    table: dict[str, dict[str, list[str]]] = document["project"]
-    return table
 
 
 def test_copied_files_exist_and_are_in_the_build_context() -> None:
@@ -241,17 +227,8 @@ def test_installed_packages_are_pinned() -> None:
         c for c in CONSTRAINTS if c.startswith("torch==")
     ]
     [extras] = re.findall(r'"\.\[(.*)\]"', steps[1])
-    assert set(extras.split(",")) <= set(project()["optional-dependencies"])
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert "PIP_NO_CACHE_DIR=1" in arguments("ENV")[0]
-
-
-def test_it_does_not_run_as_root() -> None:
-    [user] = arguments("USER")
-    assert user not in ("root", "0")
-    assert any("useradd --uid 10001 --no-create-home" in s and user in s for s in arguments("RUN"))
-    order = [name for name, _ in instructions()]
-    assert order.index("USER") > max(i for i, name in enumerate(order) if name in ("RUN", "COPY"))
-    assert order.index("USER") < order.index("CMD")
 
 
 def test_command_exposed_port_and_health_check_agree() -> None:
@@ -267,7 +244,7 @@ def test_command_exposed_port_and_health_check_agree() -> None:
 
 def test_the_container_runs_evergram_serve() -> None:
     name, *words = json.loads(arguments("CMD")[0])
-    assert name in project()["scripts"]
+    assert name in PROJECT["scripts"]
     group = typer.main.get_command(app)
     context = group.make_context(name, list(words), resilient_parsing=False)
     assert isinstance(group, typer.core.TyperGroup)

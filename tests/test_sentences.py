@@ -54,21 +54,6 @@ def test_several_may_be_meant_and_are_written_as_asked() -> None:
     assert did_you_mean("10", [1, 100]) == " (did you mean '100'?)"
 
 
-def one_edit_away(name: str) -> st.SearchStrategy[str]:
-    """The name with a letter left out, doubled or changed."""
-    places = st.integers(0, len(name) - 1)
-    changed = st.tuples(places, st.sampled_from("qz")).map(
-        lambda edit: name[: edit[0]] + edit[1] + name[edit[0] + 1 :]
-    )
-    return places.map(lambda i: name[:i] + name[i + 1 :]) | changed
-
-
-@given(st.sampled_from(("factorization", "lightgcn", "temperature")).flatmap(one_edit_away))
-def test_one_wrong_letter_in_a_long_name_is_forgiven(name: str) -> None:
-    known = {"factorization", "lightgcn", "temperature"}
-    assert any(f"'{each}'" in did_you_mean(name, known) for each in known)
-
-
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
@@ -86,13 +71,6 @@ def test_one_wrong_letter_in_a_long_name_is_forgiven(name: str) -> None:
 )
 def test_the_reason_and_the_remedy(error: OSError, sentence: str) -> None:
     assert reason_and_remedy(error).startswith(sentence)
-
-
-def test_the_state_of_things_stands_in_between() -> None:
-    error = OSError(errno.EROFS, "Read-only file system")
-    assert reason_and_remedy(error, "it is as it was") == (
-        "Read-only file system; it is as it was. Name a place that can be written to"
-    )
 
 
 # What pydantic's messages are made of.

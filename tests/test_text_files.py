@@ -71,11 +71,6 @@ def test_a_missing_cell_is_never_an_id(column: pa.Array) -> None:
     assert first_missing(column) == 1
 
 
-def test_words_that_only_resemble_a_missing_value_are_ids() -> None:
-    words = pa.array(["NA", "nothing", "nullable", "Nan Goldin", "0"])
-    assert first_missing(words, text_file=True) == -1
-
-
 def is_refused(text: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.csv"
@@ -120,13 +115,6 @@ def test_the_line_that_opens_it_is_named(tmp_path: Path, text: str, sentence: st
         refuse_open_quotation(tmp_path / "x.csv", ",")
 
 
-def test_an_unpacked_text_is_judged_as_the_file_is(tmp_path: Path) -> None:
-    for text in ('id,text\n1,"a\nb"\n', ""):
-        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(text.encode()))
-    with pytest.raises(DataError, match=r"x\.csv\.gz line 2: .* never ends"):
-        refuse_open_quotation(tmp_path / "x.csv.gz", ",", io.BytesIO(b'id,text\n1,"a\n'))
-
-
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -141,15 +129,6 @@ def test_a_file_is_named_as_what_it_is(tmp_path: Path, content: bytes, sentence:
     path.write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         refuse_other_content(path)
-
-
-def test_text_and_a_file_of_its_own_kind_are_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.csv"
-    refuse_other_content(path)
-    path.write_bytes("query,candidate\n1,é\n".encode())
-    refuse_other_content(path)
-    path.write_bytes(b"PAR1\0")
-    refuse_other_content(path, b"PAR1")
 
 
 def test_an_unreadable_file_is_named_by_its_content_or_by_the_reason(tmp_path: Path) -> None:

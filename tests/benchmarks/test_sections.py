@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.instrument.runs import begin, read, write
+from benchmarks.instrument.runs import read
 from benchmarks.sections import SECTIONS
 
 from benchmarks import __main__ as benchmarks
@@ -70,27 +70,6 @@ def test_a_run_is_written_compared_and_printed_as_json(
     assert (figure["row"], figure["unit"], len(figure["values"])) == ("D = 8", "ratio", 1)
     assert "| timing, against" in captured.err
     assert read(path).sections["timing"].figures[0].spread is not None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--compare", "absent.json"], "absent.json is no run of the benchmarks"),
-        (["--compare", "other.json"], "none of timing; name one of its own"),
-    ],
-)
-def test_a_comparison_with_nothing_is_refused_before_anything_is_measured(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(begin(), tmp_path / "other.json")
-    monkeypatch.setitem(SECTIONS, "timing", replace(SECTIONS["timing"], tiny=broken))
-    assert main(["timing", "--tiny", *arguments]) == 2
-    assert words in capsys.readouterr().err
 
 
 def test_the_list_names_every_section_and_what_needs_data(

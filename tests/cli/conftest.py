@@ -1,8 +1,7 @@
 """Fixtures of every test of the command."""
 
-from tests.support.click_shop import shop, vector_files
+from tests.support.click_shop import compare_recipe, growing_shop, shop, vector_files
 from tests.support.command import evergram
-from tests.support.golden import trained_lineage
-from tests.support.growing_shop import compare_recipe, growing_shop
+from tests.support.lineages import trained_lineage
 
 __all__ = ["compare_recipe", "evergram", "growing_shop", "shop", "trained_lineage", "vector_files"]

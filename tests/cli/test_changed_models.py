@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ from tests.support.command import Command
 from tests.support.text_encoders import ADDRESSES, sentences
 from tests.support.two_models import by_two_models
 
-from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 
 
@@ -45,32 +43,6 @@ def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: 
     assert "Verdict: reindex." in printed.out
     assert all(name in printed.out for name in report["ways"])
     assert "…" not in printed.out, "the table is cut off in 80 columns"
-
-
-def test_vectors_of_zeros_are_said(tmp_path: Path, evergram: Command) -> None:
-    files, qrels = four_files(tmp_path, (3.0, 0.1))
-    files += ["--judgements", qrels]
-    assert "zeros" not in evergram("vectors", "plan-migration", *files).out
-    vectors, _ = by_two_models(3.0, 0.1)
-    rows = vectors.new.clone()
-    rows[:7] = 0
-    write_vectors(tmp_path / "new.parquet", [(pa.array(vectors.texts), rows)])
-    report = evergram("vectors", "plan-migration", *files, "--json").json
-    assert report["zeros"] == {
-        "old texts": 0, "new texts": 7, "old queries": 0, "new queries": 0
-    }  # fmt: skip
-    printed = " ".join(evergram("vectors", "plan-migration", *files).out.split())
-    assert "Vectors of zeros: 7 of new texts." in printed
-
-
-def test_a_folder_of_judgements_may_be_the_inner_one(tmp_path: Path, evergram: Command) -> None:
-    files, qrels = four_files(tmp_path, (3.0, 0.1))
-    inner = tmp_path / "beir" / "qrels"
-    inner.mkdir(parents=True)
-    qrels.rename(inner / "test.tsv")
-    for folder in (inner, inner.parent):
-        asked = [*files, "--judgements", folder, "--json"]
-        assert evergram("vectors", "plan-migration", *asked).json["judged"]
 
 
 def test_pairs_that_pass_a_threshold_are_counted(tmp_path: Path, evergram: Command) -> None:
@@ -137,33 +109,3 @@ def test_the_file_is_aligned_as_any_other(
     assert "is there already" in with_words.refusal()
     command = ("vectors", "finish-migration", texts, new, *NEW, "--kept", kept, "--force")
     assert f"90 texts, 12 dims, by {ADDRESSES[1]}: {new}" in evergram(*command).out
-
-
-TEXTS = sentences()
-COLUMNS = ("--column", "id=key", "--column", "text=body")
-
-
-@pytest.fixture
-def jsonl(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.jsonl"
-    rows = [json.dumps({"key": f"t{i}", "body": text}) for i, text in enumerate(TEXTS)]
-    path.write_text("\n".join(rows))
-    return path
-
-
-def test_texts_become_two_versions_that_record_their_encoders(
-    jsonl: Path, tmp_path: Path, evergram: Command
-) -> None:
-    facts = []
-    for name, address in zip(("old.parquet", "new.npy"), ADDRESSES, strict=False):
-        out = tmp_path / name
-        ran = evergram("vectors", "encode", jsonl, out, "--encoder", address, *COLUMNS, "--json")
-        facts.append(ran.json)
-    assert [fact["rows"] for fact in facts] == [400, 400]
-    assert [fact["dim"] for fact in facts] == [10, 12]
-    assert facts[0]["fingerprint"] is None
-    line = tmp_path / "line"
-    assert evergram("vectors", "import", tmp_path / "old.parquet", "--lineage", line).code == 0
-    assert evergram("vectors", "align", "0", tmp_path / "new.npy", "--lineage", line).code == 0
-    records = [manifest.text_encoder for manifest in Lineage.open(line).versions]
-    assert [record and record.address for record in records] == ADDRESSES[:2]

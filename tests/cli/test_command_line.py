@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.text import Text
+from tests.support.click_shop import RECIPE
 from tests.support.command import Command, every_command, run_process
 
 from evergram.cli.app import ORDER, PANELS
 from evergram.cli.options import (
     columns_by_role,
     columns_of,
-    load_recipe,
-    refuse_unread,
     stores_by_side,
 )
 from evergram.cli.words import command_at, log_format_of
-from evergram.errors import DataError, RecipeError
+from evergram.errors import DataError
+from evergram.lineage.lineage import Lineage
 from evergram.log_lines import LogFormat
 
 TOP = [
@@ -141,23 +144,6 @@ def test_the_command_stands_after_the_options_before_it(evergram: Command) -> No
     assert "'text', 'json'" in evergram.refused("--log-format", "yaml", "demo")
 
 
-def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
-    start = ["training.epochs=0", "model.start=svd"]
-    with pytest.raises(RecipeError, match=r"upgrade\.fit = 'posthoc' or 'none'"):
-        load_recipe(Path("shop.toml"), start, unread=("upgrade",))
-    remedied = [*start, "upgrade.fit=none"]
-    assert load_recipe(Path("shop.toml"), remedied, unread=("upgrade",)).upgrade.fit == "none"
-    with pytest.raises(RecipeError, match=r"upgrade\.fit=none changes nothing here"):
-        load_recipe(Path("shop.toml"), ["upgrade.fit=none"], unread=("upgrade",))
-
-
-def test_an_override_that_the_command_does_not_read_is_refused() -> None:
-    for override in ("upgrade.rank=3", "upgrade=1", "seed = 3", "model.dim=4"):
-        with pytest.raises(RecipeError, match=f"--set {override}"):
-            refuse_unread(["task.penalty=1", override], ("upgrade", "seed", "model.dim"))
-    refuse_unread(["upgrades.rank=3", "model.dims=4", "model=4"], ("upgrade", "model.dim"))
-
-
 def test_stores_and_columns_are_named_once_and_passwords_never() -> None:
     address = "postgresql://db/films?sslmode=require#q"
     assert stores_by_side([f"query={address}", "candidate=lance:v#films"]) == {
@@ -178,3 +164,34 @@ def test_stores_and_columns_are_named_once_and_passwords_never() -> None:
     assert columns_of(files, ["id=key"]) == {"id_column": "key", "vector_column": "vector"}
     with pytest.raises(DataError, match=r"\.npy"):
         columns_of(files[:1], ["vector=v"])
+
+
+# Commands of a recipe, or of the one that a lineage was trained by, and the limits of a service.
+SETTING = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune", "serve"}
+
+
+def unread(function: Callable[..., object]) -> set[str]:
+    """The parameters that a function never reads."""
+    (tree,) = ast.parse(inspect.getsource(function)).body
+    assert isinstance(tree, ast.FunctionDef)
+    names = {n.id for part in tree.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+    return set(inspect.signature(function).parameters) - names
+
+
+def test_every_command_reads_every_option_that_it_has() -> None:
+    commands = every_command()
+    assert {n: u for n, c in commands.items() if (u := unread(inspect.unwrap(c.callback)))} == {}
+    for name, command in commands.items():
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert ("--set" in known) == (name in SETTING), name
+
+
+def test_an_override_of_a_kind_leaves_out_the_keys_of_the_other_and_says_so(
+    evergram: Command, shop: Path
+) -> None:
+    text = RECIPE.replace("dim = 4", "dim = 4\nkind = 'two_tower'\nhidden = [4]")
+    (shop / "shop.toml").write_text(text)
+    ran = evergram("train shop.toml --lineage l --set model.kind=factorization")
+    assert ran.code == 0, ran.err
+    assert "model.hidden" in ran.err
+    assert "hidden" not in Lineage.open("l").manifest(0).recipe["model"]

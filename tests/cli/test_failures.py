@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.support.command import Command
+from tests.support.command import Command, run_process
+from tests.support.lineages import lineage_of
 
 import evergram.cli as cli
 from evergram.cli.failures import (
@@ -21,7 +22,6 @@ from evergram.cli.failures import (
     warnings_on_stderr,
     without_passwords,
 )
-from evergram.errors import LineageError
 
 
 @pytest.fixture
@@ -44,15 +44,6 @@ def test_an_unforeseen_error_is_one_short_sentence_and_a_private_log(logs: Path)
     assert "s3cret" not in sentence + log.read_text()
     assert "x" * 1000 in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-
-
-def test_details_that_cannot_be_logged_follow_the_sentence(
-    logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(logs / "none"))
-    sentence, _ = sentence_and_code(KeyError("what"))
-    assert "could not be written (No such file or directory), so the details follow.\n" in sentence
-    assert "KeyError: 'what'" in sentence.splitlines()[-1]
 
 
 def test_warnings_are_lines_on_stderr_but_for_serve(
@@ -114,13 +105,6 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "parser", lambda: fail)
 
 
-def test_an_error_is_one_line_and_exit_code_2(
-    evergram: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raising(monkeypatch, LineageError("There is no version 7."))
-    assert evergram() == (REFUSED, "", "error: There is no version 7.\n")
-
-
 def test_an_interrupted_command_says_that_nothing_was_changed(
     evergram: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,10 +115,35 @@ def test_an_interrupted_command_says_that_nothing_was_changed(
     assert evergram().err == "interrupted; the lineage is as it was\n"
 
 
-def test_a_commands_own_exit_code_is_that_of_the_process(
-    evergram: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raising(monkeypatch, SystemExit(1))
-    assert evergram() == (1, "", "")
-    monkeypatch.setattr(cli, "parser", lambda: lambda **_: 3)
-    assert evergram() == (3, "", "")
+ROOT = Path(__file__).parents[2]
+FAIL = "import evergram.cli as cli\ndef fail(): raise {}\ncli.parser = fail\n"
+# By code: a command line that ends with it, and Python that its process runs before.
+ENDINGS = {
+    0: ("lineage list l", ""),
+    1: ("lineage check l --max-error 0", ""),
+    2: ("lineage list none", ""),
+    70: ("lineage list l", FAIL.format("ZeroDivisionError")),
+    130: ("lineage list l", FAIL.format("KeyboardInterrupt")),
+}
+
+
+def test_commands_end_with_the_documented_codes(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    table = page.split("| exit code | meaning |")[1].split("\n\n")[0]
+    assert {int(c) for c in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == ENDINGS.keys()
+    lineage_of(tmp_path / "l")
+    for code, (words, before) in ENDINGS.items():
+        ran = run_process(*words.split(), folder=tmp_path, before=before, TMPDIR=str(tmp_path))
+        assert ran.code == code, ran.err
+        # Each but success says on stderr why.
+        assert bool(ran.err) == bool(code)
+
+
+def test_a_training_that_fails_leaves_no_empty_folder(evergram: Command, shop: Path) -> None:
+    lost = "--set gramian.kind=sagram --set training.table_rate=1e30"
+    lost += " --set training.epochs=3"
+    assert "The loss is" in evergram(f"train shop.toml --lineage deep/l {lost}").err
+    assert not (shop / "deep/l").exists()
+    assert evergram("train shop.toml --lineage deep/l").code == 0
+    assert evergram(f"upgrade shop.toml --lineage deep/l {lost}").code == 2
+    assert not (shop / "deep/l/.work").exists()

@@ -73,31 +73,6 @@ def test_a_file_is_read_as_the_old_one_was(tmp_path: Path, evergram: Command, su
     assert evergram("lineage", "check", tmp_path / "l", "--max-error", 1e-4).code == 0
 
 
-def test_files_of_another_lineage_stay_the_versions_that_they_became(
-    tmp_path: Path, evergram: Command
-) -> None:
-    new = new_vectors()
-    made = {"a": planted(2, OLD_DIM, new), "b": new, "c": planted(3, OLD_DIM, new)}
-    exported = {}
-    for name, vectors in made.items():
-        other = tmp_path / f"made-{name}"
-        file = put(tmp_path / f"{name}.npy", vectors)
-        assert evergram("vectors", "import", file, "--lineage", other).code == 0
-        exported[name] = tmp_path / f"{name}.parquet"
-        done = evergram("vectors", "export", other, exported[name], "--side", "object")
-        assert done.code == 0, done.err
-    lineage = tmp_path / "line"
-    assert evergram("vectors", "import", exported["a"], "--lineage", lineage).code == 0
-    for one, two in (("a", "b"), ("b", "c")):
-        done = evergram("vectors", "align", exported[one], exported[two], "--lineage", lineage)
-        assert done.code == 0, done.err
-    back = ("--lineage", lineage, "--as", 0, "--out")
-    assert evergram("vectors", "transform", exported["c"], *back, tmp_path / "back.npy").code == 0
-    # The file of another version is refused.
-    refused = evergram.refused("vectors", "transform", exported["b"], *back, tmp_path / "x.npy")
-    assert "but of its version 1" in refused
-
-
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
 def test_the_report_measures_the_published_transform(tmp_path: Path, kind: str) -> None:
     new = new_vectors()
@@ -165,55 +140,6 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     assert ids[0].as_py() == "id80"
     # Going on from the file itself needs it to be what is stored.
     assert evergram("vectors", "align", files[2], files[1], "--lineage", lineage).code == 0
-
-
-def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergram: Command) -> None:
-    new = new_vectors()
-    first, second = (
-        put(tmp_path / "old.npy", planted(2, OLD_DIM, new)),
-        put(tmp_path / "new.npy", new),
-    )
-    changed = new.clone()
-    changed[123, 4] += 0.01
-    other = put(tmp_path / "other.npy", changed)
-    lineage = tmp_path / "l"
-    assert evergram("vectors", "align", first, second, "--lineage", lineage).code == 0
-    before = sorted(p for p in lineage.rglob("*") if p.is_file())
-    for old, named in (
-        (first, "its dim is 6, not 9"),
-        (other, "'id123'"),
-        (0, "Version 0"),
-        (7, "Version 7"),
-        ("oldest", "'oldest'"),
-    ):
-        assert named in evergram.refused("vectors", "align", old, second, "--lineage", lineage)
-    assert sorted(p for p in lineage.rglob("*") if p.is_file()) == before
-    evergram.refused("vectors", "align", 0, second, "--lineage", tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
-def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command) -> None:
-    new = torch.randn(60, 30)
-    first = put(tmp_path / "old.npy", torch.randn(60, 20))
-    second = put(tmp_path / "new.npy", new)
-    common = ("vectors", "align", first, second, "--lineage")
-    lineage = tmp_path / "l"
-    few = evergram(*common, lineage, "--held-out", 0.4)
-    assert few.code == 2
-    fitted = int(few.err.split("error: ")[1].split()[0])
-    assert "linear transform from 30 to 20 dims needs 90" in few.err
-    # 3 · r · (50 − r) / 20 pairs: the largest rank that they allow.
-    rank = max(r for r in range(1, 20) if 3 * r * (50 - r) / 20 <= fitted)
-    assert f"--transform low_rank --rank {rank}" in few.err
-    assert "--transform orthogonal" not in few.err  # needs 59
-    low = ("--transform", "low_rank", "--rank")
-    few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
-    assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
-    assert not lineage.exists()
-    # They are random, so that no map is better than chance.
-    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--max-error", "inf", "--json")
-    assert done.code == 0, done.err
-    assert done.json["alignment"]["transform"]["rank"] == rank
 
 
 def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_path: Path) -> None:

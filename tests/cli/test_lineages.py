@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -135,3 +136,21 @@ def test_check_as_json_has_what_it_measured_and_what_is_past_a_limit(
     reading = facts["readings"][0]
     assert reading["certificate"]["bound"] >= reading["certificate"]["estimate"] > 0
     assert "versions/2/manifest.json" in facts["checked"]
+
+
+def test_versions_fit_80_columns(evergram: Command, trained_lineage: Path) -> None:
+    Lineage.open(trained_lineage).promote()
+    Lineage.open(trained_lineage).retire(0)
+    out = evergram(f"lineage list {trained_lineage}").out
+    assert max(len(line) for line in out.splitlines() if line[:1] in "┏┡└│┃") <= 80
+    words = [re.sub(r"[│┃ ]+", " ", line).split() for line in out.splitlines()]
+    assert ["version", "dim", "created", "recall@5", "fingerprint", "labels"] in words
+    rows = {w[0]: w[1:] for w in words if w and w[0] in {"0", "1", "2"}}
+    manifests = {str(m.version): m for m in Lineage.open(trained_lineage).versions}
+    for number, row in rows.items():
+        assert row[:2] == [str(manifests[number].dim), manifests[number].created[:10]]
+    assert (rows["0"][4:], rows["2"][4:]) == (["retired"], ["stable,", "production"])
+    listed = evergram.json(f"lineage list {trained_lineage}")
+    assert [v["production"] for v in listed["versions"]] == [False, False, True]
+    assert "versions/2/metrics.json" in listed["checked"]
+    assert "versions/2/encoder.safetensors" not in listed["checked"]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.command import Command
-from tests.support.lineages import lineage_of, publish
+from tests.support.lineages import lineage_of
 
-from evergram.lineage.lineage import Lineage
 from evergram.serving import Server, ServiceSettings
 
 
@@ -96,29 +90,3 @@ def test_named_stores_are_read_in_place_of_snapshots(
     assert evergram(*serve).code == 0
     assert read == [f"snapshot:{store}"]
     assert not (line / "stores").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 2])
-def test_as_json_each_line_of_a_service_is_an_object(line: Path, processes: int) -> None:
-    options = ["--port", "0", "--processes", str(processes), "--json"]
-    words = ["-m", "evergram", "--log-format", "json", "serve", str(line), *options]
-    with subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as service:
-        assert service.stdout is not None
-        url = json.loads(service.stdout.readline())["url"]
-        publish(Lineage.open(line), 3)
-        newest, until = 2, time.monotonic() + 60
-        while newest != 3 and time.monotonic() < until:  # the change is loaded, and logged
-            with urllib.request.urlopen(f"{url}/v1/versions") as answer:
-                newest = json.load(answer)["data"][-1]["version"]
-            time.sleep(0.1)
-        service.send_signal(signal.SIGINT)
-        _, err = service.communicate(timeout=60)
-    lines = [json.loads(text) for text in err.splitlines()]
-    assert all({"time", "level", "event", "message"} <= each.keys() for each in lines)
-    assert [each["url"] for each in lines if "url" in each] == [url]
-    loaded = [each for each in lines if each.get("logger") == "evergram.serving"]
-    assert loaded
-    assert all(("process" in each) == (processes > 1) for each in loaded)

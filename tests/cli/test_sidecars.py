@@ -71,41 +71,6 @@ def test_it_writes_a_file_that_readers_and_the_service_use(folder: Path, evergra
         assert answer["data"][0]["hits"][0]["id"] == "id7"
 
 
-def test_a_service_goes_on_when_the_version_is_withdrawn(folder: Path, evergram: Command) -> None:
-    more = file_of(folder / "more.parquet", randn(0, ROWS, 4) @ randn(3, 4, 6) + randn(9, ROWS, 6))
-    align = ("vectors", "align", "1", more.path, "--lineage", "line", "--no-promote")
-    assert evergram(*align).code == 0
-    made = evergram("vectors", "sidecar", "line", "v2.safetensors", "--bytes", "4")
-    assert "Read as version 1, version 2 has" in made.out
-    service = Service("line", sidecars=SidecarFiles("v2.safetensors"))
-    assert evergram("lineage", "withdraw", "line", "--reason", "wrong").code == 0
-    assert service.refresh()
-    assert service.problem is None
-    assert evergram(*align).code == 0
-    told = evergram("vectors", "sidecar", "line", "v3.safetensors", "--bytes", "4")
-    assert "Read as version 1, version 3 has" in told.out
-    assert evergram("lineage", "promote", "line", "3").code == 0
-    assert service.refresh()
-    assert service.production == 3
-    service.close()
-
-
-def test_a_sidecar_refuses_no_request_that_was_answered_before_it(
-    folder: Path, evergram: Command
-) -> None:
-    command = ("vectors", "sidecar", "line", "v1.safetensors", "--old", "old.parquet")
-    assert evergram(*command, "--bytes", "3").code == 0
-    settings = ServiceSettings(max_hits=360, allowed_hosts=("testserver",))
-    query = {"vectors": randn(9, 120, 6).tolist(), "k": 3, "version": 0}
-    for files in (SidecarFiles(), SidecarFiles("v1.safetensors")):
-        with TestClient(create_app(Service("line", sidecars=files), settings)) as client:
-            answer = client.post("/v1/search", json=query)
-            assert answer.status_code == 200, answer.text
-            assert [len(hits["hits"]) for hits in answer.json()["data"]] == [3] * 120
-            refused = client.post("/v1/search", json=query | {"k": 4})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit")
-
-
 def test_a_service_takes_up_what_comes_changes_or_goes_in_a_folder(
     folder: Path, evergram: Command
 ) -> None:

@@ -228,3 +228,18 @@ def test_a_version_that_was_not_measured_fails(
     few = evergram(*asked, "--sample", 4)
     assert few.code == 1
     assert "return 1.0000 of the best rows, and other queries might have" in few.err
+
+
+def test_every_store_that_is_given_is_filled(
+    trained_lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
+    films, people = f"{tmp_path}/films", f"lance:{tmp_path}#people"
+    both = f"{trained_lineage} --store candidate={films} --store query={people}"
+    assert evergram.json(f"store fill {both}") == {
+        "version": 2,
+        "stores": [
+            {"store": f"snapshot:{films}", "side": "candidate", "rows": 27, "held": {"2": 27}},
+            {"store": people, "side": "query", "rows": 32, "held": {"2": 32}},
+        ],
+    }
+    assert (versions_in(films), versions_in(people)) == ({2: 27}, {2: 32})

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from tests.support.command import Command
-from tests.support.tiny_training import tiny_lineage
 
-from evergram.data.corpus import Corpus
+import evergram
+from evergram.cli.reproduce import checkout
+from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.upgrade import train
 from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.tuning import trials
@@ -38,6 +37,7 @@ def test_a_version_that_loses_too_much_is_not_published(
     assert "Read as version 0" in again.out
     assert (Lineage.open("lin").newest, Lineage.open("lin").production) == (1, 0)
     assert evergram("evaluate", "lin", "--as", "stable", "--json").json["as"] == 0
+    assert "±" in evergram("evaluate", "lin", "--queries", 4).out
 
 
 def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
@@ -111,19 +111,6 @@ def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     assert f"{versions[3]['consumer']['auc_chain']:.4f}" in report
 
 
-def test_a_corpus_that_was_passed_in_python_is_not_made_up(
-    evergram: Command, growing_shop: Path
-) -> None:
-    recipe = Recipe.load("shop.toml", ["training.epochs=1"])
-    clicks = pq.read_table("clicks.parquet")
-    lineage = Lineage.create("lin", "shop")
-    lineage.publish(train(recipe, Corpus.of(clicks), progress=False))
-    upgrade = ("upgrade", "shop.toml", "--lineage", "lin")
-    for command in (("evaluate", "lin"), ("diagnose", "lin"), upgrade):
-        sentence = evergram.refused(*command)
-        assert "Version 0 was trained on a corpus that was passed in Python" in sentence
-
-
 TUNED = """
 [data]
 kind = "synthetic"
@@ -193,36 +180,128 @@ def test_ctrl_c_writes_the_best_recipe_and_has_its_exit_code(
     assert (out / "best.toml").is_file()
 
 
-@pytest.fixture
-def lineage(tmp_path: Path) -> str:
-    tiny_lineage(tmp_path / "l")
-    return str(tmp_path / "l")
+def test_without_a_name_it_lists_every_table_and_figure(evergram: Command, tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in evergram("reproduce", "--json").json["experiments"]}
+    assert {"gramian/table2", "bc/table2", "bc/table3", "bc/figure5"} <= set(rows)
+    assert rows["bc/figure1"]["state"].startswith("a drawing")
+    empty = evergram("reproduce", "--out", tmp_path, "--json").json["experiments"]
+    states = {row["name"]: row["state"] for row in empty}
+    assert states["gramian/table2"] == "ready, not run yet"
+    listed = evergram("reproduce", "--out", tmp_path).out.splitlines()
+    assert len(listed) == len(rows)
+    assert listed[0].startswith("gramian/figure1")
 
 
-def test_a_sample_is_shown_with_its_errors_and_is_the_same_again(
-    lineage: str, evergram: Command
+@pytest.mark.long
+def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
+    evergram: Command, tmp_path: Path
 ) -> None:
-    whole = evergram("evaluate", lineage, "--json").json
-    assert "sampled" not in whole
-    assert "±" not in evergram("evaluate", lineage).out
-    part = evergram("evaluate", lineage, "--queries", "4", "--json").json
-    assert part["sampled"]["queries"] == 4 < part["sampled"]["of"]
-    assert set(part["metrics"]) == {"model", "popularity"} == set(part["sampled"]["errors"])
-    assert evergram("evaluate", lineage, "--queries", "4", "--json").json == part
-    shown = evergram("evaluate", lineage, "--queries", "4").out
-    assert "±" in shown
-    assert "Measured on 4 of" in shown
-    assert evergram("evaluate", lineage, "--queries", "900", "--json").json == whole
-    assert "--queries" in evergram("evaluate", lineage, "--queries", "1").err
+    options = ("reproduce", "gramian/gramian-error", "--preset", "tiny", "--out", tmp_path)
+    first = evergram(*options, "--json")
+    assert first.json["seeds"] == [0]
+    assert {claim["verdict"] for claim in first.json["claims"]} == {"not separable"}
+    assert first.json["tables"][0]["rows"]
+    again = evergram(*options, "--seeds", "2")
+    assert again.code == 0
+    assert "kept" in again.err.splitlines()[0]
+    assert "not separable: Both variants of SAGram" in again.out
+    report = evergram("reproduce", "report", "--out", tmp_path, "--json").json["report"]
+    assert [Path(path).is_file() for path in report] == [True] * len(report)
+    # Tiny figures are no results of the small preset.
+    assert "not run yet" in (tmp_path / "reproduction.md").read_text()
 
 
-def test_an_index_is_shown_with_its_recall(lineage: str, evergram: Command) -> None:
-    pytest.importorskip("faiss")
-    whole = evergram("evaluate", lineage, "--json").json
-    by_index = evergram("evaluate", lineage, "--index", "hnsw", "--json").json
-    assert by_index["index"]["kind"] == "hnsw"
-    assert by_index["index"]["recall"] >= 0.95
-    assert by_index["metrics"]["popularity"] == pytest.approx(whole["metrics"]["popularity"])
-    found, exact = (r["metrics"]["model"]["recall@20"] for r in (by_index, whole))
-    assert found == pytest.approx(exact, abs=0.1)
-    assert "best candidates (measured on" in evergram("evaluate", lineage, "--index", "ivf").out
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_wheel_finds_it_in_the_working_directory_or_says_where_it_is_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evergram, "__file__", str(tmp_path / "site" / "evergram" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="in a checkout of Evergram's repository"):
+        checkout()
+    monkeypatch.chdir(ROOT)
+    assert checkout() == ROOT
+
+
+RECIPE = """
+name = "few"
+[data]
+kind = "synthetic"
+queries = 90
+candidates = 15
+interactions = 500
+[split]
+kind = "time"
+versions = [0.7, 0.85]
+[model]
+dim = 4
+[task]
+penalty = 1.0
+l2 = 0.1
+[training]
+epochs = 3
+batch_size = 64
+[compare]
+methods = ["finetune-m0"]
+hidden = [4]
+dropout = [0.0]
+consumers = 1
+epochs = 2
+minimum_ratings = 2
+"""
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    path = tmp_path / "few.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_training_selects_by_shorter_lists_than_the_catalogue(
+    evergram: Command, few: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.html"
+    # λ is open, so that pilots choose it where they do so.
+    where = ("--lineage", tmp_path / "lin", "--set", "task.penalty='auto'")
+    trained = evergram("train", few, *where, "--report", report)
+    assert trained.code == 0, trained.err
+    lineage = Lineage.open(tmp_path / "lin")
+    metric = lineage.recipe(0)["training"]["metric"]
+    kind, length = metric.split("@")
+    assert kind == "recall"
+    assert 1 <= int(length) < 8  # of 15, some of them masked
+    said = [line for line in trained.err.splitlines() if "recall@20" in line and metric in line]
+    assert len(said) == 1
+    figures = lineage.metrics(0)
+    assert any(metric in sentence for sentence in figures["training"]["warnings"])
+    assert 0 < figures["metrics"]["model"][metric] < 1
+    assert all(0 < record[metric] < 1 for record in figures["training"]["history"])
+    for pilot in figures["training"].get("pilots", []):
+        assert 0 < pilot[metric] < 1
+    assert metric in report.read_text()
+    upgraded = evergram("upgrade", few, *where, "--report", report)
+    assert upgraded.code == 0, upgraded.err
+    later = lineage.metrics(1) if lineage.newest else Lineage.open(tmp_path / "lin").metrics(1)
+    assert any("recall@20" in sentence for sentence in later["training"]["warnings"])
+    assert "recall@20" not in later["metrics"]["model"]
+    assert evergram("evaluate", tmp_path / "lin", "--json").code == 0
+
+
+def test_tune_ranks_trials_by_it(evergram: Command, few: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "tuned", "--trials", 2, "--over", "model.dim=2..6")
+    facts = evergram.json("tune", few, *out)
+    assert facts["metric"] not in ("recall@20", "recall@15")
+    assert all(0 < trial["value"] < 1 for trial in facts["trials"])
+
+
+def test_compare_compares_by_it(evergram: Command, few: Path, tmp_path: Path) -> None:
+    facts = evergram.json("compare", few, "--out", tmp_path / "out")
+    assert facts["metric"] not in ("recall@20", "recall@15")
+    runs = facts["runs"]["0"]
+    assert all(0 < value < 1 for run in runs.values() for value in run["intended"].values())
+    # What goes on from the model before has half of the epochs.
+    passes = {name: run["trained"]["1"]["passes"] for name, run in runs.items()}
+    assert passes == {"keep-all": 3, "finetune-m0": 1}

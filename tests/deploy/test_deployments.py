@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.command import PROGRAM, parsed
+from tests.support.command import parsed, run_in_shell, shell_environment
 from tests.support.lineages import lineage_of, publish, read_as
 from tests.support.running_service import running
 
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.connections import DRAIN
-from evergram.serving.http.errors import _STATUS_AND_CODE
 from evergram.serving.settings import ADMIN_TOKEN, ServiceSettings
 
 ROOT = Path(__file__).parents[2]
@@ -175,21 +171,6 @@ def test_every_query_names_series_and_labels_that_exist(exported: dict[str, set[
         assert labels_of(query) <= known, query
 
 
-def test_every_query_is_promql() -> None:
-    parser = pytest.importorskip("promql_parser", reason="pip install promql-parser")
-    for query in QUERIES:
-        parser.parse(query.replace("$__rate_interval", "5m"))
-
-
-def test_every_code_that_an_alert_selects_is_one_that_the_service_gives() -> None:
-    text = "".join(p.read_text() for p in (ROOT / "src/evergram/serving").rglob("*.py"))
-    written = re.findall(r"RefusedError\(\s*\d{3},\s*\"(\w+)\"", text)
-    codes = {*written, *(code for _, _, code in _STATUS_AND_CODE)}
-    selected = [v for query in QUERIES for v in re.findall(r"code=~?\"([^\"]+)\"", query)]
-    for pattern in "|".join(selected).split("|"):
-        assert any(re.fullmatch(pattern, code) for code in codes), pattern
-
-
 def test_alerts_are_complete_and_the_runbook_has_a_section_on_each() -> None:
     described = PAGE.split("## What to do for each alert\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\*\*`(\w+)`", described, re.MULTILINE)) == set(ALERTS)
@@ -198,28 +179,16 @@ def test_alerts_are_complete_and_the_runbook_has_a_section_on_each() -> None:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Callable[..., None]:
+def shell(tmp_path: Path) -> Callable[..., str]:
     """Runs a block of the page in a shell, with the command `evergram` of this environment."""
     lineage_of(tmp_path / "line")
-    command = tmp_path / "programs" / "evergram"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{PROGRAM}" "$@"\n')
-    command.chmod(0o755)
     environment = {
-        **os.environ,
-        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
+        **shell_environment(tmp_path),
         "LINEAGE": str(tmp_path / "line"),
         "BACKUP": str(tmp_path / "line.tar.gz"),
         "RESTORED": str(tmp_path / "restored"),
     }
-
-    def run(name: str, code: int = 0) -> None:
-        words = ["bash", "-euc", BLOCKS[name]]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-
-    return run
+    return lambda name, code=0: run_in_shell(BLOCKS[name], environment, tmp_path, code)
 
 
 @pytest.mark.long

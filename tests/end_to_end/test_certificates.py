@@ -6,15 +6,10 @@ import random
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from safetensors.torch import save_file
 from tests.support.command import Command, exit_code
 
-import evergram as library
 from evergram.compatibility.certificate import LEAST_OBJECTS
-from evergram.errors import DegradationError, LineageError
 from evergram.lineage.lineage import Lineage
 
 RECIPE = """
@@ -78,13 +73,6 @@ def versions() -> list[int]:
     return [m.version for m in Lineage.open("l").versions]
 
 
-def test_an_upgrade_without_a_common_object_is_refused_before_it_trains(shop: Command) -> None:
-    refused = shop(f"{UPGRADE} --set data.path=none.csv --allow-small-overlap")
-    assert "version 0" in refused.refusal()
-    assert refused.err.count("\n") == 1
-    assert versions() == [0]
-
-
 def test_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Command) -> None:
     refused = shop.refused(f"{UPGRADE} {SMALL}")
     assert "30 objects in common with version 0, and 40 are needed" in refused
@@ -126,31 +114,6 @@ def test_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> None
     assert shop("lineage retire l 0").code == 0
     check = shop("lineage check l --max-bound 9")  # a limit on nothing that is read
     assert (check.code, "No past version is read" in check.err) == (1, True)
-
-
-def test_python_goes_through_the_same_gate(shop: Command) -> None:
-    ids, vectors = Lineage.open("l").embeddings("candidate")
-    scores = vectors @ vectors[0]
-    save_file({"weight": vectors[:1].clone()}, "m.safetensors")
-    pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
-    probe = "--probe m.safetensors --data d.parquet --side candidate --min 0.99"
-    assert shop(f"consumer add l ads --pin v0 {probe}").code == 0
-    recipe = library.Recipe.load("r.toml", ["upgrade.method=non-bc", "upgrade.alone=false"])
-    lineage = library.Lineage.open("l")
-    made = library.upgrade(recipe, lineage)
-    with pytest.raises(LineageError, match=r"probe of ads .* evergram\.publish\(lineage, artefact"):
-        lineage.publish(made)
-    with pytest.raises(DegradationError, match="probe of ads"):
-        library.publish(lineage, made, strict_probes=True)
-    with pytest.raises(DegradationError, match=r"upgrade\.alone"):
-        library.publish(lineage, made, max_degradation=99)
-    assert versions() == [0]
-    warnings: list[str] = []
-    done = library.publish(lineage, made, warn=warnings.append)
-    assert (done.version, done.probes[0].broken) == (1, True)
-    assert warnings[0] == done.probes[0].sentence
-    assert "Its transform errs by" in warnings[1]
-    assert Lineage.open("l").metrics(1)["probes"][0]["consumer"] == "ads"
 
 
 def test_degradation_that_cannot_be_measured_fails(shop: Command) -> None:

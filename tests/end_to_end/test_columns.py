@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
@@ -38,27 +37,6 @@ def test_a_missing_column_is_answered_with_the_line_to_write(evergram: Command, 
     assert (recipe["query"], recipe["candidate"]) == ("userId", "movieId")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("1,31,2.5,1260759144\n1,32,3.0,1260759179\n", "(1, 31, 2.5, 1260759144)"),
-        ("1,1,2.5\n1,32,3.0\n", "(1, 1, 2.5)"),  # two columns of one name
-        ("a,b\nx,y\n", 'columns = {query = "…", candidate = "…"}'),
-        ("Bede\tColumba\nBede\tIona\n", "query,candidate"),
-        (HEADER + "u1,i1\nNULL,i2\n", "row 2: query is 'NULL'"),
-        (HEADER + "u1,i1\nu2,\n", "row 2: candidate is empty"),
-        (HEADER + "17.0,i1\n18.0,i2\n", "17.0"),
-        (HEADER + "1,2\n3,4\n", "of 2 interactions"),
-        ((HEADER + "é1,i1\n").encode("latin-1"), "UTF-8"),
-    ],
-)
-def test_what_is_not_a_table_of_ids_is_refused(
-    evergram: Command, shop: Path, text: str | bytes, words: str
-) -> None:
-    (shop / "clicks.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert words in evergram.refused(TRAIN)
-
-
 def test_ids_of_a_csv_stay_what_they_are(evergram: Command, shop: Path) -> None:
     rows = HEADER + "".join(f"{q:05d},{c}\n" for q, c in click_pairs())
     (shop / "clicks.csv").write_text(rows)
@@ -81,41 +59,6 @@ def test_a_rating_that_is_not_read_is_warned_of(evergram: Command, shop: Path) -
     rows = "".join(f"u{q},i{c},4\n" for q, c in click_pairs())
     (shop / "clicks.csv").write_text("query,candidate,stars\n" + rows)
     assert 'value = "stars"' in evergram(TRAIN).err
-
-
-def test_a_text_null_in_parquet_is_a_text_and_a_null_is_not(evergram: Command, shop: Path) -> None:
-    queries: list[str | None] = ["NULL" if q == 3 else f"u{q}" for q, _ in click_pairs()]
-    candidates = [c for _, c in click_pairs()]
-    pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
-    assert evergram("train shop.toml --lineage l").code == 0
-    assert "NULL" in Lineage.open("l").embeddings("query")[0].to_pylist()
-    for nothing in ("", None):
-        queries[4] = nothing
-        pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
-        assert "row 5: query is empty" in evergram.refused("train shop.toml --lineage k")
-
-
-def test_other_files_of_ids_are_read_alike(
-    evergram: Command, shop: Path, vector_files: Path
-) -> None:
-    measure, features = "task.query_measure=f.csv", "data.candidate_features=f.csv"
-    for setting, text, words in (
-        (measure, "id,weight\n1,2.0\nNaN,1.0\n", "f.csv row 2: id is 'NaN'"),
-        (measure, "id,weight\n1,2.0\n1,1.0\n", "f.csv: the id 1 comes twice"),
-        (features, "id,tag\nitem1,a\nNULL,b\n", "f.csv row 2: id is 'NULL'"),
-        (features, "id,tag\nx1,a\nx2,b\n", "none of the ids"),
-    ):
-        (shop / "f.csv").write_text(text)
-        tower = "--set model.kind=two_tower" if setting == features else ""
-        refused = evergram.refused(f"train shop.toml --lineage l --set {setting} {tower}")
-        assert words in refused
-    np.save("v.npy", np.ones((3, 2), np.float32))
-    (vector_files / "v.ids.txt").write_text("a\nNULL\nc\n")
-    assert "v.ids.txt line 2" in evergram.refused("vectors import v.npy --lineage l")
-    table = pq.read_table("old.parquet").to_pylist()
-    table[6]["id"] = ""
-    pq.write_table(pa.Table.from_pylist(table, pq.read_schema("old.parquet")), "bad.parquet")
-    assert "bad.parquet row 7" in evergram.refused("vectors import bad.parquet --lineage l")
 
 
 CLICKS = {"user": [1, 1, 2], "item": ["a", "b", "a"], "event": ["view", " purchase", "cart"]}
@@ -181,8 +124,3 @@ def test_the_ids_of_a_catalogue_are_found_alike_through_every_door(
     for corpus in (of_recipe, in_memory, load_prepared(folder)):
         (price,) = corpus.candidates.features.values()
         assert [price.vocabulary.keys[int(row)].as_py() for row in price.indices] == [1.5, 2.5]
-
-
-def test_a_catalogue_without_ids_is_refused_with_its_columns() -> None:
-    with pytest.raises(DataError, match=r"no column 'id'.*sku, price"):
-        Corpus.of(CLICKS, candidate_features={"sku": ["a"], "price": [1]}, **COLUMNS)

@@ -13,9 +13,6 @@ import torch
 from tests.support.command import Command
 from tests.support.running_service import running
 
-from evergram.data.corpus import Corpus
-from evergram.encoders.factory import restore_encoder
-from evergram.errors import DataError
 from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
@@ -139,49 +136,3 @@ def test_the_service_encodes_a_price_and_a_time(lineage: Lineage) -> None:
     assert np.allclose(vectors, alone, atol=1e-6)
     assert [one.status_code for one in bad] == [400, 400]
     assert "'cheap'" in bad[0].text
-
-
-def test_a_price_says_who_buys_a_new_product() -> None:
-    """People buy at the price that they like, and a fifth of the products come later."""
-    draw = np.random.default_rng(0)
-    price, liked = (np.exp(draw.normal(3, 1, 300)) for _ in range(2))
-    noise = draw.gumbel(size=(300, 300))
-    near = -((np.log(price) - np.log(liked)[:, None]) ** 2) * 8 + noise
-    bought = np.argsort(-near, axis=1)[:, :12]
-    new = set(range(240, 300))
-    pairs = [(u, int(i)) for u in range(300) for i in bought[u] if i not in new]
-
-    def recall(cells: list[Any]) -> float:
-        features = pa.table({"id": list(range(300)), "price": cells})
-        corpus = Corpus.of(pairs, candidate_features=features)
-        recipe = Recipe.of(
-            {
-                "data": {"kind": "python"},
-                "model": {"kind": "two_tower", "dim": 8, "hidden": []},
-                "task": {"penalty": 10, "l2": 0.1},
-                "training": {"epochs": 8, "refit": False, "batch_size": 128},
-            }
-        )
-        artefact = train(recipe, corpus, progress=False)
-        parts = artefact.encoder
-        assert parts is not None
-        encoder = restore_encoder(
-            parts.kind, parts.options, parts.inputs, parts.state, parts.vocabularies, "it"
-        )
-        module = PretrainedEncoder(encoder, None, None, {})  # type: ignore[arg-type]
-        queries = module.encode(corpus, "query")
-        objects = pa.table({"price": cells[240:]})
-        try:
-            candidates = module.encode(objects, "candidate")
-        except DataError:  # no new category is known
-            candidates = np.zeros((60, 8), np.float32)
-        order = np.argsort(-(queries @ candidates.T), axis=1, kind="stable")[:, :10] + 240
-        users = corpus.queries.vocabulary.keys.to_pylist()
-        found, wanted = 0, 0
-        for row, user in enumerate(users):
-            mine = new & set(bought[user].tolist())
-            found, wanted = found + len(mine & set(order[row].tolist())), wanted + len(mine)
-        return found / wanted
-
-    of_numbers, of_categories = recall(price.tolist()), recall([f"p{p}" for p in price])
-    assert of_numbers > 2 * of_categories

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import httpx
 import numpy as np
 import pytest
-from tests.support.command import PROGRAM
+from tests.support.command import run_in_shell, shell_environment
 from tests.support.postgres_server import postgres
+from tests.support.several_processes import free_port
 from tests.support.text_encoders import ADDRESSES, sentences, word_vectors
 
 from evergram.lineage.lineage import Lineage
@@ -35,12 +33,6 @@ SAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 TEXTS, QUERIES = 2600, 30
 # Seconds in which a service must answer.
 PATIENCE = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Walker:
@@ -60,35 +52,18 @@ class Walker:
                 csv.writer(file).writerows(table)
         judged = [f"q{i}\t{i * 7}\t1" for i in range(QUERIES)]
         (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
-        programs = folder / "programs"
-        programs.mkdir()
-        command = programs / "evergram"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{PROGRAM}" "$@"\n')
-        command.chmod(0o755)
         self.ports = {"PORT": free_port(), "NEW_PORT": free_port()}
         self._environment = {
-            **os.environ,
+            **shell_environment(folder),
             **{"TEXTS": "texts.csv", "QUERIES": "queries.csv", "QRELS": "qrels.tsv"},
             **{"LINEAGE": "line", "OLD": ADDRESSES[0], "NEW": ADDRESSES[1]},
             **{name: str(port) for name, port in self.ports.items()},
             "OLD_STORE": f"--store object={old}" if old else "",
             "NEW_STORE": f"--store object={new}" if new else "",
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "OMP_NUM_THREADS": "1",
         }
 
     def run(self, name: str) -> str:
-        done = subprocess.run(
-            ["bash", "-euc", BLOCKS[name]],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{name}: {done.stderr}"
-        return done.stdout
+        return run_in_shell(BLOCKS[name], self._environment, self.folder)
 
     @contextmanager
     def serving(self, name: str, port: str) -> Iterator[None]:
@@ -129,19 +104,13 @@ class Walker:
             time.sleep(0.2)
 
     def _post(self, port: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports[port]}/v1/search",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        url = f"http://127.0.0.1:{self.ports[port]}/v1/search"
+        return httpx.post(url, json=body, timeout=60).raise_for_status().json()
 
     def _is_ready(self, port: str) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}/readyz", timeout=5):
-                return True
-        except OSError:
+            return httpx.get(f"http://127.0.0.1:{self.ports[port]}/readyz").is_success
+        except httpx.TransportError:
             return False
 
 

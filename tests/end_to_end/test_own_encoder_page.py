@@ -14,8 +14,6 @@ import torch
 
 from evergram.lineage.lineage import Lineage
 
-pytestmark = pytest.mark.long
-
 PAGE = Path(__file__).parents[2] / "docs" / "own-encoder.md"
 # The models of the page are trained: a minute and more.
 pytestmark = pytest.mark.long

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gowalla, towers
+from benchmarks import gowalla, pinned, towers
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus
@@ -67,3 +67,25 @@ def test_gowalla_by_its_public_split(real_data: Path, tmp_path: Path) -> None:
     report = train(recipe).metrics
     assert report["data"]["test_pairs"] == 217_242
     assert report["metrics"]["model"]["recall@20"] >= 0.150
+
+
+GROWING = (
+    'split.kind="time"',
+    "split.versions=[0.5, 0.6, 0.7, 0.8]",
+    "model.dim=[32, 40, 48, 56]",
+)
+
+
+def holds(rows: list[dict[str, float]], least: float) -> None:
+    assert [row["version"] for row in rows] == [0, 1, 2, 3]
+    first = rows[0]["consumer"]
+    assert first > least
+    for row in rows[1:]:
+        assert row["consumer"] > first - 0.08
+        assert row["consumer"] > row["raw"]
+
+
+@pytest.mark.long
+def test_on_synthetic_data() -> None:
+    settings = (*GROWING, "training.epochs=8", "upgrade.alone=false")
+    holds(pinned.measure("recipes/synthetic.toml", settings), 0.6)

@@ -9,24 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.bad_input import RECIPE, clicks, tree_of
+from tests.support.click_shop import tree_of
 from tests.support.command import PROGRAM, Command
 
 from evergram.lineage.lineage import Lineage
 
-import pyarrow.parquet as pq  # isort: skip
-
 PATIENCE = 120
 # Epochs that no test waits for, and as few as can be.
 LONG = ("--set", "training.epochs=1_000_000", "--set", "training.patience=0")
-
-
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.toml").write_text(RECIPE)
-    pq.write_table(clicks(), tmp_path / "clicks.parquet")
-    return tmp_path
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

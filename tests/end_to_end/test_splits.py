@@ -97,42 +97,10 @@ def test_a_grown_lineage_is_not_tested_on_what_it_was_trained_on(
         assert second["data"]["test_pairs"] <= first["test_pairs"]
 
 
-def test_a_given_test_file_is_cleared_of_what_was_trained_on(
-    folder: Path, evergram: Command
-) -> None:
-    whole = clicks(3000)
-    # The second time, nearly all of the test was trained on.
-    for name, table in (
-        ("train.parquet", whole.slice(0, 2500)),
-        ("test.parquet", whole.slice(2500)),
-        ("train2.parquet", whole.slice(1000)),
-        ("test2.parquet", pa.concat_tables([whole.slice(0, 1000), clicks(300, 5)])),
-    ):
-        pq.write_table(table, name)
-    given = "--set split.kind=given --set data.path={} --set data.test={}"
-    evergram.json(f"{TRAIN} {given.format('train.parquet', 'test.parquet')}")
-    second = evergram.json(f"{UPGRADE} {given.format('train2.parquet', 'test2.parquet')}")
-    assert second["data"]["trained_before"] > 700
-    assert 0 < second["data"]["test_pairs"] < 300
-
-
 def test_a_lineage_keeps_its_salt(folder: Path, evergram: Command) -> None:
     evergram.json(f"{TRAIN} {QUICK} --set name=a")
     evergram.json(f"{UPGRADE} {QUICK} --set name=b")
     assert json.loads(Path("lin/lineage.json").read_text())["salt"] == "a"
-
-
-def test_a_window_of_time_rolls_with_the_data(folder: Path, evergram: Command) -> None:
-    window = f"{QUICK} --set split.kind=time --set 'split.last=\"{{}}\"'"
-    evergram.json(f"{TRAIN} {window.format('5 %')}")
-    pq.write_table(clicks(3600), "clicks.parquet")
-    second = evergram.json(f"{UPGRADE} {window.format('5 %')}")["data"]
-    assert 3000 < second["interactions"] + second["test_pairs"] <= 3600
-    pq.write_table(clicks(4200), "clicks.parquet")
-    third = evergram.json(f"{UPGRADE} {window.format('7 days')}")["data"]
-    # A click an hour: 168 before the last one, and this, are in the window.
-    assert third["interactions"] == 4200 - 169
-    assert "'5 %', '36 hours', '7 days'" in evergram.refused(f"{UPGRADE} {window.format('x')}")
 
 
 def test_an_upgrade_that_lost_the_race_keeps_its_model(
@@ -243,49 +211,3 @@ def test_every_known_pair_is_masked(published: int, evergram: Command) -> None:
     # Of the training file, nothing is held out.
     same = "--set data.test=train.parquet --set training.refit=false"
     assert "too few pairs" in evergram.refused(f"train published.toml --lineage m {same}")
-
-
-def test_a_refit_can_be_asked_of_any_split(published: int, evergram: Command) -> None:
-    Path("random.toml").write_text(GIVEN.replace('test = "test.parquet"\n', ""))
-    train, refit = "train random.toml --set split.kind=random", "--set training.refit=true"
-    data = evergram.json(f"{train} {refit} --lineage a")["data"]
-    # All that is not test: what is neither are pairs of queries or candidates that training lacks.
-    assert published - data["interactions"] >= data["test_pairs"]
-    assert data["interactions"] > 0.75 * published
-    plain = evergram.json(f"{train} --lineage b")
-    assert plain["training"]["refit"] is None
-    assert plain["data"]["interactions"] < data["interactions"]
-    paper = f"{train} {refit} --set split.selection=paper --lineage c"
-    assert "training.refit" in evergram.refused(paper)
-
-
-SYNTHETIC = """
-[data]
-kind = "synthetic"
-queries = 150
-candidates = 80
-interactions = 4000
-[split]
-kind = "random"
-[model]
-dim = [4, 6]
-"""
-
-
-def test_training_ends_when_patience_runs_out_or_says_that_it_was_too_short(
-    folder: Path, evergram: Command
-) -> None:
-    (folder / "shop.toml").write_text(SYNTHETIC)
-    training = evergram.json(f"{TRAIN} --set training.patience=2")["training"]
-    assert (training["ended"], training["warnings"]) == ("patience", [])
-    assert training["epochs"] == training["best_epoch"] + 2 < 100
-    (folder / "shop.toml").write_text(SYNTHETIC + "[task]\npenalty = 5.0\nl2 = 0.1\n")
-    short = "--json --set training.epochs=2 --set training.table_rate=0.02"
-    trained = evergram(f"{TRAIN}s {short}")
-    training = trained.json["training"]
-    assert (training["ended"], training["best_epoch"]) == ("epochs", 2)
-    assert "training.epochs" in training["warnings"][0]
-    assert training["warnings"][0] in trained.err
-    upgraded = evergram(f"{UPGRADE}s {short}")
-    assert "version 1 alone" in upgraded.err
-    assert upgraded.json["training"]["alone"]["warnings"]

@@ -2,73 +2,31 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from tests.support import onnx_graphs
 from tests.support.arrow_requests import ARROW, stream
+from tests.support.click_shop import add_probe
 from tests.support.command import Command
-from tests.support.forging import forge
 from tests.support.postgres_server import postgres
-from tests.support.published_vectors import DIM, add_probe
 from tests.support.serving_process import PATIENCE, newest_vectors, serving
-from tests.support.serving_thread import no_address_listened_on
 
 from evergram.evaluation.probes.probe_process import ProbeProcess
-from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
 ROOT = Path(__file__).parents[2]
 EXPORT = "vectors export l out.parquet --side object"
 ALIGN = "vectors align 0 new.parquet --lineage l"
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["vectors export l out.parquet --side ../../../x", "store fill l --store object=s"],
-)
-def test_a_forged_side_is_read_nowhere(
-    evergram: Command, imported_lineage: Path, command: str
-) -> None:
-    """Its file is there, outside, and its hash is right."""
-    outside = imported_lineage.parent.parent / "x.parquet"
-    outside.write_bytes((imported_lineage / "embeddings/0/object.parquet").read_bytes())
-
-    def change(facts: dict[str, Any]) -> None:
-        facts["embeddings"] = {"../../../x": facts["embeddings"]["object"]}
-
-    forge(imported_lineage / "versions/0/manifest.json", change)
-    assert "'../../../x'" in evergram.refused(command)
-    assert not Path("out.parquet").exists()
-    outside.unlink()
-
-
-def test_a_forged_file_of_a_version_is_read_nowhere(
-    evergram: Command, imported_lineage: Path
-) -> None:
-    digest = hashlib.sha256(Path("data.parquet").read_bytes()).hexdigest()
-
-    def change(facts: dict[str, Any]) -> None:
-        facts["files"]["../../../data.parquet"] = digest
-
-    forge(imported_lineage / "versions/0/manifest.json", change)
-    assert "'../../../data.parquet'" in evergram.refused("lineage check l")
 
 
 @pytest.mark.parametrize(
@@ -95,43 +53,6 @@ def test_a_link_out_of_the_lineage_is_refused(
     assert outside.is_file() or (outside / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("forged", ["probes/../../data.parquet", "link"])
-def test_a_forged_probe_is_not_run(evergram: Command, imported_lineage: Path, forged: str) -> None:
-    assert add_probe(evergram, "plain.onnx").code == 0
-    if forged == "link":
-        probe = ConsumerRegistry.open(imported_lineage).get("ads").probe
-        assert probe is not None
-        (imported_lineage / probe.data).unlink()
-        (imported_lineage / probe.data).symlink_to(Path("data.parquet").absolute())
-    else:
-        change = lambda facts: facts["consumers"][0]["probe"].update(data=forged)  # noqa: E731
-        forge(imported_lineage / "consumers.json", change)
-    probe_run = evergram("consumer probe l")
-    assert probe_run.code == 1
-    assert "The probe of ads (v0) could not be run: " in probe_run.err
-
-
-def test_a_lineage_elsewhere_is_trusted_no_more(
-    evergram: Command, publisher_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVERGRAM_CACHE", str(publisher_folder / "cache"))
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    assert evergram("vectors import old.parquet --lineage memory://bucket/l").code == 0
-    files, name = MemoryFileSystem(), "/bucket/l/versions/0/manifest.json"
-    manifest = publisher_folder / "manifest.json"
-    manifest.write_bytes(files.cat_file(name))
-
-    def change(facts: dict[str, Any]) -> None:
-        facts["embeddings"] = {"../../x": facts["embeddings"]["object"]}
-
-    forge(manifest, change)
-    files.pipe_file(name, manifest.read_bytes())
-    files.pipe_file("/bucket/l/x.parquet", b"x")
-    command = "vectors export memory://bucket/l out.parquet --side ../../x"
-    assert "'../../x'" in evergram.refused(command)
-    assert not list((publisher_folder / "cache").rglob("x.parquet"))
-
-
 @pytest.mark.parametrize("name", ["../x", "a\nb"])
 def test_names_are_made_by_one_rule(evergram: Command, imported_lineage: Path, name: str) -> None:
     Path("r.toml").write_text(f"name = {json.dumps(name)}\n[data]\nkind = 'synthetic'\n")
@@ -146,11 +67,10 @@ def test_names_are_made_by_one_rule(evergram: Command, imported_lineage: Path, n
     assert not Path("new").exists()
 
 
-def test_a_name_of_any_kind_is_taken_by_all(evergram: Command, publisher_folder: Path) -> None:
+def test_a_name_of_any_kind_is_taken_by_all(evergram: Command, imported_lineage: Path) -> None:
     name = "Films.v2_beta-1"
     for command in (
-        f"vectors import old.parquet --lineage a --name {name}",
-        f"vectors align old.parquet new.parquet --lineage l --name {name}",
+        f"vectors align old.parquet new.parquet --lineage b --name {name}",
         f"consumer add l {name} --pin v0",
         f"lineage label l {name} 0",
     ):
@@ -205,60 +125,6 @@ def test_a_password_is_given_without_the_command_line_and_shown_nowhere(
         assert SECRET.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize(
-    "store",
-    [
-        f"postgresql://ann:{SECRET}@db/films#t",
-        f"candidate=qdrant:http://ann:{SECRET}@db#t",
-        f"candidate=postgresql://ann:{SECRET}@127.0.0.1:9/films#t",
-    ],
-)
-def test_a_wrong_address_is_not_repeated_with_its_password(
-    trained_lineage: Path, evergram: Command, store: str
-) -> None:
-    with no_address_listened_on():
-        for command in ("store fill", "store backfill plan", "serve"):
-            assert SECRET not in evergram.refused(command, trained_lineage, "--store", store)
-
-
-def test_files_that_hold_tokens_are_readable_by_their_owner_only(
-    evergram: Command, imported_lineage: Path
-) -> None:
-    before = os.umask(0o022)
-    try:
-        assert add_probe(evergram, "plain.onnx", "--token").code == 0
-        assert evergram(ALIGN).code == 0
-    finally:
-        os.umask(before)
-    modes = {p.is_dir(): stat.S_IMODE(p.stat().st_mode) for p in imported_lineage.rglob("*")}
-    assert modes == {True: 0o700, False: 0o600}
-    # Shared with a group, once and for all.
-    subprocess.run(["chmod", "-R", "g+rX", str(imported_lineage)], check=True)
-    assert evergram("consumer token l ads").code == 0
-    assert evergram("vectors align 1 old.parquet --lineage l").code == 0
-    modes = {p.is_dir(): stat.S_IMODE(p.stat().st_mode) for p in imported_lineage.rglob("*")}
-    assert modes == {True: 0o750, False: 0o640}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
-def test_a_probe_that_takes_all_memory_is_refused_it(
-    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("huge.onnx").write_bytes(onnx_graphs.hungry().SerializeToString())
-    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "300")
-    assert "300 MiB" in add_probe(evergram, "huge.onnx").refusal()
-
-
-@pytest.mark.parametrize("where", ["initializer", "attribute"])
-def test_a_probe_with_numbers_in_other_files_is_refused(
-    evergram: Command, imported_lineage: Path, where: str
-) -> None:
-    """They would be those of the publisher's folder, whatever these are that day."""
-    np.ones(DIM, np.float32).tofile("w.bin")
-    Path("parts.onnx").write_bytes(onnx_graphs.external(where).SerializeToString())
-    assert "external data" in add_probe(evergram, "parts.onnx").refusal()
-
-
 def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
     """Let the process of every probe be killed while it is at work."""
 
@@ -282,21 +148,6 @@ def test_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
     (probe,) = Lineage.open(imported_lineage).metrics(1)["probes"]
     assert (probe["value"], probe["broken"]) == (None, True)
     assert evergram("consumer probe l").code == 1
-
-
-@pytest.mark.long
-def test_an_archive_that_expands_without_end_is_refused(
-    evergram: Command, publisher_folder: Path
-) -> None:
-    """80 MiB in a file of 80 KiB, as MovieLens and as a table."""
-    rows = b"1,1,1,1\n" * 10_000_000
-    with zipfile.ZipFile("ml.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("ratings.csv", b"userId,movieId,rating,timestamp\n" + rows)
-    Path("pairs.csv.gz").write_bytes(gzip.compress(b"query,candidate,value,time\n" + rows))
-    for kind, path in (("movielens", "ml.zip"), ("table", "pairs.csv.gz")):
-        Path("r.toml").write_text(f'[data]\nkind = "{kind}"\npath = "{path}"\n')
-        assert "EVERGRAM_MAX_EXPANSION" in evergram.refused("train r.toml --lineage new")
-    assert not Path("new").exists()
 
 
 DYING = """

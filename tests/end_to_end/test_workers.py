@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from evergram import Client, Corpus, Lineage, PretrainedEncoder, Reader, Recipe, View
+from evergram import Client, Corpus, Lineage, PretrainedEncoder, Reader, Recipe
 from evergram.compatibility import Aligner, BackwardAlignment
 from evergram.exporting.arrow_function import arrow_function
 from evergram.gramian import GramianPenalty
@@ -150,19 +150,3 @@ def test_public_objects_can_be_pickled(trained_lineage: Path) -> None:
         again = pickle.loads(pickle.dumps(each))
         assert type(again) is type(each)
         assert repr(again) == repr(each) or " at 0x" in repr(each)
-
-
-def test_a_pickled_view_reads_the_same(trained_lineage: Path) -> None:
-    view = Lineage.open(trained_lineage).view(0)
-    again: View = pickle.loads(pickle.dumps(view))
-    assert torch.equal(again.embeddings("candidate")[1], view.embeddings("candidate")[1])
-    assert (again.version, again.source, again.fingerprint) == (0, 2, view.fingerprint)
-
-
-def test_a_pickled_text_encoder_encodes_the_same() -> None:
-    encoder = open_text_encoder(LETTERS)
-    encoder.batch = 7
-    again = pickle.loads(pickle.dumps(encoder))
-    assert again.batch == 7
-    np.testing.assert_array_equal(again.encode(["abba"]), encoder.encode(["abba"]))
-    assert in_fork(lambda: encoder.encode(["abba"]).tolist()) == encoder.encode(["abba"]).tolist()

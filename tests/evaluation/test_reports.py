@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.comparison_results import MEASURED, length, results
 
 from evergram.evaluation import EmbeddingMap
 from evergram.evaluation.breakdown import Stratum
@@ -20,6 +19,7 @@ from evergram.evaluation.reports.comparison_report import (
     explanation,
     markdown,
     spread,
+    summarise,
     table_rows,
     write_comparison,
 )
@@ -45,6 +45,52 @@ from evergram.evaluation.reports.version_facts import (
     WorstQuery,
 )
 from evergram.evaluation.reports.version_report import kept_sections, write_version_report
+
+
+def run(intended: float, auc: float, error: float) -> dict[str, Any]:
+    """Two versions; two consumers a task, around `auc`."""
+    return {
+        "intended": {0: 0.2, 1: intended},
+        "auc": {"activity": {1: [auc - 0.1, auc + 0.1]}, "pair-rating": {1: [auc, auc]}},
+        "error": {0: 0.0, 1: error},
+        "seconds": 2.0,
+        "trained": {},
+    }
+
+
+def length(gain: float | None, passes: int = 30) -> dict[str, Any]:
+    """How long a model was trained, with steps that are four times as large as the reference's."""
+    return {
+        "passes": passes,
+        "share_of_passes": passes / 500,
+        "share_of_steps": passes / 2000,
+        "last_gain": gain,
+        "on_plateau": None if gain is None else gain < 0.01,
+    }
+
+
+MEASURED: dict[int, dict[str, Any]] = {
+    0: {"keep-all": run(0.2, 0.8, 0.0), "new": run(0.1, 0.6, 1.0), "new-1": run(0.2, 0.4, 3.0)},
+    1: {"keep-all": run(0.3, 0.8, 0.0), "new": run(0.3, 0.4, 2.0), "new-1": run(0.3, 0.4, 3.0)},
+}
+
+
+def results(measured: dict[int, Any]) -> dict[str, Any]:
+    """The results of a comparison with these measures."""
+    return {
+        "name": "planted",
+        "protocol": "strict",
+        "metric": "recall@50",
+        "lambda": 16.0,
+        "unit": "paper",
+        "times": [0.5, 0.6],
+        "seeds": list(measured),
+        "reference_budget": {"epochs": 500, "batch_size": 2048},
+        "tasks": {"activity": {}, "pair-rating": {}},
+        "left_out": ["Something is left out."],
+        **summarise(measured, ["keep-all", "new"], {"new": {1.0: "new-1", 16.0: "new"}}),
+        "runs": measured,
+    }
 
 
 def test_means_and_deviations_over_seeds() -> None:

@@ -23,8 +23,7 @@ from tests.support.artefacts import artefact, shop_of_three
 from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
 from tests.support.folding import folding_lineage, solved
 from tests.support.forging import forge
-from tests.support.golden import TRAINED
-from tests.support.lineages import lineage_of, vectors_of
+from tests.support.lineages import TRAINED, lineage_of, vectors_of
 from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform

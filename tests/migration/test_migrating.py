@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.searched_arrays import searched
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
+from tests.support.two_models import searched
 
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage

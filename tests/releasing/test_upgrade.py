@@ -13,8 +13,7 @@ import pytest
 import torch
 from tests.support.encoders import CANDIDATES, QUERIES, SEEN, lineage_with_encoder
 from tests.support.prepared import write_prepared
-from tests.support.small_recipe import small_recipe
-from tests.support.tiny_training import tiny_lineage, tiny_recipe
+from tests.support.tiny_training import small_recipe, tiny_lineage, tiny_recipe
 from torch import Tensor, nn
 
 from evergram import PretrainedEncoder

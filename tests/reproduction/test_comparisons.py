@@ -2,28 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reproduction.bc import basis, claims, figure3, figure5, methods
+from reproduction.bc import claims, methods
 from reproduction.bc.columns import (
     on_first,
     on_music,
     value,
 )
 from reproduction.bc.comparison import closed_form_distances, compare_methods
-from reproduction.bc.methods import FIX, JOINT, NAMES, NO_TRANS, TINY
+from reproduction.bc.methods import ALIGNER, FIX, JOINT, NAMES, POST_CLOSED, PRINTED_COLUMNS, TINY
 from reproduction.bc.table3 import SENTENCES
-from reproduction.experiment import Runs
+from reproduction.printed import printed
 from reproduction.results import Result
-from tests.support.reproduced_comparisons import comparison_result, theirs
-from tests.support.reproduction_results import runs_of
+from tests.support.reproduction_results import result, runs_of
 
 from evergram import Lineage, Recipe, load_corpus
 from evergram.errors import TrainingError
 from evergram.releasing.comparison import compare as compare_module
 from evergram.training import Progress
+
+TIMES = (0.5, 0.6, 0.7)
+Figures = Mapping[str, Mapping[str, float]]
+
+
+def theirs(corpus: str) -> dict[str, dict[str, float]]:
+    """Return [BC] Table 3 by our names; our two methods have BC-Aligner's figures."""
+    rows = printed("bc")["Table 3"]["rows"][corpus]
+    figures = {
+        method: {ours: rows[name][key] for ours, key in PRINTED_COLUMNS.items()}
+        for method, name in NAMES.items()
+        if name in rows
+    }
+    return figures | dict.fromkeys(set(NAMES) - set(figures), figures[ALIGNER])
+
+
+def comparison_result(
+    label: str, figures: Figures, seed: int = 0, *, strengths: tuple[float, ...] = (), **more: Any
+) -> Result:
+    """Return a result with these figures by method and column; errors grow evenly over time, and
+    a sweep has them all at each λ.
+
+    Args:
+        more: replaces parts of the comparison.
+    """
+    methods = {
+        method: {
+            **columns,
+            "error_after_first": columns["error"],
+            "over_time": {
+                "intended": dict.fromkeys("012", columns["intended"]),
+                "unintended": {"2": columns["unintended"]},
+                "error": {str(k): k * columns["error"] for k in range(3)},
+            },
+            "by_task": {"activity": {"2": columns["unintended"]}},
+        }
+        for method, columns in figures.items()
+    }
+    model = {"passes": 20, "share_of_passes": 0.04, "share_of_steps": 0.01, "last_gain": 0.0}
+    sweep = {method: {f"{w:g}": figures[method] for w in strengths} for method in JOINT}
+    measured = {
+        "methods": methods,
+        "sweep": sweep if strengths else {},
+        "trained": {
+            name: {} if name == POST_CLOSED else {"1": {**model, "on_plateau": True}}
+            for name in methods
+        },
+        "keep_all": {"intended": 0.1, "unintended": 0.7},
+        "times": list(TIMES),
+        "lambda": 16.0,
+        "protocol": "strict",
+        "queries": {"0": 3000, "1": 2500, "2": 4000},
+        "sizes": {"queries": 5000, "candidates": 400, "interactions": 90_000, "keys": {}},
+        "tasks": {},
+        "left_out": [],
+        "closed_forms": {"2": 1e-12},
+    }
+    return result(label, seed, comparison=measured | more)
 
 
 def test_margins_are_of_the_first_corpus_or_of_musical_instruments() -> None:
@@ -75,109 +133,6 @@ def test_one_figure_out_of_order_refutes_a_sentence() -> None:
     best = changed(methods.EVERGRAM, total=5.0, error=0.01)  # ours is no method of theirs
     assert claims.aligner_has_the_best_sum(best) > 0
     assert claims.aligner_is_closest(best) > 0
-
-
-def test_the_error_stands_for_consumers_if_both_rank_alike() -> None:
-    figures = theirs("Video Games")
-    alike = {m: {**f, "error": -f["unintended"]} for m, f in figures.items()}
-    assert claims.error_stands_for_consumers(comparison_result("a", alike)) == pytest.approx(0.2)
-    against = {m: {**f, "error": f["unintended"]} for m, f in figures.items()}
-    assert claims.error_stands_for_consumers(comparison_result("a", against)) == pytest.approx(-1.8)
-
-
-def grocery_runs(corpus: str, seeds: int = 1, **more: Any) -> Runs:
-    """Return runs in which (1) of all but Keep-All is a point higher with each seed."""
-    figures = theirs("Grocery")
-    results = []
-    for seed in range(seeds):
-        own = {
-            method: {**f, "intended": f["intended"] + seed * (method != methods.KEEP_ALL)}
-            for method, f in figures.items()
-        }
-        results.append(comparison_result(corpus, own, seed, **more))
-    return runs_of(results)
-
-
-def test_the_basis_says_queries_budget_plateaus_and_deviation() -> None:
-    table = basis.table(grocery_runs("films", 3))
-    cells = dict(zip(table.header, *table.rows, strict=True))
-    expected = {
-        "seeds": "3",
-        "users, items, interactions": "5,000, 400, 90,000",
-        "test queries of a version": "2,500 to 4,000",
-        "passes, of theirs": "20, 4 %",
-        "steps, of theirs": "1 %",
-        "models that end on a plateau": "30 of 30",  # ten of eleven runs train a model
-    }
-    assert expected.items() <= cells.items()
-    assert cells["largest deviation of (1) over seeds"].startswith("1.00 points")
-
-
-FIGURES = theirs("Musical Instruments")
-STRENGTHS = (1.0, 16.0, 32.0)
-
-
-def runs(**more: Any) -> Runs:
-    return runs_of(
-        [comparison_result("a", FIGURES, seed, strengths=STRENGTHS, **more) for seed in range(3)]
-    )
-
-
-def test_figure_3_has_three_methods_and_ours_for_each_metric() -> None:
-    panels = figure3.panels(runs())
-    assert [panel.vertical for panel in panels] == list(figure3.VERTICAL.values())
-    for panel in panels:
-        assert [line.label for line in panel.lines] == [NAMES[m] for m in JOINT]
-    intended, unintended, _ = panels
-    assert intended.lines[0].x == [0.5, 0.6, 0.7]
-    assert unintended.lines[0].x == [0.7]  # tested from version 2 on
-    assert unintended.lines[0].values == [(-0.8,)] * 3
-    tables = figure3.tables(runs())
-    assert tables[1].rows[0] == ["a", "Joint-NoTrans", "", "", "-0.80 ± 0.00"]
-
-
-def test_figure_5_has_theirs_at_16_where_scales_are_alike() -> None:
-    intended, _, error = figure5.panels(runs())
-    assert intended.lines[0].x == [1.0, 16.0, 32.0]
-    dashed = [line for line in intended.lines if line.dashed]
-    assert [(line.label, list(line.x), line.values) for line in dashed][-1] == (
-        "BC-Aligner, theirs", [16], [[-2.96]],
-    )  # fmt: skip
-    assert not any(line.dashed for line in error.lines)
-    table = figure5.tables(runs())[0]
-    assert list(table.header) == ["", "", "λ = 1", "λ = 16", "λ = 32"]
-    assert len(table.rows) == 4 * len(JOINT)
-
-
-def sweep(**by_column: tuple[float, float]) -> Result:
-    """A result in which every method has these figures at λ = 1 and at 32."""
-    only = comparison_result("a", FIGURES, strengths=(1.0, 32.0))
-    for rows in only.series["comparison"]["sweep"].values():
-        for place, weight in enumerate(("1", "32")):
-            rows[weight] = {**rows[weight], **{c: v[place] for c, v in by_column.items()}}
-    return only
-
-
-def test_the_method_that_changes_least_decides() -> None:
-    only = sweep(intended=(-1.0, -3.0), unintended=(-5.0, -1.0), error=(0.4, 0.1))
-    assert figure5.large_costs(only) == pytest.approx(2)
-    assert figure5.large_helps_consumers(only) == pytest.approx(4)
-    assert figure5.large_is_closer(only) == pytest.approx(75)
-    only.series["comparison"]["sweep"][NO_TRANS]["32"].update(intended=0.0, unintended=-6.0)
-    assert figure5.large_costs(only) == pytest.approx(-1)
-    assert figure5.large_helps_consumers(only) == pytest.approx(-1)
-    only.series["comparison"]["sweep"]["evergram"]["32"].update(error=9.0)
-    assert figure5.large_is_closer(only) == pytest.approx(75)  # ours is no method of theirs
-
-
-def test_ours_is_compared_at_each_strength() -> None:
-    only = sweep(total=(-2.0, -3.0), unintended=(-4.0, -1.0))
-    assert figure5.ours_has_the_better_sum(only) == 0
-    rows = only.series["comparison"]["sweep"]["evergram"]
-    rows["1"].update(total=-1.0, unintended=-3.0)
-    rows["32"].update(total=-7.0, unintended=-0.5)
-    assert figure5.ours_has_the_better_sum(only) == pytest.approx((1 - 4) / 2)
-    assert figure5.ours_is_better_for_consumers(only) == pytest.approx((1 + 0.5) / 2)
 
 
 QUIET = Progress(quiet=True)

@@ -22,7 +22,6 @@ from reproduction.run import jobs_of, run_all
 from evergram.training import Progress
 
 QUIET = Progress(quiet=True)
-IMAGES = "bc/images"
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reproduction.gramian import growth, methods
-from reproduction.planted import LOYAL, Planted
+from reproduction.planted import Planted
 from reproduction.readings.fresh_map import FreshMap
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.readings.map_over_time import MapOverTime
@@ -59,19 +59,6 @@ def test_draws_follow_the_chances() -> None:
     z = (counts - total * chances) / deviation
     assert float(z.abs().max()) < 5.5  # of 600 normal variables
     assert float(z.square().mean()) == pytest.approx(1, abs=0.25)
-
-
-def test_a_candidate_that_nobody_met_is_met_by_one_who_likes_its_cluster() -> None:
-    world = Planted(200, 20_000)
-    corpus = world.corpus(50)
-    query, candidate = (ids(corpus, side)[50:] for side in ("query", "candidate"))
-    assert len(torch.unique(candidate)) == len(candidate)
-    likes = world.liking(torch.arange(world.segments))
-    shares = likes / likes.sum(0)
-    met = shares[query % world.segments, candidate % world.clusters].mean()
-    expected = (shares.square().sum(0))[candidate % world.clusters].mean()
-    assert float(met) == pytest.approx(float(expected), rel=0.05)
-    assert float(met) > 2 / world.segments > (1 - LOYAL) / world.segments
 
 
 CPU = torch.device("cpu")
@@ -140,22 +127,6 @@ def test_errors_are_measured_for_each_estimator_and_fall_with_the_batch() -> Non
     small, large = (sum(series["gramian"][name]) for name in ("4", "400"))
     # Ten times the error for a hundredth of the batch, about.
     assert 4 < small / large < 25
-
-
-def test_densities_have_area_one_and_the_means_of_their_pairs() -> None:
-    series, trained, split = trained_with(ScoreDistributions(samples=20_000, bins=50), epochs=1)
-    (moment,) = series["moments"]
-    edges = torch.tensor(moment["edges"], dtype=torch.float64)
-    middle = (edges[1:] + edges[:-1]) / 2
-    scores = trained.query @ trained.candidate.T
-    observed = scores[split.training.column("query"), split.training.column("candidate")]
-    for name, mean in (("observed", observed.mean()), ("random", scores.mean())):
-        density = torch.tensor(moment[name], dtype=torch.float64)
-        assert float((density * edges.diff()).sum()) == pytest.approx(1)
-        spread = float(edges[-1] - edges[0])
-        assert float((density * edges.diff() * middle).sum()) == pytest.approx(
-            float(mean), abs=0.02 * spread
-        )
 
 
 def test_fresh_map_is_the_mean_over_interactions_drawn_afresh() -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.gramian.gramian_error import estimators
 from reproduction.report.content import PRESET, content
 from reproduction.report.write import write_report
 from reproduction.run import jobs_of
-from tests.support.reproduction_results import map_result, result
+from tests.support.reproduction_results import map_result
 
 from reproduction import results
 
@@ -114,25 +113,3 @@ def test_a_page_has_settings_hardware_time_and_the_papers_figures(tmp_path: Path
     Tags().feed(html)
     assert html.count("<svg") == 1
     assert 'aria-label="Ratings of MovieLens"' in html
-
-
-def test_each_corpus_has_a_section_and_its_own_verdicts(tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["gramian/gramian-error"]
-    (claim,) = (c for c in experiment.claims if "larger batch" in c.sentence)
-    for job in jobs_of(experiment, "gowalla", range(3)):
-        errors = {name: [1.0, 100 / int(name.split(" | ")[1])] for name in estimators((128, 1024))}
-        series = {"step": [1, 2], "gramian": errors, "gradient": errors}
-        made = replace(result(job.training.label, job.seed, errors=series), key=job.key)
-        results.write(tmp_path / "r", replace(made, experiment=job.experiment, preset="gowalla"))
-    verdicts = {
-        j.claim.measured.rpartition("; ")[2]: j.verdict
-        for j in content(tmp_path / "r").judgements
-        if j.claim.sentence == claim.sentence
-    }
-    assert verdicts == {"Wikispeedia": "not measured", "Gowalla": "confirmed"}
-    page, html, *pictures = write_report(tmp_path / "r", tmp_path / "out")
-    assert f"## {experiment.title}\n" in page.read_text()
-    assert f"## {experiment.title}, Gowalla\n" in page.read_text()
-    assert "`gramian/gramian-error --preset gowalla`" in page.read_text()
-    assert f"<h2>{experiment.title}, Gowalla</h2>" in html.read_text()
-    assert "gramian-gramian-error-gowalla.svg" in {path.name for path in pictures}

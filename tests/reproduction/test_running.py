@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, judge
 from reproduction.commands import Run, reproduce
-from reproduction.experiment import Experiment, Preset
 from reproduction.gramian import table2
-from reproduction.intervals import gain, interval
+from reproduction.intervals import gain
 from reproduction.printed import printed
 from reproduction.run import Job, jobs_of, run_all
 from tests.support.reproduction_results import result, runs_of
@@ -86,20 +83,6 @@ def test_printed_gains_and_sums_are_those_of_the_printed_values() -> None:
             assert both == pytest.approx(row["sum"], abs=0.011), (corpus, method)
 
 
-def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:
-    draw = torch.Generator().manual_seed(0)
-    samples = torch.randn(4000, 4, generator=draw, dtype=torch.float64) + 3
-    bounds = [interval(row) for row in samples.tolist()]
-    covered = sum(b is not None and b[0] < 3 < b[1] for b in bounds)
-    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
-
-
-def test_gains_are_percentages_of_the_baseline() -> None:
-    assert gain(0.03, 0.02) == pytest.approx(50)
-    assert gain(0.01, 0.02) == pytest.approx(-50)
-    assert math.isnan(gain(0.01, 0.0))
-
-
 def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
     whole, half = runs_of([result("a")]), runs_of([result("a", 0), result("b", 1)])
     for runs, margins, verdict in [
@@ -115,22 +98,6 @@ def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
         judgement = judge(claim, runs)
         assert judgement.verdict == verdict
         assert judgement.as_json()["verdict"] == verdict
-
-
-def test_a_claim_is_judged_on_each_corpus_with_what_is_remarked_of_it() -> None:
-    presets = {
-        "tiny": Preset((), ""),
-        "small": Preset((), "", corpus="Here"),
-        "there": Preset((), "", corpus="There"),
-        "paper": Preset((), ""),
-    }
-    claim = Claim("A is.", "[G1]", "A", lambda runs: [], "few", {"there": "many"})
-    experiment = Experiment("a/b", {}, "", "", presets, list, list, (claim,))  # type: ignore[arg-type]
-    assert experiment.reported == ["small", "there"]
-    shown = {p: [(c.measured, c.remark) for c in experiment.claims_on(p)] for p in presets}
-    assert shown["small"] == [("A; Here", "few")]
-    assert shown["there"] == [("A; There", "many")]
-    assert shown["tiny"] == shown["paper"] == [("A", "few")]
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -190,14 +157,6 @@ def test_a_run_goes_on_where_it_was_interrupted(
     ]
     assert list(run_all(jobs, tmp_path, QUIET)) == [results.read(path) for path in kept]
     assert len(trained) == 1
-
-
-def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
-    job = jobs_of(EXPERIMENT, "tiny", [0])[0]
-    one, two = (run.train(job, {}, QUIET, tmp_path).series["map"] for _ in range(2))
-    assert one["validation"] == two["validation"]
-    other = run.train(replace(job, seed=1), {}, QUIET, tmp_path).series["map"]
-    assert one["validation"] != other["validation"]
 
 
 def counting_its_starts(

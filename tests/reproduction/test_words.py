@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import tomllib
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,49 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reproduction.claims import judge
-from reproduction.experiment import Runs
 from reproduction.gramian import methods
 from reproduction.gramian.words import scores as scoring
 from reproduction.gramian.words.counts import Counts, count_words
-from reproduction.gramian.words.experiment import (
-    ALONE,
-    CLAIMS,
-    FLOOR,
-    PEER,
-    SAMPLING,
-    SOGRAM,
-    above_floor,
-    panels,
-)
-from reproduction.gramian.words.judgements import (
-    KINDS,
-    PAIRS,
-    Judgements,
-)
 from reproduction.gramian.words.made_up import made_up_paragraphs
-from reproduction.gramian.words.pairs import corpus_of, subsampled
+from reproduction.gramian.words.pairs import corpus_of
 from reproduction.gramian.words.ppmi import ppmi, svd_vectors
 from reproduction.gramian.words.programs import Floor, Objective, Program, Text
-from reproduction.gramian.words.scores import analogies, cosines, judged, similarity, spearman
-from reproduction.gramian.words.text import paragraphs, words_of
-from reproduction.results import Result
-from tests.support.reproduction_results import result, runs_of
+from reproduction.gramian.words.scores import analogies, spearman
 
 from evergram import Corpus, Recipe, split_for
 from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder
-
-
-def test_the_lines_of_files_are_paragraphs(tmp_path: Path) -> None:
-    (tmp_path / "1.txt").write_text("one\ntwo\n", encoding="utf-8")
-    (tmp_path / "2.txt.gz").write_bytes(gzip.compress("drei ä\n".encode()))
-    (tmp_path / "3.txt.bz2").write_bytes(bz2.compress(b"four\n"))
-    (tmp_path / "4.txt.xz").write_bytes(lzma.compress(b"five\n"))
-    (tmp_path / "5.html").write_text("six")
-    words = [words_of(line) for line in paragraphs(tmp_path)]
-    assert words == [["one"], ["two"], ["drei", "ä"], ["four"], ["five"]]
-
 
 PARAGRAPHS = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=12), max_size=6)
 
@@ -128,18 +93,6 @@ def test_a_pair_is_repeated_in_proportion_to_its_count() -> None:
     assert np.abs(np.mean(made, axis=0) - expected).max() < 0.2
 
 
-def test_frequent_words_are_thinned_out() -> None:
-    share = LETTERS.frequency / LETTERS.tokens
-    thinned = subsampled(LETTERS, 0.2)
-    kept = [min(1.0, (0.2 / f) ** 0.5) for f in share]
-    assert kept[0] < kept[1] < 1.0 == kept[-1]
-    for a, b, before, after in zip(
-        LETTERS.query, LETTERS.candidate, LETTERS.count, thinned.count, strict=True
-    ):
-        assert after == pytest.approx(before * kept[a] * kept[b])
-    assert subsampled(LETTERS, 0) is LETTERS
-
-
 COUNTS = count_words(made_up_paragraphs(), vocabulary=40, window=5)
 
 
@@ -191,17 +144,6 @@ def test_the_correlation_is_scipys_with_ties(pairs: list[tuple[int, int]]) -> No
         assert spearman(one, two) == pytest.approx(spearmanr(one, two).statistic)
 
 
-def test_similarity_is_over_pairs_in_the_vocabulary() -> None:
-    vectors = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0], [-3.0, 0.0]])
-    pairs = [("a", "b", 9.0), ("a", "c", 5.0), ("a", "d", 1.0), ("a", "zebra", 10.0)]
-    rows = {word: row for row, word in enumerate("abcd")}
-    assert similarity(cosines(vectors), rows, pairs) == {"rho": 1.0, "pairs": 3, "of": 4}
-    assert similarity(cosines(-vectors), rows, pairs)["rho"] == 1.0
-    turned = [(a, b, -score) for a, b, score in pairs]
-    assert similarity(cosines(vectors), rows, turned)["rho"] == -1.0
-    assert similarity(cosines(vectors), {}, pairs) == {"rho": 0.0, "pairs": 0, "of": 4}
-
-
 def slow_accuracy(vectors: np.ndarray, questions: list[tuple[str, ...]]) -> float:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     right = 0
@@ -226,22 +168,6 @@ def test_analogies_are_answered_as_by_a_loop(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(scoring, "BLOCK", 7)
     made = analogies(torch.from_numpy(vectors), ROWS, questions)
     assert made == {"accuracy": pytest.approx(expected), "questions": 200, "of": 200}
-
-
-def test_a_question_is_not_answered_by_its_own_words() -> None:
-    # d is what is asked for; b is nearer, and left out.
-    vectors = torch.zeros(8, 3)
-    vectors[:4] = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.99, 0, 0.1], [0, 0.9, 0.4]])
-    right, wrong = ("a", "b", "c", "d"), ("a", "b", "c", "b")
-    judgements = Judgements(
-        {"one": (("a", "c", 2.0), ("a", "b", 1.0)), "two": (("a", "c", 1.0), ("a", "b", 2.0))},
-        {"semantic": (right,), "syntactic": (wrong, wrong, wrong)},
-    )
-    made = judged(vectors, ROWS, judgements)
-    assert made["accuracy"] == 0.25
-    assert made["analogies"]["semantic"]["accuracy"] == 1
-    assert [one["rho"] for one in made["similarity"].values()] == [1, -1]
-    assert made["mean_rho"] == 0
 
 
 TEXT = Text("", vocabulary=200, window=8, threshold=0.0)
@@ -307,53 +233,3 @@ def test_the_best_scores_are_a_logistic_function_of_mutual_information() -> None
     expected = ratio / (ratio + 2 * PENALTY["penalty"])
     assert np.ptp(expected) > 0.3
     assert np.abs(scores.numpy() - expected).max() < 0.03
-
-
-RHO = {SOGRAM: 0.5, SAMPLING: 0.4, ALONE: 0.1, PEER: 0.6, FLOOR: 0.01}
-ANSWERED = {SOGRAM: 0.3, SAMPLING: 0.35, ALONE: 0.0, PEER: 0.4, FLOOR: 0.0}
-
-
-def words_result(label: str, seed: int = 0, by_frequency: float = 0.05) -> Result:
-    """A result in which sets differ by .1 and kinds by .2 around the label's numbers."""
-    rho, right = RHO[label], ANSWERED[label]
-    reported: dict[str, Any] = {
-        "similarity": {
-            name: {"rho": rho + step, "pairs": 90, "of": 100}
-            for name, step in zip(PAIRS, (-0.1, 0.0, 0.1), strict=True)
-        },
-        "mean_rho": rho,
-        "analogies": {kind: {"accuracy": right, "questions": 40, "of": 200} for kind in KINDS},
-        "accuracy": right + 0.01 * seed,
-    }
-    series: dict[str, Any] = {"reported": reported}
-    if label == FLOOR:
-        series["frequency"] = {name: {"rho": by_frequency} for name in PAIRS}
-    if label in (SOGRAM, SAMPLING, ALONE):
-        series["curve"] = {"epoch": [1, 2], "mean_rho": [rho / 2, rho], "accuracy": [0, right]}
-    return result(label, seed, **series)
-
-
-def made(seeds: int = 1, **more: Any) -> Runs:
-    return runs_of([words_result(label, seed, **more) for seed in range(seeds) for label in RHO])
-
-
-def test_the_panels_have_curves_of_what_is_trained_and_levels_of_the_rest() -> None:
-    similarity, analogies = panels(made(2))
-    lines = {line.label: line for line in analogies.lines}
-    assert list(lines) == list(RHO)
-    assert lines[SOGRAM].values == [[0, 30.0]] * 2
-    assert lines[PEER].values == [[40.0, 40.0], [41.0, 41.0]]
-    assert [line.label for line in similarity.lines if not line.dashed] == [SOGRAM]
-
-
-def test_similarity_is_judged_by_the_better_floor() -> None:
-    assert above_floor(made()) == [pytest.approx(0.45)]
-    assert above_floor(made(by_frequency=-0.2)) == [pytest.approx(0.49)]
-
-
-def test_each_claim_is_of_the_right_pair() -> None:
-    margins = [judge(claim, made(2)).margins for claim in CLAIMS]
-    assert margins[0] == pytest.approx([0.45, 0.45])
-    assert margins[1] == pytest.approx([30, 30])
-    assert margins[2] == pytest.approx([-5, -5])
-    assert margins[3] == pytest.approx([0.1, 0.1])

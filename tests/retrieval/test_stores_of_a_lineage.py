@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
-from tests.support.golden import TRAINED
-from tests.support.lineages import lineage_of, publish, vectors_of
+from tests.support.lineages import TRAINED, lineage_of, publish, vectors_of
 from tests.support.older_stores import store_of_a_withdrawn_version
 from tests.support.outside import SECRET, outside_folder
 from tests.support.publishing import publish_next

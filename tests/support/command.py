@@ -150,6 +150,33 @@ def run_process(
     return CommandResult(completed.returncode, completed.stdout, completed.stderr)
 
 
+def shell_environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a shell that has the command `evergram`, a script in the folder."""
+    script = folder / "programs" / "evergram"
+    script.parent.mkdir()
+    program = f'import sys; sys.argv[0] = "evergram"; {PROGRAM}'
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}' \"$@\"\n")
+    script.chmod(0o755)
+    path = os.pathsep.join([str(script.parent), os.environ["PATH"]])
+    root = Path(__file__).parents[2]
+    sources = os.pathsep.join([str(root / "src"), str(root)])
+    return {**os.environ, "PATH": path, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
+
+
+def run_in_shell(block: str, environment: dict[str, str], folder: Path, code: int = 0) -> str:
+    """Run a block of bash, which must end with this exit code; return its output."""
+    done = subprocess.run(
+        ["bash", "-euc", block],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, f"{block}: {done.stderr}"
+    return done.stdout
+
+
 @pytest.fixture
 def evergram(capfd: pytest.CaptureFixture[str]) -> Command:
     """Runs the command in this process: `evergram("lineage", "list", "l", "--json").json`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 import torch
 from tests.support.publishing import copy_of, publish_next
 from torch import Tensor
@@ -12,6 +14,16 @@ from torch import Tensor
 from evergram.compatibility.transforms import AffineTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+
+TRAINED = Path(__file__).parents[1] / "golden" / "lineage-1" / "trained"
+
+
+@pytest.fixture
+def trained_lineage(tmp_path: Path) -> Path:
+    """A copy of a lineage of three trained versions; ids of both sides are numbers from 0 on."""
+    shutil.copytree(TRAINED, tmp_path / "shop")
+    return tmp_path / "shop"
+
 
 DIMS = (6, 8, 10, 12)
 
