@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,14 +18,16 @@ from evergram.lineage.artefact import Artefact
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.checkpoint_folder import TrainingState
+from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
-from evergram.training.loop import Trainer
+from evergram.training.loop import Trainer, run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 def changed(recipe: Recipe, *overrides: str) -> Recipe:
@@ -46,6 +49,20 @@ def parts_of(
 
 def trainer_of(recipe: Recipe, *callbacks: Callback, corpus: Corpus | None = None) -> Trainer:
     return Trainer(*parts_of(recipe, corpus), callbacks=callbacks, seed=recipe.seed)
+
+
+def epoch_gradients(step: Step, sampler: ExampleSampler) -> tuple[dict[str, Tensor], list[Batch]]:
+    """Return the sum of an epoch's gradients, with parameters held, and its batches."""
+    step.optimizers = []
+    total = {name: torch.zeros_like(p) for name, p in step.encoder.named_parameters()}
+    batches = []
+    for batch, _ in run_epoch(step, sampler, None, 0, CPU):
+        batches.append(batch)
+        for name, parameter in step.encoder.named_parameters():
+            assert parameter.grad is not None
+            total[name] += parameter.grad.to_dense()
+        step.encoder.zero_grad()
+    return total, batches
 
 
 def fitted(recipe: Recipe, callbacks: Sequence[Callback] = (), **context: Any) -> Trained:
@@ -121,3 +138,25 @@ def watch_epochs(
     for kind in (ExampleSampler, WholeQuerySampler):
         patch.setattr(kind, "epoch", dying(kind.epoch))
     return begun
+
+
+def killed_and_resumed(
+    patch: pytest.MonkeyPatch,
+    run: Callable[..., T],
+    at: tuple[int, int],
+    folder: Path,
+    checkpoints: CheckpointSettings,
+    between: Callable[[], None] = lambda: None,
+) -> tuple[T, list[tuple[int, int]]]:
+    """Interrupt `run(folder=…, checkpoints=…)` before a batch of an epoch, and run it again.
+
+    Returns: what it then returns, and the epochs that begin from then on, with their first batches.
+    """
+    with patch.context() as dying:
+        watch_epochs(dying, lambda *now: now == at)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder=folder, checkpoints=checkpoints)
+    between()
+    torch.rand(17)
+    begun = watch_epochs(patch)
+    return run(folder=folder, checkpoints=checkpoints), begun

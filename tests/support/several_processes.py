@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+import torch
+
+from evergram.lineage.lineage import Lineage
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240
@@ -52,14 +59,22 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(process.returncode, out) for process, out in zip(processes, outputs, strict=True)]
 
 
-def train_cases(module: str, cases: dict[int, list[str]], folder: Path) -> dict[int, Path]:
-    """Run `python -m MODULE FOLDER CASES` in several processes, for each number of them.
+def called(count: int, function: Callable[..., object], *texts: str) -> list[tuple[int, str]]:
+    """Call a function of a test module with texts in so many processes; see `ended`."""
+    path = Path(inspect.getfile(function)).relative_to(ROOT).with_suffix("")
+    code = "import sys, importlib; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])"
+    words = ".".join(path.parts), function.__name__, *texts
+    return ended(start(count, "-c", f"{code}(*sys.argv[3:])", *words))
 
-    Returns: the folder of each number's results.
-    """
-    folders = {count: folder / f"of{count}" for count in cases}
-    for count, out in folders.items():
-        out.mkdir()
-        for code, output in ended(start(count, "-m", module, str(out), *cases[count])):
-            assert code == 0, output
-    return folders
+
+def assert_near(alone: Lineage, together: Lineage) -> None:
+    """Assert that two lineages of versions 0 and 1 have the same up to rounding."""
+    for version in (0, 1):
+        metrics = (each.metrics(version)["metrics"]["model"] for each in (alone, together))
+        assert next(metrics) == pytest.approx(next(metrics), abs=1e-6)
+        for side, (ids, vectors) in alone.canaries(version).items():
+            others = together.canaries(version)[side]
+            assert ids.equals(others[0])
+            torch.testing.assert_close(others[1], vectors, rtol=1e-5, atol=1e-5)
+    matrices = together.chain.matrix(1, 0), alone.chain.matrix(1, 0)
+    torch.testing.assert_close(*matrices, rtol=1e-4, atol=1e-5)

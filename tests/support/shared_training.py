@@ -1,19 +1,12 @@
-"""Trainings whose every step is compared between one process and several.
-
-`python -m tests.support.shared_training OUT CASE …` is one of several processes; the first writes
-the states after each step to OUT.
-"""
+"""Trainings whose every step is compared between one process and several."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
@@ -25,11 +18,11 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.training.build import Companions, prepare
-from evergram.training.distributed.process_group import join_processes
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.loop import gather, run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
@@ -87,7 +80,6 @@ CASES: dict[str, list[str]] = {
         *(*TOWER, "task.kind=softmax", "training.precondition=0.0")
     ],
     "modules": ["model.kind=module"],
-    "float32, towers": TOWER,
     "bfloat16, towers": [*TOWER, "training.precision=bfloat16"],
     "bfloat16, modules": ["model.kind=module", "training.precision=bfloat16"],
     "lightgcn": ["model.kind=lightgcn", "model.layers=[2]"],
@@ -155,14 +147,17 @@ def joint_of(case: str, corpus: Corpus) -> JointAlignment | None:
     return JointAlignment(transform, AlignmentLoss(Chain([], 3)), past, weight, settings)
 
 
-def prepared(
-    case: str, corpus: Corpus, collectives: Collectives, more: Sequence[str] = ()
-) -> Iterator[tuple[Step, Tensor]]:
-    """Yield a case's step with its objective, after each step of its training.
+DIVIDED = ["training.tables=sharded"]
+# All that is about a factorization and keeps no rows of its own.
+_WHOLE = ("exact", "sagram", "softmax_all", "joint", "towers", "lightgcn", "means", "modules")
+DIVISIBLE = [case for case in CASES if not any(word in case for word in _WHOLE)]
 
-    Args:
-        more: settings that a case is trained with besides its own.
-    """
+
+def prepared(
+    case: str, corpus: Corpus, collectives: Collectives, *more: str
+) -> Iterator[tuple[Step, Tensor]]:
+    """Yield a case's step with its objective, after each step of its training by `more` settings
+    besides its own."""
     overrides = [*BASE, *CASES[case], *more]
     values = {
         "data": {"kind": "synthetic"},
@@ -181,15 +176,29 @@ def prepared(
             yield step, objective
 
 
-def states(case: str, collectives: Collectives = ALONE) -> dict[str, Tensor]:
+def whole_tables(encoder: ShardedFactorization) -> dict[str, Tensor]:
+    """Return all rows and their optimiser's numbers as `gather` names those of whole tables; all
+    processes call it."""
+    state = {}
+    for name, (table, rows) in encoder._parts().items():
+        assert len(table.weight) <= -(-23 // encoder.collectives.size)
+        full = rows.new_zeros(table.size, *rows.shape[1:])
+        full[table.own] = rows
+        side, _, part = name.partition(".")
+        key = f"encoder|{name}" if part != "sum" else f"optimizer0|{SIDES.index(side)}|sum"
+        state[key] = encoder.collectives.sum(full, "tables read")
+    return state
+
+
+def states(case: str, collectives: Collectives = ALONE, *more: str) -> dict[str, Tensor]:
     """Return all state after each step, by step and name."""
     before = torch.get_default_dtype()
     # Outputs of modules of one's own are made float32.
-    single = case == "modules" or case.startswith(("float32", "bfloat16"))
+    single = case == "modules" or case.startswith("bfloat16")
     torch.set_default_dtype(torch.float32 if single else torch.float64)
     try:
         kept: dict[str, Tensor] = {}
-        trained = prepared(case, shared_corpus(), collectives)
+        trained = prepared(case, shared_corpus(), collectives, *more)
         for number, (step, objective) in enumerate(trained):
             modules: dict[str, nn.Module] = {"encoder": step.encoder, "objective": step.objective}
             if step.joint is not None:
@@ -197,20 +206,9 @@ def states(case: str, collectives: Collectives = ALONE) -> dict[str, Tensor]:
             for side in SIDES:
                 modules |= {f"{side}{r}": e for r, e in enumerate(step.estimators[side])}
             state = gather(modules, step.optimizers) | {"objective": objective}
+            if isinstance(step.encoder, ShardedFactorization):
+                state |= whole_tables(step.encoder)
             kept |= {f"{number}|{name}": value.detach().clone() for name, value in state.items()}
     finally:
         torch.set_default_dtype(before)
     return kept
-
-
-def main() -> None:
-    out, cases = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
-    collectives = join_processes(CPU)
-    for case in cases:
-        kept = states(case, collectives)
-        if collectives.is_first:
-            save_file(kept, out / f"{case.replace('/', ' of ')}.safetensors")
-
-
-if __name__ == "__main__":
-    main()

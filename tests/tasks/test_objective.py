@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.task_batches import moment
 from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
-from evergram.gramian.estimator import Moment, exact_moment
+from evergram.gramian.estimator import Moment
 from evergram.tasks.bpr import BPR
 from evergram.tasks.objective import Objective
 from evergram.tasks.pointwise import Pointwise
 from evergram.tasks.task import Encoded
-
-
-def moment(embeddings: Tensor, share: Tensor, factors: Tensor | None = None) -> Moment:
-    own = embeddings[:, :0] if factors is None else factors
-    return Moment(exact_moment(lambda: [(embeddings, share, own)]))
 
 
 @pytest.mark.long

@@ -35,8 +35,6 @@ SLOPES: dict[str, Callable[[float, float], float]] = {
 
 
 scores = st.floats(-4, 4, allow_nan=False)
-
-
 targets = st.floats(0, 1, allow_nan=False)
 
 
@@ -106,15 +104,6 @@ def test_logistic_is_the_cross_entropy_of_a_bernoulli() -> None:
         chance = 1 / (1 + math.exp(-float(u @ v)))
         expected -= t * math.log(chance) + (1 - t) * math.log(1 - chance)
     assert float(loss) == pytest.approx(expected / 5)
-
-
-def test_squared_is_half_the_mean_square() -> None:
-    query, candidate = normal(4, 3), normal(4, 3, seed=1)
-    target = torch.tensor([0.0, 1.0, 0.5, -2.0], dtype=torch.float64)
-    loss = Pointwise()(Encoded(query, candidate), batch_of([0, 1, 2, 3], target), {})
-    pairs = zip(query, candidate, target.tolist(), strict=True)
-    expected = sum((float(u @ v) - t) ** 2 / 2 for u, v, t in pairs) / 4
-    assert float(loss) == pytest.approx(expected)
 
 
 def test_a_function_of_ones_own_is_a_loss() -> None:

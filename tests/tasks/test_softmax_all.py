@@ -21,13 +21,7 @@ from evergram.tasks.candidate_neighbours import CandidateNeighbours
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Encoded
 
-QUERIES = [5, 2, 5, 5, 0]
-
-
-PAIRS = [3, 1, 0, 1, 2]
-
-
-PUSH = 1.3
+QUERIES, PAIRS, PUSH = [5, 2, 5, 5, 0], [3, 1, 0, 1, 2], 1.3
 
 
 def batch() -> Batch:

@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.subclasses import concrete_subclasses
+from tests.support.task_batches import moment
 from torch import Tensor
 
 import evergram.tasks
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.errors import DataError, RecipeError
-from evergram.gramian.estimator import Moment, exact_moment
+from evergram.gramian.estimator import Moment
 from evergram.tasks.kinds import (
     TASKS,
     PointwiseSettings,
@@ -26,19 +27,11 @@ from evergram.tasks.task import Encoded, Spread, Task
 from evergram.training.recipe import Recipe
 
 B, N, DIM = 6, 8, 3
-
-
 IDS = torch.tensor([0, 1, 2, 3, 4, 4])
-
-
 CORPUS = Corpus.from_tables(
     pa.table({"query": list(range(N)), "candidate": list(range(N)), "value": [0.5] * N})
 )
-
-
 ONES = torch.ones(B, 1, dtype=torch.float64)
-
-
 BATCH = Batch(IDS, IDS, ONES[:, 0], ONES, ONES)
 
 
@@ -51,10 +44,8 @@ def moments(task: Task) -> dict[str, list[Moment]]:
     """Exact moments of uniform measures, with a mean where the task asks for one."""
     share = torch.full((N,), 1 / N, dtype=torch.float64)
     factors = torch.ones(N, int(task.wants_means), dtype=torch.float64)
-    return {
-        side: [Moment(exact_moment(lambda seed=seed: [(normal(N, seed), share, factors)]))]  # type: ignore[misc]
-        for seed, side in enumerate(("query", "candidate"))
-    }
+    sides = {"query": normal(N, 0), "candidate": normal(N, 1)}
+    return {side: [moment(rows, share, factors)] for side, rows in sides.items()}
 
 
 def encoded(task: Task) -> Encoded:

@@ -12,12 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from tests.support.fits import Copies, assert_same, changed, split_of, trainer_of, watch_epochs
+from tests.support.fits import (
+    Copies,
+    assert_same,
+    changed,
+    killed_and_resumed,
+    split_of,
+    trainer_of,
+    watch_epochs,
+)
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import FormatError, IntegrityError, RecipeError, TrainingError
 from evergram.gramian.kinds import SAGramSettings
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions
@@ -34,7 +43,6 @@ from evergram.training.checkpoints.run_identity import (
 )
 from evergram.training.checkpoints.settings import PATIENCE, SECONDS, CheckpointSettings
 from evergram.training.corpora import load_corpus
-from evergram.training.loop import gather, scatter
 from evergram.training.recipe import Recipe
 
 RUN = RunIdentity('{"seed": 1}', "1", "corpus")
@@ -108,7 +116,6 @@ def test_a_checkpoint_is_due_by_steps_by_seconds_or_by_what_writing_costs(tmp_pa
 
 def test_a_time_or_a_number_of_steps_is_read_and_anything_else_is_refused() -> None:
     for every, seconds, steps in (
-        ("60s", 60.0, None),
         ("0.5m", 30.0, None),
         (" 2h ", 7200.0, None),
         ("1000", None, 1000),
@@ -119,24 +126,18 @@ def test_a_time_or_a_number_of_steps_is_read_and_anything_else_is_refused() -> N
     for wrong in ("", "0", "-1", "1.5", "60 s", "60d", "nans", "1e9s"):
         with pytest.raises(RecipeError, match="60s"):
             CheckpointSettings.of(wrong)
-    values: list[dict[str, Any]] = [
-        {"keep": 0},
-        {"resume": "always"},
-        {"seconds": 1.0, "steps": 1},
-        {"seconds": float("nan")},
-    ]
-    for each in values:
+    wrong_values: list[dict[str, Any]] = [{"keep": 0}, {"resume": "always"}]
+    for each in [*wrong_values, {"seconds": 1.0, "steps": 1}, {"seconds": float("nan")}]:
         with pytest.raises(RecipeError):
             CheckpointSettings(**each)
 
 
-class Moved(nn.Module):
+def module_of(parameter: float, buffer: float) -> nn.Module:
     """A parameter, which is trained, and a buffer, which is the past."""
-
-    def __init__(self, parameter: float, buffer: float) -> None:
-        super().__init__()
-        self.parameter = nn.Parameter(torch.tensor(parameter))
-        self.register_buffer("past", torch.tensor(buffer), persistent=False)
+    module = nn.Module()
+    module.parameter = nn.Parameter(torch.tensor(parameter))
+    module.register_buffer("past", torch.tensor(buffer), persistent=False)
+    return module
 
 
 def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path) -> None:
@@ -145,6 +146,9 @@ def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path)
         of_queries = {"id": ["a", "b"], "city": ["u", "v"], **features}
         table = pa.table({**plain, **(pairs or {})})
         return corpus_digest(Corpus.from_tables(table, pa.table(of_queries)))
+
+    def modules(**companions: Any) -> str:
+        return modules_digest(Companions(**companions))
 
     corpora = [
         corpus(),
@@ -156,33 +160,28 @@ def test_every_column_id_feature_module_and_file_of_a_run_counts(tmp_path: Path)
         corpus(city=["u", "u"]),
         corpus({"query": [1, 2, 2]}, id=[1, 2]),
     ]
-    assert len(set(corpora)) == len(corpora)
-    assert corpus() == corpora[0]
-
-    def modules(**companions: Any) -> str:
-        return modules_digest(Companions(**companions))
-
     beside = [
         modules(),
-        modules(joint=Moved(1.0, 2.0)),
-        modules(joint=Moved(1.0, 3.0)),
-        modules(start=Moved(1.0, 2.0)),
-        modules(own=Moved(1.0, 2.0)),
+        modules(joint=module_of(1.0, 2.0)),
+        modules(joint=module_of(1.0, 3.0)),
+        modules(start=module_of(1.0, 2.0)),
+        modules(own=module_of(1.0, 2.0)),
         modules(past={"query": torch.ones(2)}),
         modules(past={"query": torch.zeros(2)}),
     ]
-    assert len(set(beside)) == len(beside)
-    assert modules(joint=Moved(5.0, 2.0)) == beside[1]
     query, weights = tmp_path / "query.parquet", tmp_path / "weights.csv"
     recipe = {
         "prior": {"kind": "files", "query": str(query), "candidate": str(query)},
         "task": {"query_measure": [0.5, str(weights)], "candidate_measure": 1.0},
     }
-    files = []
+    files = [files_digest({"prior": {"kind": "zero"}})]
     for path, text in ((query, "one"), (weights, "id,weight"), (query, "two")):
         path.write_text(text)
         files.append(files_digest(recipe))
-    assert len({*files, files_digest({"prior": {"kind": "zero"}})}) == 4
+    for digests in (corpora, beside, files):
+        assert len(set(digests)) == len(digests)
+    assert corpus() == corpora[0]
+    assert modules(joint=module_of(5.0, 2.0)) == beside[1]
 
 
 def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
@@ -191,13 +190,11 @@ def test_what_two_runs_differ_in_is_named(small: Recipe) -> None:
     for change, named in (
         ({"torch": "1.0"}, "torch (1.0"),
         ({"version": "3"}, "version (3, here 0)"),
-        ({"corpus": "x"}, "corpus"),
         ({"selection": "x"}, "pairs"),
-        ({"modules": "x"}, "modules"),
         ({"purpose": "refit"}, "steps"),
-        ({"files": "x"}, "files"),
         ({"recipe": "no JSON"}, "another recipe"),
         ({"recipe": other}, "another recipe (task.penalty, training.epochs changed)"),
+        *(({name: "x"}, name) for name in ("corpus", "modules", "files")),
     ):
         assert named in identity.difference(replace(identity, **change).as_json())
     assert identity.difference(identity.as_json()) == ""
@@ -220,6 +217,7 @@ def test_a_run_goes_on_from_after_any_step(small: Recipe, overrides: str) -> Non
     assert len(copies.states) == whole.steps == 2 * len(whole.sampler)
     for place, state in [*enumerate(copies.states)][::3]:
         torch.rand(place)
+        before = {name: value.clone() for name, value in state.tensors.items()}
         again = Copies()
         run = trainer_of(recipe, again)
         run.load_state(state)
@@ -229,18 +227,8 @@ def test_a_run_goes_on_from_after_any_step(small: Recipe, overrides: str) -> Non
         end, same = whole.state(), run.state()
         assert end.tensors.keys() == same.tensors.keys()
         assert all(torch.equal(end.tensors[k], same.tensors[k]) for k in end.tensors)
-
-
-def test_what_is_restored_shares_no_memory_with_the_state() -> None:
-    layer = nn.Linear(2, 2)
-    adam = torch.optim.Adam(layer.parameters())
-    layer(torch.ones(1, 2)).sum().backward()
-    adam.step()
-    kept = {k: v.clone() for k, v in gather({"layer": layer}, [adam]).items()}
-    frozen = {k: v.clone() for k, v in kept.items()}
-    scatter(kept, {"layer": layer}, [adam])
-    adam.step()
-    assert all(torch.equal(kept[k], frozen[k]) for k in kept)
+        # What is restored shares no memory with the state.
+        assert all(torch.equal(before[k], state.tensors[k]) for k in before)
 
 
 def state_of(**tensors: Tensor) -> TrainingState:
@@ -307,52 +295,73 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
     assert torch.equal(FILE.read(path).tensors["a"], torch.ones(3))
 
 
+APART = "gramian.sampler=linear"
+ADAPTIVE = "gramian.sampler=adaptive"
+SECOND = "task.penalty=0 task.query_measure=1"
+ALL = "task.kind=softmax_all task.penalty=0 task.l2=0"
+SETTINGS = [
+    "model.kind=factorization training.tables=mapped",
+    "model.kind=two_tower training.tables=mapped",
+    "model.kind=two_tower gramian.kind=storm gramian.rate=0.1",
+    "model.kind=graphsage training.layer_rate=0.01",
+    "model.kind=graphsage task.kind=bpr task.penalty=0",
+    "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
+    "model.kind=lightgcn gramian.kind=storm",
+    "model.kind=mean_of_candidates",
+    "gramian.kind=exact",
+    "gramian.kind=storm gramian.rate=0.1",
+    f"gramian.kind=storm gramian.rate=auto {APART}",
+    "gramian.kind=sagram",
+    f"gramian.kind=sagram gramian.beta=1 {APART}",
+    f"gramian.kind=sagram {ADAPTIVE} gramian.batch_size=20",
+    "gramian.kind=sampled gramian.sampler=sqrt",
+    f"gramian.kind=sampled {APART} gramian.batch_size=6",
+    f"gramian.kind=sampled {ADAPTIVE} gramian.gradient=sampled",
+    ADAPTIVE,
+    f"model.kind=two_tower {ADAPTIVE}",
+    "gramian.rate=auto",
+    "task.query_measure=0.3 task.candidate_measure=0.2",
+    "task.penalty=[4,1] task.query_measure=[0,1] task.candidate_measure=[0,0.5]",
+    "task.sparse=exclude",
+    "prior.kind=constant prior.value=-0.05",
+    "prior.kind=svd prior.rank=4",
+    "task.loss=logistic task.penalty=1",
+    "task.loss=absolute task.penalty=1",
+    "task.loss=huber",
+    "task.loss=hinge task.penalty=1",
+    "task.loss=squared_hinge",
+    "task.kind=bpr task.penalty=0",
+    "task.kind=bpr task.penalty=1",
+    "task.kind=softmax task.penalty=0",
+    "task.kind=softmax task.penalty=1",
+    f"task.kind=second_order {SECOND} task.l2=0.1",
+    "task.kind=softmax_clustered task.clusters=16 task.l2=0.1",
+    f"task.kind=spherical {SECOND} task.l2=0.1",
+    f"{ALL} training.optimizer=adam training.decay=0.8 training.table_rate=0.02",
+    f"{ALL} task.temperature=learned model.normalize=true training.layer_rate=0.05",
+    "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
+    "model.normalize=true task.kind=softmax task.temperature=0.2 task.penalty=0 "
+    "task.orthogonal=0.5 task.l2=0",
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "model.kind=factorization training.tables=mapped",
-        "model.kind=two_tower training.tables=mapped",
-        "model.kind=graphsage training.layer_rate=0.01",
-        "model.kind=graphsage task.kind=bpr task.penalty=0",
-        "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
-        "model.kind=lightgcn gramian.kind=storm",
-        "model.kind=mean_of_candidates",
-        "gramian.kind=storm gramian.rate=auto",
-        "gramian.kind=storm gramian.sampler=linear",
-        "gramian.rate=auto",
-        "gramian.kind=sagram",
-        "gramian.kind=sagram gramian.beta=1",
-        "gramian.kind=sampled gramian.sampler=linear gramian.batch_size=5",
-        "gramian.kind=sampled gramian.sampler=adaptive gramian.gradient=sampled",
-        "gramian.kind=sagram gramian.sampler=adaptive gramian.batch_size=20",
-        "task.kind=softmax task.penalty=0",
-        "task.kind=bpr task.penalty=1",
-        "task.kind=second_order task.penalty=0 task.query_measure=1",
-        "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
-        "training.table_rate=0.02",
-        "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
-        "task.kind=softmax_all task.penalty=0 task.l2=0 task.temperature=learned "
-        "model.normalize=true training.layer_rate=0.05",
-        "task.kind=softmax_clustered task.clusters=8",
-    ],
-)
-def test_train_resumes_bit_for_bit(
-    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_setting_learns_more_than_popularity_and_resumes_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    recipe = changed(small, "training.epochs=5", *overrides.split())
-    whole = train(recipe)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (3, 7))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, folder=tmp_path, checkpoints=OFTEN)
-    begun = watch_epochs(monkeypatch)
-    torch.rand(17)
-    again = train(recipe, folder=tmp_path, checkpoints=OFTEN)
+    recipe = changed(small, "training.epochs=8", *setting.split())
+
+    def run(**kept: Any) -> Artefact:
+        return train(recipe, progress=False, **kept)
+
+    again, begun = killed_and_resumed(monkeypatch, run, (3, 7), tmp_path, OFTEN)
     (first, start), *rest = begun
-    assert (first, rest) == (3, [(4, 0)])
+    assert (first, rest) == (3, [(n, 0) for n in range(4, 8)])
     assert start > 0
-    assert_same(again, whole)
+    assert_same(again, run())
+    metrics = again.metrics["metrics"]
+    assert metrics["model"]["recall@20"] > 1.2 * metrics["popularity"]["recall@20"]
 
 
 def test_a_refit_resumes_bit_for_bit(
@@ -381,13 +390,12 @@ def test_upgrade_resumes_bit_for_bit(
     corpus = load_corpus(small)
     lineage = Lineage.create(tmp_path / "lineage")
     lineage.publish(train(small, corpus))
-    whole = upgrade(small, lineage, corpus)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 7))
-        with pytest.raises(KeyboardInterrupt):
-            upgrade(small, lineage, corpus, folder=lineage.work_dir, checkpoints=OFTEN)
-    assert list(lineage.work_dir.iterdir())
-    again = upgrade(small, lineage, corpus, folder=lineage.work_dir)
+
+    def run(**kept: Any) -> Artefact:
+        return upgrade(small, lineage, corpus, **kept)
+
+    again, _ = killed_and_resumed(monkeypatch, run, (2, 7), lineage.work_dir, OFTEN)
+    whole = run()
     assert whole.transform is not None
     assert again.transform is not None
     for name, value in whole.transform.state_dict().items():
@@ -425,13 +433,16 @@ def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
 ) -> None:
     monkeypatch.setattr(SAGramSettings, "memory", 0)
     recipe = changed(small, "gramian.kind=sagram")
-    whole = train(recipe)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (1, 7))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=3))
-    caches = sorted(tmp_path.glob("cache-*.bin"))
-    assert len(caches) == 2
-    for cache in caches:  # as if it had been written after the checkpoint
-        cache.write_bytes(b"\x7f" * cache.stat().st_size)
-    assert_same(train(recipe, folder=tmp_path), whole)
+
+    def run(**kept: Any) -> Artefact:
+        return train(recipe, **kept)
+
+    def move_on() -> None:
+        caches = sorted(tmp_path.glob("cache-*.bin"))
+        assert len(caches) == 2
+        for cache in caches:  # as if it had been written after the checkpoint
+            cache.write_bytes(b"\x7f" * cache.stat().st_size)
+
+    every = CheckpointSettings(steps=3)
+    again, _ = killed_and_resumed(monkeypatch, run, (1, 7), tmp_path, every, move_on)
+    assert_same(again, run())

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 import re
 import tomllib
+from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +23,7 @@ from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.prepared.prepare import prepare
 from evergram.data.prepared.settings import PrepareSettings
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.split import HeldOut, Split, random_split, window_split
+from evergram.data.split import HeldOut, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.catalog import PairHistory
@@ -196,17 +199,6 @@ def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -
     assert folder.recipe.split == table.recipe.split
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_odd_files_are_read_as_plain_ones(tmp_path: Path, separator: str) -> None:
-    plain = first_recipe(write_clicks(tmp_path / "plain.csv"))
-    text = (tmp_path / "plain.csv").read_text().replace("ts", "played_at").replace(",", separator)
-    (tmp_path / "odd.csv").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
-    odd = first_recipe(tmp_path / "odd.csv")
-    assert odd.survey == plain.survey
-    assert odd.recipe.split == plain.recipe.split
-    assert any("Guessed by its cells: time;" in sentence for sentence in odd.sentences())
-
-
 SURVEY = Survey(50_000, 900, 700, 0, 0.08, None, None, 1.0, 5.0, 100, 20, 20)
 
 
@@ -233,36 +225,28 @@ def test_a_survey_has_what_plain_counting_has(by_time: bool) -> None:
     if not by_time:  # pairs whose query is unknown are counted as often as they occur
         rows = list({row[:2]: row for row in rows}.values())
     corpus, held_out = Corpus.of(rows), HeldOut("s")
-    last = RollingWindow.parse("25 %")
     split = random_split(corpus, share=0.4, held_out=held_out)
     if by_time:
-        split = window_split(corpus, last=last, held_out=held_out)
-    survey = Survey.of(corpus, split)
-    pairs = {row[:2] for row in rows}
-    sides = [{pair[side] for pair in pairs} for side in (0, 1)]
-    assert (survey.rows, survey.queries, survey.candidates) == (len(rows), *map(len, sides))
-    assert survey.repeats == len(rows) - len(pairs)
-    assert survey.density == pytest.approx(len(pairs) / (len(sides[0]) * len(sides[1])))
-    times = [row[3] for row in rows]
-    assert (survey.first_time, survey.last_time) == (min(times), max(times))
-    trained = pairs_of(split)
+        split = window_split(corpus, last=RollingWindow.parse("25 %"), held_out=held_out)
+    training = split.training
+    survey, pairs, times = Survey.of(corpus, split), {r[:2] for r in rows}, [r[3] for r in rows]
+    ids = [e.vocabulary.keys.to_pylist() for e in (training.queries, training.candidates)]
+    columns = (training.column(name).tolist() for name in ("query", "candidate"))
+    trained = {(ids[0][q], ids[1][c]) for q, c in zip(*columns, strict=True)}
     known = [{pair[side] for pair in trained} for side in (0, 1)]
     held = pairs - trained
-    assert survey.held_out == len(held)
-    assert survey.unknown_queries == sum(q not in known[0] for q, _ in held)
-    expected = sum(q in known[0] and c not in known[1] for q, c in held)
-    assert survey.unknown_candidates == expected > 0
+    queries, candidates = (len({pair[side] for pair in pairs}) for side in (0, 1))
+    unknown = sum(q not in known[0] for q, _ in held)
+    density = pytest.approx(len(pairs) / (queries * candidates))
+    counted: tuple[Any, ...] = (
+        *(len(rows), queries, candidates, len(rows) - len(pairs), density),
+        *(min(times), max(times), None, None, len(held), unknown),
+        *(sum(q in known[0] and c not in known[1] for q, c in held), []),
+    )
+    assert astuple(survey) == counted
+    assert survey.unknown_candidates > 0
     cold = survey.unknown_queries + survey.unknown_candidates
     assert survey.as_json()["cold_share"] == survey.cold_share == cold / survey.held_out
-
-
-def pairs_of(split: Split) -> set[tuple[int, int]]:
-    training = split.training
-    query, candidate = (
-        side.vocabulary.keys.to_pylist() for side in (training.queries, training.candidates)
-    )
-    columns = (training.column(name).tolist() for name in ("query", "candidate"))
-    return {(query[q], candidate[c]) for q, c in zip(*columns, strict=True)}
 
 
 def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +310,8 @@ MOMENTS = [1_700_000_000 + 3600 * i for i in range(20)]
 ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("name", "cells", "taken"),
-    [
+def test_a_time_is_told_by_its_cells(tmp_path: Path) -> None:
+    cases: list[tuple[str, Sequence[object], bool]] = [
         ("played_at", ISO, True),
         ("played_at", [f"{t}Z" for t in ISO], True),
         ("played_at", [f"{t}.5+02:00" for t in ISO], True),
@@ -343,14 +326,11 @@ ISO = [f"2023-11-{1 + i:02d}T10:00:00" for i in range(20)]
         ("price", range(20), False),
         ("year", range(1990, 2010), False),
         ("note", ["a"] * 20, False),
-    ],
-)
-def test_a_time_is_told_by_its_cells(
-    tmp_path: Path, name: str, cells: list[object], taken: bool
-) -> None:
-    rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
-    (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
-    source = source_at(tmp_path / "a.csv")
-    assert source.columns.get("time") == (name if taken else None)
-    assert source.by_content == (("time",) if taken else ())
-    assert source.unread == (() if taken else (name,))
+    ]
+    for name, cells, taken in cases:
+        rows = "\n".join(f"{i},{i},{cell}" for i, cell in enumerate(cells))
+        (tmp_path / "a.csv").write_text(f"user,item,{name}\n{rows}\n")
+        source = source_at(tmp_path / "a.csv")
+        assert source.columns.get("time") == (name if taken else None)
+        assert source.by_content == (("time",) if taken else ())
+        assert source.unread == (() if taken else (name,))

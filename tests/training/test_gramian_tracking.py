@@ -1,4 +1,5 @@
-"""Estimators and MAP are measured along a training, which stays as it is, and checked in it."""
+"""Estimators and MAP are measured along a training, which stays as it is, and checked in it; and
+SAGram's Gramian is that of a cache which each step brings up to date."""
 
 from __future__ import annotations
 
@@ -9,20 +10,23 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.support.fits import Copies, changed, fitted, split_of, trainer_of
+from tests.support.fits import Copies, changed, fitted, parts_of, split_of, trainer_of
 from tests.support.gramian_population import DIM, FACTORS, SHARE
+from tests.support.shared_training import shared_corpus
 from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, TrainingError
 from evergram.evaluation.reports.pictures import write_diagnosis
-from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
+from evergram.gramian.sagram import SAGram
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
 from evergram.training.callbacks import Callback, Point
 from evergram.training.diagnose import WITHOUT_GRAMIAN, diagnose, effective_rank, rivals, spectrum
+from evergram.training.loop import Trainer
 from evergram.training.monitors.estimator_checks import build_estimator
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.monitors.tensorboard import TensorBoard
@@ -151,8 +155,7 @@ class Last(GramianEstimator):
     """The last batch, after `change` of its moment at the updates from `start` on."""
 
     change: Callable[[Tensor], Tensor] = staticmethod(lambda moment: moment)
-    start = 0
-    seen = 0
+    start = seen = 0
 
     def update(self, rows: EntityBatch) -> None:
         moment = batch_moment(rows)
@@ -165,72 +168,58 @@ class Unready(Last):
         self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
 
-class LastSettings(EstimatorSettings):
-    kind: Literal["last"] = "last"
-
-    def build(self, dim: int, measure: Tensor, factors: Tensor, file: Any = None) -> Any:
-        return Last(dim, factors.shape[1])
-
-
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "named"),
     [
-        (lambda *_: None, "returns None; it must return a GramianEstimator"),
+        (lambda *_: None, "None"),
         (lambda dim: Last(dim), "TypeError: "),
-        (lambda dim, *_: Unready(dim), r"AttributeError: .*before Module\.__init__"),
-        (lambda dim, _, f, __: Last(dim, f.shape[1]).double(), r"a float64 .*must be float32"),
-        (lambda dim, *_: Last(dim + 1), r"must be float32 of \[D, D \+ K\]"),
+        (lambda dim, *_: Unready(dim), r"Module\.__init__"),
+        (lambda dim, _, f, __: Last(dim, f.shape[1]).double(), "float64"),
+        (lambda dim, *_: Last(dim + 1), r"\[D, D \+ K\]"),
+        (lambda dim, _, f, __: Last(dim, f.shape[1]), ""),
     ],
 )
 def test_a_slip_in_build_is_one_sentence_that_names_the_class(
-    make: Callable[..., Any], sentence: str
+    make: Callable[..., Any], named: str
 ) -> None:
-    class MineSettings(LastSettings):
+    class MineSettings(EstimatorSettings):
+        kind: Literal["mine"] = "mine"
+
         def build(self, *args: Any) -> Any:
             return make(*args)
 
-    with pytest.raises(RecipeError, match=rf"MineSettings\.build.*({sentence})"):
+    if not named:
+        assert isinstance(build_estimator(MineSettings(), DIM, SHARE, FACTORS), Last)
+        return
+    with pytest.raises(RecipeError, match=rf"MineSettings\.build.*{named}"):
         build_estimator(MineSettings(), DIM, SHARE, FACTORS)
 
 
 @pytest.mark.parametrize(
-    ("change", "start", "sentence"),
+    ("change", "start", "named"),
     [
-        (lambda m: m + torch.triu(torch.ones_like(m)), 0, "query moment of Last is not symmetric"),
-        (lambda m: -m, 0, "query moment of Last has a negative diagonal"),
-        (lambda m: m[:, :3], 0, r"Last is float32 \[8, 3\] and must be float32 \[8, 8\]"),
+        (lambda m: m + torch.triu(torch.ones_like(m)), 0, "symmetric"),
+        (lambda m: -m, 0, "negative diagonal"),
+        (lambda m: m[:, :3], 0, r"\[8, 3\]"),
         # A later slip is seen at the epoch's end.
-        (lambda m: -m, 8, "query moment of Last has a negative diagonal"),
-        (lambda m: m * torch.nan, 8, r"loss is nan .* moment of Last is not finite"),
+        (lambda m: -m, 8, "negative diagonal"),
+        (lambda m: m * torch.nan, 8, "not finite"),
     ],
 )
 def test_a_moment_that_is_no_gramian_ends_the_run(
-    small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, start: int, sentence: str
+    small: Recipe, monkeypatch: pytest.MonkeyPatch, change: Any, start: int, named: str
 ) -> None:
+    class LastSettings(EstimatorSettings):
+        kind: Literal["last"] = "last"
+
+        def build(self, dim: int, measure: Tensor, factors: Tensor, file: Any = None) -> Any:
+            return Last(dim, factors.shape[1])
+
     monkeypatch.setitem(ESTIMATORS, "last", LastSettings)
     monkeypatch.setattr(Last, "change", staticmethod(change))
     monkeypatch.setattr(Last, "start", start)
-    with pytest.raises(TrainingError, match=sentence):
+    with pytest.raises(TrainingError, match=rf"moment of Last .*{named}"):
         train(changed(small, "gramian.kind=last"), progress=False)
-
-
-@pytest.mark.long
-def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
-    lineage = Lineage.create(tmp_path / "l", "small")
-    lineage.publish(train(small))
-    diagnosis = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
-    tracking = diagnosis.tracking
-    assert tracking is not None
-    assert tracking.steps == [4, 8, 12]
-    report = diagnosis.as_json()
-    assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
-    assert 0.5 < report["scores"]["separation"] <= 1
-    for side in SIDES:
-        assert 1 <= report["sides"][side]["effective_rank"] <= report["sides"][side]["dim"]
-    assert set(report["mean_gramian_error"]) == {*rivals([32]), OWN}
-    errors = tracking.steps, tracking.gramian_errors, tracking.gradient_errors
-    picture = write_diagnosis(tmp_path / "d.png", diagnosis.histograms, *errors)
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_not(
@@ -267,3 +256,103 @@ def test_the_spectrum_of_a_side_counts_its_directions() -> None:
         parts = spectrum(vectors, weights)
         assert effective_rank(parts) == pytest.approx(rank, abs=1e-6)
         assert float(parts.max()) == pytest.approx(largest, abs=1e-6)
+
+
+CORPUS = shared_corpus()
+
+
+SGD = ["training.optimizer=sgd", "training.table_rate=0.2", "task.penalty=2.0"]
+
+
+CASES = {
+    "no prior": [],
+    "a prior": ["prior.kind=svd", "prior.rank=2"],
+    "two measures": [
+        *("task.penalty=[2, 1]", "task.query_measure=[0, 1]", "task.candidate_measure=[0, 0.5]")
+    ],
+    "negatives": ["task.kind=bpr"],
+    "sampled gradient": ["gramian.gradient=sampled"],
+    "sums anew": [],
+}
+
+
+def trainer(settings: list[str], *callbacks: Callback) -> Trainer:
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": 3},
+            "training": {"batch_size": 12, "epochs": 2},
+            "gramian": {"kind": "sagram"},
+        },
+        settings,
+    )
+    step, sampler, draws = parts_of(recipe, CORPUS)
+    if recipe.training.optimizer == "sgd":  # it keeps no float32 of its own
+        step.encoder.double()
+        step.factors = {side: factors.double() for side, factors in step.factors.items()}
+        for side in SIDES:
+            for estimator in step.estimators[side]:
+                estimator.double()
+    return Trainer(step, sampler, draws, callbacks=callbacks)
+
+
+class Errors(Callback):
+    """‖Ĝ − G‖ / ‖G‖ after each step, the largest of all sides and measures, and H with it."""
+
+    def __init__(self) -> None:
+        self.errors: list[float] = []
+
+    def on_step(self, at: Point, batch: object, objective: object) -> None:
+        run, largest = at.training, 0.0
+        with run.look() as now:
+            for side in SIDES:
+                for r, estimator in enumerate(run.estimators[side]):
+                    exact = exact_moment(run.population(now, side, r))
+                    error = (estimator.moment().dense - exact).norm() / exact.norm()
+                    largest = max(largest, float(error))
+        self.errors.append(largest)
+
+
+@pytest.mark.parametrize("beta", ["1/n", "1"])
+@pytest.mark.parametrize("case", CASES)
+def test_of_tables_by_sgd_the_gramian_is_exact_after_every_step(
+    case: str, beta: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "sums anew":
+        monkeypatch.setattr("evergram.gramian.sagram.REFRESH", 3)
+    errors = Errors()
+    run = trainer([*SGD, f"gramian.beta='{beta}'", *CASES[case]], errors)
+    start = run.parameters()
+    run.fit(epochs=2)
+    assert len(errors.errors) >= 16
+    assert max(errors.errors) < 1e-12
+    assert any(not torch.equal(value, start[name]) for name, value in run.parameters().items())
+
+
+def test_of_towers_the_cache_has_each_step_s_pairs_as_it_left_them() -> None:
+    class Cache(Callback):
+        stale = 0
+
+        def on_step(self, at: Point, batch: object, objective: object) -> None:
+            run, estimator = at.training, at.training.estimators["query"][0]
+            assert isinstance(estimator, SAGram)
+            with run.look() as now:
+                rows = now.rows("query", batch.query)  # type: ignore[attr-defined]
+                everyone = now.rows("query", torch.arange(len(estimator.cache)))
+            assert torch.equal(estimator.cache[batch.query], rows)  # type: ignore[attr-defined]
+            self.stale += not torch.equal(estimator.cache, everyone)
+
+    cache = Cache()
+    trainer(["model.kind=two_tower", "model.hidden=[6]"], cache).fit(epochs=1)
+    assert cache.stale > 0
+
+
+@pytest.mark.parametrize("beta", ["1/n", "1"])
+def test_looking_on_at_a_trajectory_it_is_shown_the_pairs_of_each_step(beta: str) -> None:
+    """A later draw corrects nothing, as no row of the tables is behind."""
+    looking = ESTIMATORS.of({"kind": "sagram", "beta": beta, "batch_size": 5})
+    counts = {side: CORPUS.counts(side) for side in SIDES}
+    tracking = Tracking({"sagram": looking}, counts, every=1)
+    trainer([*SGD, "gramian.kind=sogram"], tracking).fit(epochs=1)
+    assert len(tracking.gramian_errors["sagram"]) >= 8
+    assert max(tracking.gramian_errors["sagram"]) < 1e-5

@@ -53,10 +53,6 @@ def batch_of(query: Tensor, candidate: Tensor, negative: Tensor | None) -> Batch
     return Batch(query, candidate, ones[:, 0], ones, ones, negative)
 
 
-def everyone_of(past: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {side: torch.ones(len(rows), dtype=torch.float64) for side, rows in past.items()}
-
-
 def alignment(
     chain: Chain,
     transform: LinearTransform,
@@ -65,7 +61,8 @@ def alignment(
     unit: str = "norm",
 ) -> JointAlignment:
     loss = AlignmentLoss(chain, "multi", unit)  # type: ignore[arg-type]
-    return JointAlignment(transform, loss, past, everyone_of(past), settings)
+    everyone = {side: torch.ones(len(rows), dtype=torch.float64) for side, rows in past.items()}
+    return JointAlignment(transform, loss, past, everyone, settings)
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3, 4])
@@ -140,15 +137,13 @@ def test_objects_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> None:
     rows = torch.arange(4)
     arguments = (tables.rows("query", rows), tables.rows("candidate", rows))
     batch = batch_of(rows, rows, None)
-    joint = alignment(Chain([], 3), LinearTransform(3, 4).double(), past, _ROWS)
+    few = JointAlignmentSettings(1.0, rows=5)
+    joint = alignment(Chain([], 3), LinearTransform(3, 4).double(), past, few)
     values = [float(joint(*arguments, batch, tables).detach()) for _ in range(5)]
     assert len(set(values)) == 5
-    resumed = alignment(Chain([], 3), joint.transform, past, _ROWS)  # type: ignore[arg-type]
+    resumed = alignment(Chain([], 3), joint.transform, past, few)  # type: ignore[arg-type]
     resumed.load_state_dict({**joint.state_dict(), "steps": torch.tensor(3)})
     assert float(resumed(*arguments, batch, tables).detach()) == values[3]
-
-
-_ROWS = JointAlignmentSettings(1.0, rows=5)
 
 
 QUERIES, CANDIDATES, STRENGTH = 12, 9, 3.0

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.fits import assert_same, changed, watch_epochs
+from tests.support.fits import assert_same, changed, killed_and_resumed
 from torch import Tensor, nn
 
 from evergram import PretrainedEncoder, load_encoder
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.callbacks import Callback, Point
@@ -69,27 +70,20 @@ def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> Enc
     return EncoderModules(*towers, *map(rows, keys))
 
 
-class Looks(Callback):
-    """Reads every row after each step."""
-
-    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
-        with at.training.look() as now:
-            for side in ("query", "candidate"):
-                now.rows(side, torch.arange(20))
-
-
 def test_who_looks_at_rows_changes_neither_statistics_nor_draws(corpus: Corpus) -> None:
+    class Looks(Callback):
+        def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+            with at.training.look() as now:
+                for side in ("query", "candidate"):
+                    now.rows(side, torch.arange(20))
+
     recipe = changed(RECIPE, "training.epochs=1")
     blocks = []
     watchers: list[list[Callback]] = [[], [Looks()]]
     for callbacks in watchers:
         own = modules(corpus)  # with dropout
-        towers = EncoderModules(
-            nn.Sequential(own.query, nn.BatchNorm1d(8)),
-            nn.Sequential(own.candidate, nn.BatchNorm1d(8)),
-            own.query_inputs,
-            own.candidate_inputs,
-        )
+        query, candidate = (nn.Sequential(m, nn.BatchNorm1d(8)) for m in (own.query, own.candidate))
+        towers = EncoderModules(query, candidate, own.query_inputs, own.candidate_inputs)
         made = train(recipe, corpus, encoder=towers, progress=False, callbacks=callbacks)
         blocks.append(made.block("query")[1])
     assert np.array_equal(blocks[0], blocks[1])
@@ -176,12 +170,8 @@ def test_modules_that_another_loop_has_trained(corpus: Corpus, tmp_path: Path) -
 def test_a_killed_run_with_dropout_resumes_bit_for_bit(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    often = CheckpointSettings(steps=1)
-    whole = train(RECIPE, corpus, encoder=modules(corpus), progress=False)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 3))
-        with pytest.raises(KeyboardInterrupt):
-            train(RECIPE, corpus, encoder=modules(corpus), folder=tmp_path, checkpoints=often)
-    torch.rand(17)
-    again = train(RECIPE, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
-    assert_same(again, whole)
+    def run(**kept: Any) -> Artefact:
+        return train(RECIPE, corpus, encoder=modules(corpus), progress=False, **kept)
+
+    again, _ = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, CheckpointSettings(steps=1))
+    assert_same(again, run())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +17,35 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.support.fits import CPU, parts_of
-from tests.support.several_processes import ended, start, train_cases
-from tests.support.shared_training import BASE, CASES, own_modules, shared_corpus, states
+from safetensors.torch import load_file, save_file
+from tests.support.fits import CPU, parts_of, untimed
+from tests.support.several_processes import called
+from tests.support.shared_training import (
+    BASE,
+    CASES,
+    DIVIDED,
+    DIVISIBLE,
+    own_modules,
+    prepared,
+    shared_corpus,
+    states,
+)
 from tests.support.thread_processes import Threads, in_threads
+from tests.support.tiny_training import tiny_recipe
 from torch import Tensor, nn
 
-from evergram.collectives import ALONE, Collectives
+import evergram
+from evergram.cli.failures import sentence_and_code
+from evergram.collectives import ALONE, RANK, WORLD, Collectives, is_first_process
 from evergram.data.sampling import Draw
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.errors import RecipeError, TrainingError
+from evergram.errors import EvergramError, RecipeError, TrainingError
 from evergram.training.callbacks import Callback
+from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.distributed import shares
 from evergram.training.distributed.agreement import (
     begin_shared,
@@ -37,69 +53,79 @@ from evergram.training.distributed.agreement import (
     share_step,
     whole_look_ahead,
 )
-from evergram.training.distributed.process_group import join_processes
+from evergram.training.distributed.process_group import _leave, join_processes
 from evergram.training.distributed.shares import embed_together, part_of, rows_of_all, sum_gradients
+from evergram.training.monitors import evaluation_work
 from evergram.training.recipe import Recipe
+from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.step import Step
 
 # Three processes share an epoch's last pair, so that two have none.
 OF_THREE = ["sogram", "storm", "joint, paper-code, softmax"]
+DIVIDED_OF_THREE = ["sogram", "softmax", "pools, sampled gradient"]
 # Batch weights are float32 whatever the rest is.
 CLOSE = 1e-6
-FLOAT = [case for case in CASES if not case.startswith(("float32", "bfloat16"))]
+FLOAT = [case for case in CASES if not case.startswith("bfloat16")]
+
+
+def write_states(out: str, divided: str, *cases: str) -> None:
+    """In one of several processes, train cases; the first writes their states to `out`."""
+    processes = join_processes(CPU)
+    for case in cases:
+        kept = states(case, processes, *divided.split())
+        if processes.is_first:
+            save_file(kept, Path(out) / f"{case.replace('/', ' of ')}.safetensors")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Train every case in two processes, and some in three; one set of processes each."""
-    folder = tmp_path_factory.mktemp("results")
-    return train_cases("tests.support.shared_training", {2: list(CASES), 3: OF_THREE}, folder)
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Path]:
+    """Train all cases in two processes, with whole and with divided tables, and some in three; one
+    set of processes each."""
+    folders = {}
+    for count, divided, cases in (
+        (2, False, [*CASES]),
+        (3, False, OF_THREE),
+        (2, True, DIVISIBLE),
+        (3, True, DIVIDED_OF_THREE),
+    ):
+        out = folders[count, divided] = tmp_path_factory.mktemp("results")
+        for code, output in called(
+            count, write_states, str(out), *DIVIDED * divided or [""], *cases
+        ):
+            assert code == 0, output
+    return folders
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("count", "case"), [*((2, case) for case in FLOAT), *((3, case) for case in OF_THREE)]
+    ("count", "divided", "case"),
+    [
+        *((2, False, case) for case in CASES),
+        *((3, False, case) for case in OF_THREE),
+        *((2, True, case) for case in DIVISIBLE),
+        *((3, True, case) for case in DIVIDED_OF_THREE),
+    ],
 )
-def test_processes_take_the_steps_of_one(results: dict[int, Path], count: int, case: str) -> None:
-    together = load_file(results[count] / f"{case.replace('/', ' of ')}.safetensors")
+def test_processes_take_the_steps_of_one(
+    results: dict[tuple[int, bool], Path], count: int, divided: bool, case: str
+) -> None:
+    together = load_file(results[count, divided] / f"{case.replace('/', ' of ')}.safetensors")
     alone = states(case)
     assert together.keys() == alone.keys()
     assert len({name.split("|")[0] for name in alone}) == 20
-    for name, value in alone.items():
-        assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
     # The comparison would notice a process that took no part.
-    first = next(name for name in alone if name.startswith("0|encoder|"))
-    moved = alone[first] - alone[first.replace("0|", "19|", 1)]
-    assert float(moved.abs().max()) > 1e-3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("case", "single"), [("towers", "float32, towers"), ("modules", "modules")]
-)
-def test_bfloat16_layers_round_each_share_apart(
-    results: dict[int, Path], case: str, single: str
-) -> None:
-    """A layer's gradient is rounded to 8 bits in each process and then summed, so that two
-    processes differ from one by less than bfloat16 does from float32, and by less than 0.5 % of
-    how far training has moved the parameters."""
-    alone = states(f"bfloat16, {case}")
-    together = load_file(results[2] / f"bfloat16, {case}.safetensors")
-    assert together.keys() == alone.keys()
-    apart = _apart(together, alone)
-    assert 0 < apart < 0.005
-    exact = {name: value.float() for name, value in states(single).items()}
-    assert apart < _apart(alone, exact)
-
-
-def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Return ‖x − y‖ over how far y has moved since its first step; of all parameters at the last
-    one."""
-    names = [name for name in other if name.startswith("19|encoder|")]
-    first = {name: other[name.replace("19|", "0|", 1)] for name in names}
-    apart = sum(float((one[n] - other[n]).double().square().sum()) for n in names)
-    moved = sum(float((other[n] - first[n]).double().square().sum()) for n in names)
-    return math.sqrt(apart / moved)
+    last = [name for name in alone if name.startswith("19|encoder|")]
+    moved = [alone[n].double() - alone[n.replace("19|", "0|", 1)] for n in last]
+    assert max(float(one.abs().max()) for one in moved) > 1e-3
+    if case in FLOAT:
+        for name, value in alone.items():
+            assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
+        return
+    # A layer's gradient is rounded to 8 bits in each process and then summed: they differ by less
+    # than 0.5 % of how far training has moved the parameters.
+    apart = [together[n].double() - alone[n] for n in last]
+    norms = [math.hypot(*(float(one.norm()) for one in each)) for each in (apart, moved)]
+    assert 0 < norms[0] < 0.005 * norms[1]
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,13 +137,51 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
         join_processes(CPU)
 
 
+def group_threads() -> list[str]:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+def found_by_pilots(**more: Any) -> list[Any]:
+    """Return what ends a training, its pilots, and its evaluations, which rank some queries."""
+    evaluation_work.FREE, evaluation_work.LEAST = 1, 5
+    data = {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 500}
+    training = {"epochs": 2, "patience": 1, "evaluate_share": 0.001, "metric": "ndcg@20"}
+    recipe = Recipe.of({"data": data, "model": {"dim": 4}, "training": training})
+    metrics = evergram.train(recipe, progress=False, **more).metrics
+    found = metrics["training"]
+    return [found["ended"], found["pilots"], untimed(found["history"]), metrics["metrics"]]
+
+
+def choose_pilots_and_leave(folder: str) -> None:
+    """In one of several processes, train divided tables and keep them, choose pilots twice, first
+    in no time, write what was found, and leave; then write what threads are left.
+
+    The first process alone has a limit, and a folder in which the first pilot is kept.
+    """
+    processes = join_processes(CPU)
+    # As at the end of a program that an error ends, what refers to the tables is still there.
+    step, _ = next(prepared("sogram", shared_corpus(), processes, *DIVIDED))
+    encoder = step.encoder
+    assert isinstance(encoder, ShardedFactorization)
+    processes.from_first(lambda: encoder.save(Path(folder) / "rows"))
+    own: dict[str, Any] = {"folder": Path(folder) / "pilots"} if processes.is_first else {}
+    limits: list[dict[str, Any]] = [{"minutes": 0} if processes.is_first else {}, {}]
+    for limit in limits:
+        sys.stdout.write(f"{json.dumps(found_by_pilots(**own, **limit))}\n")
+    assert group_threads()
+    _leave()
+    sys.stdout.write(f"left: {group_threads()}\n")
+    assert encoder.device == CPU
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
 def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_group(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pilots end by the first one's clock, and go on by its file of those that have ended. A thread
     that frees a tensor while Python ends would abort the process: exit -6, not its own."""
-    results = ended(start(2, "-m", "tests.support.ending_processes", str(tmp_path)))
+    results = called(2, choose_pilots_and_leave, str(tmp_path))
     for code, output in results:
         assert code == 0, output
         assert output.endswith("left: []\n"), output
@@ -125,46 +189,91 @@ def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_g
         [json.loads(line) for line in output.splitlines() if line.startswith("[")]
         for _, output in results
     )
-    (limited, one), (whole, all_) = first
-    assert (limited, len(one)) == ("minutes", 1)
-    assert whole != "minutes"
-    assert (len(all_), all_[0]) == (8, one[0])
     assert second == first
+    limited, whole = first
+    assert (limited[0], len(limited[1])) == ("minutes", 1)
+    assert (len(whole[1]), whole[1][0]) == (8, limited[1][0])
+    # Parameters are those of one process up to rounding, so metrics are, as no two scores are near.
+    for name in ("FREE", "LEAST"):
+        monkeypatch.setattr(evaluation_work, name, getattr(evaluation_work, name))
+    ended, pilots, history, metrics = found_by_pilots()
+    assert whole[0] == ended
+    assert all("standard_error" in record for record in history)
+    for mine, theirs in ((pilots, whole[1]), (history, whole[2])):
+        assert [pytest.approx(record, rel=1e-5) for record in mine] == theirs
+    assert whole[3] == metrics
 
 
-def resumed(count: int, folder: Path, fatal: int, kind: str) -> list[tuple[int, str]]:
-    out = str(folder / "out.safetensors")
-    arguments = "-m", "tests.support.resumed_training", str(folder), out, str(fatal), kind
-    return ended(start(count, *arguments))
+def train_perhaps_killed(folder: str, fatal: str, *overrides: str) -> None:
+    """In one of several processes, train, with a checkpoint after every step, and write the
+    embeddings; before step `fatal` the last process is killed, at 0 none is."""
+    last = int(os.environ.get(RANK, 0)) == int(os.environ.get(WORLD, 1)) - 1
+    take, taken = Step.__call__, [0]
+
+    def counted(self: Step, *batch: Any) -> Any:
+        taken[0] += 1
+        if last and taken[0] == int(fatal):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, *batch)
+
+    Step.__call__ = counted  # type: ignore[assignment, method-assign]
+    recipe, every = tiny_recipe("training.epochs=6", *overrides), CheckpointSettings.of("1")
+    try:
+        artefact = evergram.train(recipe, progress=False, folder=Path(folder), checkpoints=every)
+    except EvergramError as error:
+        sentence, code = sentence_and_code(error)
+        sys.stderr.write(f"{sentence}\n")
+        sys.exit(code)
+    if is_first_process():
+        vectors = {side: artefact.block(side)[1].contiguous() for side in SIDES}
+        save_file(vectors, f"{folder}/out.safetensors")
+        sys.stdout.write(f"{taken[0]} steps\n")
 
 
 # Two resume inside an epoch of one, which has looked ahead at a whole batch.
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "killed", "counts"), [("sogram", 2, (1, 3)), ("storm", 2, (1, 2)), ("storm", 1, (2,))]
+    ("overrides", "killed", "counts"),
+    [
+        (["gramian.kind=sogram"], 2, (1, 3)),
+        (["gramian.kind=storm"], 2, (1, 2)),
+        (["gramian.kind=storm"], 1, (2,)),
+        (["gramian.kind=sogram", *DIVIDED], 2, (1, 2, 3)),
+    ],
 )
 def test_a_training_that_loses_a_process_ends_and_resumes_in_another_number(
-    tmp_path: Path, kind: str, killed: int, counts: tuple[int, ...]
+    tmp_path: Path, overrides: list[str], killed: int, counts: tuple[int, ...]
 ) -> None:
-    (whole,) = resumed(1, tmp_path / "whole", 0, kind)
-    assert whole[0] == 0, whole[1]
-    steps = int(whole[1].split()[0])
+    def run(count: int, folder: Path, fatal: int) -> list[tuple[int, str]]:
+        return called(count, train_perhaps_killed, str(folder), str(fatal), *overrides)
+
+    divided = overrides[1:] == DIVIDED
+    whole = run(1 + divided, tmp_path / "whole", 0)
+    assert [code for code, _ in whole] == [0] * len(whole), whole
+    steps = int(whole[0][1].split()[0])
     assert 19 % (steps // 6)  # of six epochs
-    *survivors, last = resumed(killed, tmp_path / "killed", 20, kind)
+    *survivors, last = run(killed, tmp_path / "killed", 20)
     assert last[0] == -9
     for code, output in survivors:
         assert code == 2
         assert "another process of this command has ended or did not answer" in output
+    folders = [path for path in (tmp_path / "killed").iterdir() if path.is_dir()]
+    assert bool(folders) == divided
+    for rows in folders:
+        owners = {path.name.split("-model")[0] for path in rows.iterdir()}
+        assert owners == {"shard-00001", "shard-00002"}
     expected = load_file(tmp_path / "whole" / "out.safetensors")
     for count in counts:
         folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
-        for code, output in resumed(count, folder, 0, kind):
+        for code, output in run(count, folder, 0):
             assert code == 0, output
             # It goes on after step 19, inside an epoch: the next one was never taken.
             assert "steps" not in output or int(output.split()[0]) == steps - 19
         vectors = load_file(folder / "out.safetensors")
         for side, value in expected.items():
             torch.testing.assert_close(vectors[side], value, rtol=1e-5, atol=1e-5)
+            # By as many processes as an undisturbed run, bit for bit.
+            assert not divided or count != 2 or vectors[side].equal(value)
 
 
 class Pair(Collectives):

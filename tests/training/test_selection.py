@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from tests.support.fits import (
     CPU,
     assert_same,
     changed,
+    killed_and_resumed,
     parts_of,
     split_of,
     trainer_of,
     untimed,
-    watch_epochs,
 )
-from tests.support.several_processes import ended, start
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,7 +38,7 @@ from evergram.releasing.upgrade import train
 from evergram.training import fit
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import final_split, load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.monitors.early_stopping import (
     EarlyStopping,
@@ -80,51 +80,6 @@ def test_patience_is_counted_from_the_best() -> None:
         assert len(follow(values, patience, EarlyStopping(METRIC)).history) == epochs
 
 
-@given(
-    st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=12),
-    st.integers(1, 4),
-    st.integers(0, 12),
-)
-def test_a_run_that_goes_on_ends_where_it_would_have_ended(
-    values: list[float], patience: int, cut: int
-) -> None:
-    """All that is saved are the history and the best: what patience is left follows from them."""
-    whole = follow(values, patience, EarlyStopping(METRIC))
-    first = follow(values[:cut], patience, EarlyStopping(METRIC))
-    again = EarlyStopping(METRIC, patience, 0, list(first.history), first.best, first.best_epoch)
-    follow(values, patience, again)
-    assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
-
-
-class Run:
-    """What selection needs of a trainer."""
-
-    def __init__(self) -> None:
-        self.epoch, self.seconds = 0, 0.0
-
-    def parameters(self, earlier: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"encoder|epoch": torch.tensor(self.epoch)}
-
-    def evaluated(self, record: Mapping[str, float]) -> None:
-        """Show it to nobody."""
-
-
-def sampled(means: Sequence[float], stopping: EarlyStopping) -> EarlyStopping:
-    """Evaluate epochs by a sample of 400 of very many queries, from where `stopping` is: what a
-    query is worth, what the epoch is, and a little noise of both."""
-    draw = torch.Generator().manual_seed(0)
-    worth = torch.randn(400, generator=draw)
-    epochs = [(m + worth + 0.1 * torch.randn(400, generator=draw)).double() for m in means]
-    run = Run()
-    for epoch in range(len(stopping.history) + 1, len(epochs) + 1):
-        if stopping.exhausted:
-            break
-        run.epoch = epoch
-        stopping.evaluate = lambda run: MetricSample(epochs[run.epoch - 1], 10**6)
-        stopping.on_epoch(run, 1.0, last=epoch == len(epochs))  # type: ignore[arg-type]
-    return stopping
-
-
 def test_patience_is_not_renewed_by_noise() -> None:
     """The best is still the largest mean; patience counts from the last that is seen to be so."""
     stopping = sampled([0.0] + [0.5] * 60, EarlyStopping(METRIC, 5))
@@ -139,16 +94,42 @@ def test_patience_is_not_renewed_by_noise() -> None:
     assert len(growing.history) == 60
 
 
-@pytest.mark.parametrize("cut", [1, 7])
-def test_a_sampled_run_goes_on_from_what_is_kept(cut: int) -> None:
-    means = [0.1, 0.3, 0.3, 0.2, 0.3, 0.31, 0.3, 0.3, 0.3, 0.3, 0.3]
-    whole = sampled(means, EarlyStopping(METRIC, 4))
-    part = sampled(means[:cut], EarlyStopping(METRIC, 4))
-    again = EarlyStopping(METRIC, 4)
-    again.load_state_dict(part.state_dict())
-    sampled(means, again)
-    assert again.history == whole.history or cut == len(whole.history)
+def sampled(means: Sequence[float], stopping: EarlyStopping) -> EarlyStopping:
+    """Evaluate epochs by a sample of 400 of very many queries, from where `stopping` is: what a
+    query is worth, what the epoch is, and a little noise of both."""
+    draw = torch.Generator().manual_seed(0)
+    worth = torch.randn(400, generator=draw)
+    epochs = [(m + worth + 0.1 * torch.randn(400, generator=draw)).double() for m in means]
+    run: Any = SimpleNamespace(seconds=0.0, evaluated=lambda record: None)
+    run.parameters = lambda earlier: {"encoder|epoch": torch.tensor(run.epoch)}
+    stopping.evaluate = lambda run: MetricSample(epochs[run.epoch - 1], 10**6)
+    for run.epoch in range(len(stopping.history) + 1, len(epochs) + 1):
+        if stopping.exhausted:
+            break
+        stopping.on_epoch(run, 1.0, last=run.epoch == len(epochs))
+    return stopping
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_a_run_that_goes_on_ends_where_it_would_have_ended(
+    values: list[float], patience: int, cut: int, samples: bool
+) -> None:
+    """What patience is left follows from what is saved: of all queries, and of a sample."""
+
+    def go_on(values: list[float], stopping: EarlyStopping) -> EarlyStopping:
+        return sampled(values, stopping) if samples else follow(values, patience, stopping)
+
+    whole = go_on(values, EarlyStopping(METRIC, patience))
+    again = EarlyStopping(METRIC, patience)
+    again.load_state_dict(go_on(values[:cut], EarlyStopping(METRIC, patience)).state_dict())
+    go_on(values, again)
     assert (again.best_epoch, again.reference_epoch) == (whole.best_epoch, whole.reference_epoch)
+    assert len(again.history) == len(whole.history)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +223,12 @@ def test_a_run_samples_as_its_share_allows_and_resumes_so(
     assert all(record["standard_error"] > 0 for record in whole.history)
     assert whole.sample is not None
     assert 20 <= whole.test_queries < whole.sample.population
-    kept = RunContext(CPU, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (4, 0))
-        with pytest.raises(KeyboardInterrupt):
-            fit_encoder(recipe, split, 0, kept)
-    again = fit_encoder(recipe, split, 0, kept)
+
+    def run(**kept: Any) -> Trained:
+        return fit_encoder(recipe, split, 0, RunContext(CPU, **kept))
+
+    often = CheckpointSettings(steps=1)
+    again, _ = killed_and_resumed(monkeypatch, run, (4, 0), tmp_path, often)
     assert torch.equal(again.query, whole.query)
     assert again.metrics == whole.metrics
     assert untimed(again.history) == untimed(whole.history)
@@ -277,38 +258,6 @@ def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     for model, values in part.metrics.items():
         for name, value in values.items():
             assert value == pytest.approx(whole.metrics[model][name], abs=4 * errors[model][name])
-
-
-@pytest.fixture(scope="module")
-def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Return what `tests.support.shared_evaluation` measures, by the number of processes."""
-    folder = tmp_path_factory.mktemp("evaluations")
-    for count in (1, 2, 3):
-        out = str(folder / f"{count}.json")
-        for code, output in ended(start(count, "-m", "tests.support.shared_evaluation", out)):
-            assert code == 0, output
-    return {n: json.loads((folder / f"{n}.json").read_text()) for n in (1, 2, 3)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [2, 3])
-def test_processes_measure_the_same_embeddings_bit_by_bit_and_select_the_epoch_of_one(
-    evaluations: dict[int, Any], count: int
-) -> None:
-    """Parameters are the same up to rounding, so metrics are, as no two scores are that near."""
-    alone, shared = evaluations[1], evaluations[count]
-    fixed = alone.pop("fixed")
-    assert shared["fixed"] == fixed
-    assert fixed["whole"]["model"] != fixed["part"]["model"]
-    assert fixed["sample"]["errors"]["model"][METRIC] > 0
-    for training, one in alone.items():
-        other = shared[training]
-        for key in ("best", "ended", "sample", "metrics"):
-            assert other[key] == one[key], training
-        for record, theirs in zip(other["history"], one["history"], strict=True):
-            assert record == pytest.approx(theirs, rel=1e-5), training
-        assert ("standard_error" in one["history"][0]) == ("sample" in training)
-    alone["fixed"] = fixed
 
 
 POPULAR = Recipe.of(
@@ -398,30 +347,31 @@ def test_the_objective_does_not_see_the_factor(popular: Corpus, overrides: list[
         assert torch.equal(value, plain[name])
 
 
-@pytest.mark.parametrize("way", ["", "mapped", "refit"])
-def test_what_is_measured_and_published_has_the_factor(popular: Corpus, way: str) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_is_measured_and_published_has_the_factor(popular: Corpus, mapped: bool) -> None:
     chosen = changed(POPULAR, "model.popularity=0.5")
-    if way == "refit":
-        chosen = changed(chosen, "training.refit=true")
-    if way == "mapped":
+    if mapped:
         values = {**chosen.model_dump(), "task": {"penalty": 5.0}}
         chosen = Recipe.of(values, ["training.tables=mapped"])
     split = split_for(chosen, popular, 0)
-    final = final_split(split, refits=chosen.refits)
-    refit = None if final is split else fit.Refit(final)
-    trained = fit_encoder(chosen, split, 0, RunContext(CPU), None, refit)
-    counts = final.training.counts("candidate").double()
-    norms = trained.candidate.double().norm(dim=1)
-    torch.testing.assert_close(norms, counts.clamp(min=1).sqrt(), rtol=1e-5, atol=0)
+    trained = fit_encoder(chosen, split, 0, RunContext(CPU))
+    assert_factor(trained.candidate, split, 0.5)
     vectors = trained.query, trained.candidate
-    again = rank_metrics(*vectors, relevance.test_relevance(final), [METRIC])
-    assert trained.metrics["model"][METRIC] == pytest.approx(again[METRIC])
+    test = relevance.test_relevance(split)
+    expected = rank_metrics(*vectors, test, [METRIC])[METRIC]
+    assert trained.metrics["model"][METRIC] == pytest.approx(expected)
     assert trained.popularity is not None
     assert trained.popularity.as_json() == {"exponent": 0.5, "reason": "model.popularity"}
-    if refit is None:  # its vectors are those of the best epoch
-        held = relevance.relevance_of(split.training, split.selection)
-        best = rank_metrics(*vectors, held, [METRIC])[METRIC]
-        assert max(record[METRIC] for record in trained.history) == pytest.approx(best)
+    held = relevance.relevance_of(split.training, split.selection)
+    best = rank_metrics(*vectors, held, [METRIC])[METRIC]
+    assert max(record[METRIC] for record in trained.history) == pytest.approx(best)
+
+
+def assert_factor(candidates: Tensor, split: Split, exponent: float) -> None:
+    """Assert that rows of length 1 are published times their counts to a power."""
+    counts = split.training.counts("candidate").double().clamp(min=1)
+    norms = candidates.double().norm(dim=1)
+    torch.testing.assert_close(norms, counts**exponent, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("refit", [False, True])
@@ -442,18 +392,13 @@ def test_an_automatic_power_is_chosen_at_the_best_epoch_and_kept_by_a_resumed_ru
     assert artefact.encoder is not None
     assert artefact.encoder.options["popularity"] == record["exponent"]
     split = final_split(split_for(POPULAR, popular, 0), refits=refit)
-    counts = split.training.counts("candidate").double()
-    norms = torch.as_tensor(artefact.block("candidate")[1]).double().norm(dim=1)
-    expected = counts.clamp(min=1) ** record["exponent"]
-    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
+    assert_factor(artefact.block("candidate")[1], split, record["exponent"])
+    counts = split.training.counts("candidate")
     assert torch.equal(artefact.encoder.state["popularity.counts"], counts.float())
-
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
 
     often = CheckpointSettings(steps=2)
     with monkeypatch.context() as patched:
-        patched.setattr(fit, "settle_popularity", kill)
+        patched.setattr(fit, "settle_popularity", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, popular, progress=False, folder=tmp_path, checkpoints=often)
     assert list(tmp_path.iterdir())

@@ -7,17 +7,15 @@ import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
-from tests.support.fits import CPU, assert_same, parts_of, watch_epochs
-from tests.support.several_processes import ended, start, train_cases
-from tests.support.sharded_training import CASES, DIVIDED, states, whole_state
-from tests.support.shared_training import BASE, joint_of, shared_corpus
+from tests.support.fits import CPU, assert_same, killed_and_resumed, parts_of
+from tests.support.shared_training import BASE, DIVIDED, joint_of, shared_corpus, whole_tables
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor, nn
 
@@ -27,10 +25,11 @@ from evergram.collectives import ALONE, Collectives
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import RecipeError, TrainingError
+from evergram.lineage.artefact import Artefact
 from evergram.training import memory
 from evergram.training.build import Companions, prepare
 from evergram.training.checkpoints.settings import CheckpointSettings
-from evergram.training.loop import run_epoch
+from evergram.training.loop import gather, run_epoch
 from evergram.training.memory import needed_bytes, refuse_shares
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -43,10 +42,6 @@ from evergram.training.sharding.sharded_factorization import (
 from evergram.training.sharding.sharded_table import draw_shard, load_shards, save_shards, shard_of
 from evergram.training.step import Step
 
-# Batch weights are float32 whatever the rest is.
-CLOSE = 1e-6
-# Three processes share an epoch's last pair, so that two have none.
-OF_THREE = ["sogram", "softmax", "pools, sampled gradient"]
 CORPUS = shared_corpus()
 SCHEMA = Schema.of(CORPUS, features=False)
 
@@ -77,30 +72,6 @@ def test_rows_are_those_of_one_table(size: int, dim: int, processes: int, seed: 
     assert torch.cat(parts).equal(whole)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Train every case in two processes, and some in three; one set of processes each."""
-    folder = tmp_path_factory.mktemp("results")
-    return train_cases("tests.support.sharded_training", {2: CASES, 3: OF_THREE}, folder)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("count", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
-)
-def test_processes_with_a_part_each_take_the_steps_of_one(
-    results: dict[int, Path], count: int, case: str
-) -> None:
-    together = load_file(results[count] / f"{case.replace('/', ' of ')}.safetensors")
-    alone = states(case, ALONE, [])
-    assert together.keys() == alone.keys()
-    assert len({name.split("|")[0] for name in alone}) == 20
-    for name, value in alone.items():
-        assert torch.allclose(together[name], value, rtol=CLOSE, atol=CLOSE), name
-    # The comparison would notice a process that took no part.
-    assert float((alone["0|query.weight"] - alone["19|query.weight"]).abs().max()) > 1e-3
-
-
 def trained(*overrides: str) -> Step:
     step, sampler, draws = parts_of(tiny_recipe("training.batch_size=25", *overrides), CORPUS)
     for _ in run_epoch(step, sampler, draws, 0, CPU):
@@ -115,18 +86,16 @@ def test_one_process_trains_what_a_factorization_is_and_its_states_have_no_rows(
     vectors = whole.encoder.eval().embed_all(CORPUS)
     for side, rows in encoder.eval().embed_all(CORPUS).items():
         assert rows.equal(vectors[side])
-    before = whole_state(encoder)
-    for side in SIDES:
-        weight = getattr(whole.encoder, side).weight
-        assert before[f"{side}.weight"].equal(weight)
-        assert before[f"{side}.sum"].equal(whole.optimizers[0].state[weight]["sum"])
+    before = whole_tables(encoder)
+    expected = gather({"encoder": whole.encoder}, whole.optimizers)
+    assert before.keys() == expected.keys()
+    assert all(before[name].equal(value) for name, value in expected.items())
     assert not encoder.state_dict()
     encoder.load_state_dict({})
     for optimizer in parts.optimizers:
         assert not optimizer.state_dict()["state"]
         optimizer.load_state_dict(optimizer.state_dict())
-    after = whole_state(encoder)
-    assert before.keys() == after.keys()
+    after = whole_tables(encoder)
     assert all(after[name].equal(value) for name, value in before.items())
 
 
@@ -163,68 +132,37 @@ def test_a_killed_run_goes_on_from_rows_that_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = tiny_recipe("training.epochs=4", *DIVIDED)
+
+    def run(**kept: Any) -> Artefact:
+        return evergram.train(recipe, progress=False, **kept)
+
+    def damage() -> None:
+        newest = max(path for path in tmp_path.iterdir() if path.is_dir())
+        names = set()
+        for path in newest.iterdir():
+            with safe_open(path, framework="pt") as file:
+                names |= set(file.keys())
+        assert names == {f"{side}.{part}" for side in SIDES for part in ("weight", "best", "sum")}
+        # What a process left that was killed before it wrote the file beside the rows.
+        shutil.copytree(newest, tmp_path / f"lone.{newest.name}")
+        rows = next(newest.iterdir())
+        rows.write_bytes(rows.read_bytes()[:-1] + b"\1")
+        for name in ("load", "loads", "Unpickler"):
+            monkeypatch.setattr(pickle, name, None)
+
     often = CheckpointSettings(steps=1, keep=2)
-    whole = evergram.train(recipe, progress=False)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: (epoch, batch) == (2, 3))
-        with pytest.raises(KeyboardInterrupt):
-            evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
-    newest = max(path for path in tmp_path.iterdir() if path.is_dir())
-    names = set()
-    for path in newest.iterdir():
-        with safe_open(path, framework="pt") as file:
-            names |= set(file.keys())
-    assert names == {f"{side}.{part}" for side in SIDES for part in ("weight", "best", "sum")}
-    # What a process left that was killed before it wrote the file beside the rows.
-    lone = shutil.copytree(newest, tmp_path / f"lone.{newest.name}")
-    rows = next(newest.iterdir())
-    rows.write_bytes(rows.read_bytes()[:-1] + b"\1")
-    for name in ("load", "loads", "Unpickler"):
-        monkeypatch.setattr(pickle, name, None)
-    begun = watch_epochs(monkeypatch)
-    again = evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
-    assert f"{newest.name} is damaged" in caplog.text
+    again, begun = killed_and_resumed(monkeypatch, run, (2, 3), tmp_path, often, damage)
+    assert ".shards is damaged" in caplog.text
     assert begun == [(2, 2), (3, 0)]
-    assert_same(again, whole)
-    assert not lone.exists()
+    assert_same(again, run())
+    assert not [*tmp_path.glob("lone.*")]
     # Without its rows, and of a training whose tables are whole.
     for folder in tmp_path.iterdir():
         if folder.is_dir():
             shutil.rmtree(folder)
-    evergram.train(recipe, progress=False, folder=tmp_path, checkpoints=often)
-    assert begun[2:] == [(n, 0) for n in range(4)]
-
-
-def resumed(count: int, folder: Path, fatal: int, *settings: str) -> list[tuple[int, str]]:
-    arguments = str(folder), str(folder / "out.safetensors"), str(fatal), "sogram", *settings
-    return ended(start(count, "-m", "tests.support.resumed_training", *arguments))
-
-
-@pytest.mark.long
-def test_a_training_that_loses_a_process_resumes_in_another_number(tmp_path: Path) -> None:
-    assert resumed(1, tmp_path / "alone", 0)[0][0] == 0
-    for code, output in resumed(2, tmp_path / "whole", 0, *DIVIDED):
-        assert code == 0, output
-    survivor, killed = resumed(2, tmp_path / "killed", 20, *DIVIDED)
-    assert killed[0] == -9
-    assert survivor[0] == 2
-    assert "another process of this command has ended or did not answer" in survivor[1]
-    folders = [p for p in (tmp_path / "killed").iterdir() if p.is_dir()]
-    assert folders
-    for folder in folders:
-        owners = {path.name.split("-model")[0] for path in folder.iterdir()}
-        assert owners == {"shard-00001", "shard-00002"}
-    alone, whole = (load_file(tmp_path / n / "out.safetensors") for n in ("alone", "whole"))
-    for count in (1, 2, 3):
-        folder = shutil.copytree(tmp_path / "killed", tmp_path / f"by{count}")
-        for code, output in resumed(count, folder, 0, *DIVIDED):
-            assert code == 0, output
-            assert "steps" not in output or int(output.split()[0]) < 20
-        vectors = load_file(folder / "out.safetensors")
-        for side, value in alone.items():
-            torch.testing.assert_close(vectors[side], value, rtol=1e-5, atol=1e-5)
-            # By as many processes as an undisturbed run, bit for bit.
-            assert count != 2 or vectors[side].equal(whole[side])
+    del begun[:]
+    run(folder=tmp_path, checkpoints=often)
+    assert begun == [(n, 0) for n in range(4)]
 
 
 def test_rows_that_cannot_be_written_or_are_not_there_are_named(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.fits import assert_same, parts_of, watch_epochs
-from tests.support.small_squares import over_all_pairs, small_squares, small_tables
+from tests.support.fits import assert_same, killed_and_resumed, parts_of
 from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 
@@ -20,13 +19,62 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError, TrainingError
 from evergram.gramian.estimator import Moment
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
-from evergram.training.solvers.sweep_solver import SweepSolver, descend, row_groups
+from evergram.training.solvers.pair_squares import PairSquares
+from evergram.training.solvers.sweep_solver import SweepSolver
 from evergram.training.solvers.sweep_step import SweepStep, squares_of
+
+SIZES = {"query": 7, "candidate": 5}
+
+
+def small_squares(seed: int, *, sparse: bool = False, prior: int = 0) -> PairSquares:
+    """Draw pairs with repeats, two measures, and a query and a candidate that are in no pair."""
+    made = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=made, dtype=torch.float64)
+
+    pairs = {s: torch.randint(0, n - 1, (18,), generator=made) for s, n in SIZES.items()}
+    measures = {s: draw(n, 2) for s, n in SIZES.items()}
+    return PairSquares(
+        pairs,
+        draw(18) * 3,
+        draw(18) - 0.3 if sparse else None,
+        {s: m / m.sum(0) for s, m in measures.items()},
+        (0.7, 0.2),
+        {s: draw(n, prior) for s, n in SIZES.items()},
+        {s: draw(n) * 0.05 for s, n in SIZES.items()},
+    )
+
+
+def small_tables(squares: PairSquares, dim: int, seed: int) -> dict[str, Tensor]:
+    """Draw normal rows, float64 [N, D]."""
+    made = torch.Generator().manual_seed(seed)
+    return {
+        s: torch.randn(len(m), dim, generator=made, dtype=torch.float64)
+        for s, m in squares.norms.items()
+    }
+
+
+def over_all_pairs(squares: PairSquares, tables: dict[str, Tensor]) -> Tensor:
+    """Return F by a dense matrix of all scores, for autograd too."""
+    scores = tables["query"] @ tables["candidate"].T
+    missed = scores - squares.factors["query"] @ squares.factors["candidate"].T
+    at = squares.pairs["query"], squares.pairs["candidate"]
+    total = 0.5 * (scores[at] - squares.target).square().mean()
+    if squares.weight is not None:
+        total = total + (squares.weight * missed[at].square()).mean()
+    for r, strength in enumerate(squares.penalty):
+        p, q = (squares.measures[s][:, r] for s in ("query", "candidate"))
+        total = total + strength * p @ missed.square() @ q
+    for side, table in tables.items():
+        total = total + squares.norms[side] @ table.square().sum(1)
+    return total
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,6 +92,7 @@ def test_no_solve_raises_the_objective_and_it_returns_its_value(
     tables = small_tables(squares, 4, seed)
     solver = SweepSolver(squares, steps, gathered)
     before = over_all_pairs(squares, tables)
+    torch.testing.assert_close(squares.value(tables), before, rtol=1e-12, atol=1e-14)
     for side in ("query", "candidate"):
         value = solver.solve(side, tables)
         after = over_all_pairs(squares, tables)
@@ -58,20 +107,6 @@ def sweep_to_its_end(solver: SweepSolver, tables: dict[str, Tensor], moves: floa
         solver.sweep(tables)
         if torch.allclose(tables["candidate"], before, rtol=0, atol=moves):
             return
-
-
-@pytest.mark.parametrize(("sparse", "steps"), [(False, 1), (True, 2)])
-def test_fixed_point_has_no_gradient(sparse: bool, steps: int) -> None:
-    squares = small_squares(8, sparse=sparse, prior=2)
-    tables = small_tables(squares, 4, seed=1)
-    solver = SweepSolver(squares, steps)
-    sweep_to_its_end(solver, tables)
-    ready = {side: table.clone().requires_grad_() for side, table in tables.items()}
-    gradients = torch.autograd.grad(over_all_pairs(squares, ready), list(ready.values()))
-    assert max(float(g.abs().max()) for g in gradients) < 1e-8
-    kept = {side: table.clone() for side, table in tables.items()}
-    solver.sweep(tables)
-    torch.testing.assert_close(tables, kept, rtol=1e-7, atol=1e-8)
 
 
 def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
@@ -102,30 +137,6 @@ def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
     torch.testing.assert_close(tables["query"][row], expected, rtol=1e-8, atol=1e-10)
 
 
-def test_single_precision_follows_double() -> None:
-    squares = small_squares(6, sparse=True, prior=2)
-    double = small_tables(squares, 4, seed=3)
-    single = {side: table.float() for side, table in double.items()}
-    value = SweepSolver(squares).sweep(double)
-    torch.testing.assert_close(SweepSolver(squares).sweep(single), value, rtol=1e-4, atol=1e-5)
-    for side, table in single.items():
-        torch.testing.assert_close(table.double(), double[side], rtol=1e-3, atol=1e-4)
-
-
-def test_rows_that_nothing_moves_stay() -> None:
-    squares = small_squares(6)
-    still: dict[str, Any] = {
-        name: {side: m.index_fill(0, torch.tensor([len(m) - 1]), 0) for side, m in each.items()}
-        for name, each in (("norms", squares.norms), ("measures", squares.measures))
-    }
-    squares = replace(squares, **still)
-    tables = small_tables(squares, 4, seed=3)
-    last = {side: table[-1].clone() for side, table in tables.items()}
-    SweepSolver(squares).sweep(tables)
-    for side, row in last.items():
-        assert torch.equal(tables[side][-1], row)
-
-
 def test_an_objective_without_a_minimum_or_not_finite_is_refused() -> None:
     squares = small_squares(6)
     cases: list[tuple[dict[str, Any], str]] = [
@@ -135,83 +146,6 @@ def test_an_objective_without_a_minimum_or_not_finite_is_refused() -> None:
     for change, named in cases:
         with pytest.raises(TrainingError, match=named):
             SweepSolver(replace(squares, **change)).sweep(small_tables(squares, 4, seed=3))
-
-
-def systems(seed: int, rank: int = 5) -> tuple[Tensor, Tensor]:
-    """Seven systems of 5 unknowns that have a solution."""
-    made = torch.Generator().manual_seed(seed)
-    roots = torch.randn(7, 5, rank, generator=made, dtype=torch.float64)
-    matrices = roots @ roots.mT
-    wanted = torch.randn(7, 5, 1, generator=made, dtype=torch.float64)
-    return matrices, (matrices @ wanted)[..., 0]
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("rank", [2, 5])
-def test_as_many_steps_as_dims_solve_and_the_gain_is_the_fall(seed: int, rank: int) -> None:
-    matrices, targets = systems(seed, rank)
-
-    def product(rows: Tensor) -> Tensor:
-        return (matrices @ rows[..., None])[..., 0]
-
-    def value(rows: Tensor) -> Tensor:
-        return (rows * product(rows)).sum(1) - 2 * (targets * rows).sum(1)
-
-    start = torch.ones(7, 5, dtype=torch.float64)
-    inverse = torch.linalg.inv(matrices.mean(0) + 0.1 * torch.eye(5, dtype=torch.float64))
-    traces = matrices.diagonal(dim1=1, dim2=2).sum(1)
-    for steps in (1, 2, 8):
-        descent = descend(product, start, targets - product(start), inverse, traces, steps)
-        fall = value(start) - value(descent.solution)
-        assert bool((fall > 0).all())
-        torch.testing.assert_close(descent.gain, fall, rtol=1e-9, atol=1e-11)
-        assert not bool(descent.endless.any())
-    assert float((targets - product(descent.solution)).abs().max()) < 1e-6
-    # A direction without a minimum is reported.
-    matrices[3] *= -1
-    zeros, eye = torch.zeros_like(start), torch.eye(5, dtype=torch.float64)
-    descent = descend(product, zeros, targets, eye, torch.ones(7), 2)
-    assert descent.endless.tolist() == [i == 3 for i in range(7)]
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("prior", [0, 2])
-def test_value_is_the_sum_over_all_pairs(sparse: bool, prior: int) -> None:
-    squares = small_squares(3, sparse=sparse, prior=prior)
-    tables = small_tables(squares, 4, seed=5)
-    torch.testing.assert_close(
-        squares.value(tables), over_all_pairs(squares, tables), rtol=1e-12, atol=1e-14
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=40),
-    st.integers(1, 60),
-)
-def test_groups_are_a_partition_of_rows_and_of_pairs(pairs: list[tuple[int, int]], at: int) -> None:
-    rows, partners = torch.tensor(pairs).T
-    numbers = torch.arange(1, len(pairs) + 1).double()
-    members, sums, seen = [], torch.zeros(9, dtype=torch.float64), []
-    longest = 10**9
-    for group in row_groups(rows, partners, numbers, 2 * numbers, 9, at):
-        assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
-        assert group.longest <= longest
-        longest = group.longest
-        members += group.rows.tolist()
-        real = group.pull > 0
-        for row, its, own in zip(group.rows.tolist(), group.partners, group.pull, strict=True):
-            at_own = own[own > 0].long() - 1
-            assert rows[at_own].eq(row).all()
-            assert torch.equal(partners[at_own], its[own > 0].long())
-            seen += at_own.tolist()
-        assert torch.equal(group.wanted, 2 * group.pull)
-        assert not group.partners[~real].any()
-        sums[group.rows] += group.pull.sum(1)
-    assert sorted(members) == list(range(9))
-    assert sorted(seen) == list(range(len(pairs)))
-    expected = torch.zeros(9, dtype=torch.float64).index_add_(0, rows, numbers)
-    assert torch.equal(sums, expected)
 
 
 def prepared(task: dict[str, Any], optimizer: str, **more: Any) -> Any:
@@ -307,13 +241,13 @@ def test_a_run_resumes_bit_for_bit_and_ends_by_its_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of("training.epochs=40", "training.patience=3", "model.dim=4")
-    whole = train(recipe, progress=False)
+
+    def run(**kept: Any) -> Artefact:
+        return train(recipe, progress=False, **kept)
+
     often = CheckpointSettings(steps=1)
-    with monkeypatch.context() as patch:
-        watch_epochs(patch, lambda epoch, batch: epoch == 4)
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False, folder=tmp_path, checkpoints=often)
-    again = train(recipe, progress=False, folder=tmp_path, checkpoints=often)
+    again, _ = killed_and_resumed(monkeypatch, run, (4, 0), tmp_path, often)
+    whole = run()
     assert_same(whole, again)
     trained = whole.metrics["training"]
     assert trained["ended"] == "patience"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,6 @@ def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None
     torch.testing.assert_close(mapped, artefact.block("candidate")[1], rtol=0, atol=0.02)
 
 
-def test_tables_in_files_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"tables are mapped from files.*set model\.start"):
-        encoder_of(corpus_of(), "model.start=smooth", "training.tables=mapped")
-
-
 def test_each_distinct_pair_is_divided_by_the_roots_of_its_degrees() -> None:
     pairs = [("a", 1), ("a", 2), ("b", 1), ("c", 3), ("a", 1), ("c", 1), ("d", 2), ("d", 1)]
     corpus = Corpus.of(pairs)
@@ -179,7 +175,9 @@ def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
     assert float(begun(batch)) > 1.01 * start
 
 
-def test_without_the_library_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_whole_tables_or_no_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"tables are mapped from files.*set model\.start"):
+        encoder_of(corpus_of(), "model.start=smooth", "training.tables=mapped")
     monkeypatch.setitem(sys.modules, "implicit.cpu.als", None)
     with pytest.raises(RecipeError, match=r"pip install 'evergram\[als\]'; or set training\."):
         als_start(distinct_pairs(), STRENGTHS, 4, seed=0)
@@ -209,24 +207,18 @@ def test_files_are_joined_by_id(tmp_path: Path) -> None:
     assert prior["candidate"][:, 0].tolist() == list(range(len(known)))
 
 
-@pytest.mark.parametrize(
-    ("rows", "ids", "message"),
-    [
-        ([[1.0, 2.0, 3.0]], None, "must agree"),
-        ([[1.0, 2.0]], [-5], "knows none"),
-        ([[1.0, float("nan")]], None, "finite"),
-    ],
-)
-def test_files_that_cannot_be_a_prior(
-    tmp_path: Path, rows: list[list[float]], ids: list[int] | None, message: str
-) -> None:
+def test_files_that_cannot_be_a_prior(tmp_path: Path) -> None:
     data = corpus()
-    key = data.queries.vocabulary.keys[0].as_py()
-    query = vectors(tmp_path / "q.parquet", ids or [key], rows)
-    other = data.candidates.vocabulary.keys[0].as_py()
-    candidate = vectors(tmp_path / "c.parquet", [other], [[1.0, 2.0]])
-    with pytest.raises(DataError, match=message):
-        FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+    keys = [s.vocabulary.keys[0].as_py() for s in (data.queries, data.candidates)]
+    candidate = vectors(tmp_path / "c.parquet", [keys[1]], [[1.0, 2.0]])
+    for row, key, message in (
+        ([1.0, 2.0, 3.0], keys[0], "must agree"),
+        ([1.0, 2.0], -5, "knows none"),
+        ([1.0, float("nan")], keys[0], "finite"),
+    ):
+        query = vectors(tmp_path / "q.parquet", [key], [row])
+        with pytest.raises(DataError, match=message):
+            FilesSettings(query=query, candidate=candidate).build(data, None, 0)
 
 
 def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
@@ -245,16 +237,13 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
 
 def test_the_constant_is_the_double_sum() -> None:
     draw = torch.Generator().manual_seed(0)
-    prior = {"query": torch.randn(4, 2, generator=draw)}
-    prior["candidate"] = torch.randn(5, 2, generator=draw)
+    prior = {side: torch.randn(n, 2, generator=draw) for side, n in zip(SIDES, (4, 5), strict=True)}
     measures = {s: torch.rand(len(p), 2, generator=draw).double() for s, p in prior.items()}
     expected = 0.0
-    for r, strength in enumerate([0.5, 2.0]):
-        for a in range(4):
-            for b in range(5):
-                score = float(prior["query"][a].double() @ prior["candidate"][b].double())
-                weight = measures["query"][a, r] * measures["candidate"][b, r]
-                expected += strength * float(weight) * score**2
+    for r, a, b in product(range(2), range(4), range(5)):
+        score = float(prior["query"][a].double() @ prior["candidate"][b].double())
+        weight = float(measures["query"][a, r] * measures["candidate"][b, r])
+        expected += (0.5, 2.0)[r] * weight * score**2
     assert prior_constant(prior, measures, [0.5, 2.0]) == pytest.approx(expected)
 
 
@@ -273,19 +262,15 @@ def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path)
     torch.testing.assert_close(made, torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
+def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.parquet"
+    cases: list[tuple[list[Any], str]] = [
         (["x", "2"], "row 1: weight is 'x'; it must be a number"),
         ([1.0, -2.0], "row 2: weight is -2.0; it must be a finite number of at least 0"),
         ([float("nan"), 1.0], "row 1: weight is nan"),
         ([0.0, 0.0], "gives no weight to any entity of the corpus"),
-    ],
-)
-def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
-    tmp_path: Path, weights: list[Any], message: str
-) -> None:
-    path = tmp_path / "weights.parquet"
-    pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
-    with pytest.raises(DataError, match=message):
-        build_measures([str(path)], MEASURED, "query")
+    ]
+    for weights, message in cases:
+        pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
+        with pytest.raises(DataError, match=message):
+            build_measures([str(path)], MEASURED, "query")

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.fits import CPU, changed, fitted, parts_of
+from tests.support.fits import CPU, changed, parts_of, split_of
 from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from evergram.data.corpus import Corpus
 from evergram.data.pools import Pool
 from evergram.data.sampling import Batch, ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError, ShapeError
 from evergram.gramian.estimator import Moment
+from evergram.gramian.host_buffers import HostBuffers
 from evergram.gramian.preconditioner import preconditioner
-from evergram.kinds import kinds_where
 from evergram.tasks.task import Encoded, Spread
-from evergram.training.build import pick_device
+from evergram.training.build import pick_device, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.optimizers import (
     DenseAdam,
@@ -32,6 +35,7 @@ from evergram.training.optimizers import (
     turn_gradients,
 )
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
 from evergram.training.step import Step
 
@@ -203,54 +207,10 @@ def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> N
         assert [len(next(iter(draws[side].epoch(0, 1))).ids) for side in SIDES] == [size, size]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("encoder", kinds_where(ENCODERS, "made_by_recipe"))
-@pytest.mark.parametrize("gramian", ["kind=sampled gradient=sampled", "kind=sogram", "kind=sagram"])
-def test_adaptive_sampling_trains_every_encoder_the_same_for_the_same_seed(
-    small: Recipe, encoder: str, gramian: str
-) -> None:
-    keys = [f"gramian.{key}" for key in ("batch=independent", "sampler=adaptive", *gramian.split())]
-    recipe = changed(small, f"model.kind={encoder}", "training.epochs=2", *keys)
-    one, again = (fitted(recipe) for _ in range(2))
-    assert bool(torch.isfinite(one.query).all())
-    assert torch.equal(one.query, again.query)
-    assert torch.equal(one.candidate, again.candidate)
-    other = fitted(changed(recipe, "gramian.sampler=linear"))
-    # The cache of tables of ids is exact: what is drawn apart has nothing to correct.
-    exact = encoder == "factorization" and gramian == "kind=sagram"
-    assert torch.equal(one.query, other.query) == exact
-
-
-def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
-    """Σ over all pairs of λ p q s², plus (1/n) Σ w s², is the sum over unobserved pairs alone."""
-    task = {"penalty": 2.0, "sparse": "exclude", "query_measure": 0.5}
-    sampler = parts_of(recipe_of(task=task), MET)[1]
-    scores = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    p, q = (sampler.measures[side][:, 0] for side in SIDES)
-    everywhere = 2.0 * torch.outer(p, q) * scores.square()
-    query, candidate = MET.column("query"), MET.column("candidate")
-    assert sampler.pair_weight is not None
-    sparse = (sampler.pair_weight * scores[query, candidate].square()).mean()
-    unobserved = torch.ones(3, 2, dtype=torch.bool)
-    unobserved[query, candidate] = False
-    torch.testing.assert_close(everywhere.sum() + sparse, everywhere[unobserved].sum())
-
-
 def test_an_epoch_has_a_short_batch_if_the_recipe_wants_it() -> None:
     for short, sizes in (("false", [3]), ("true", [3, 2])):
         recipe = recipe_of("training.batch_size=3", f"training.short_batch={short}")
         assert [len(batch.query) for batch in parts_of(recipe, MET)[1].epoch(0)] == sizes
-
-
-def test_a_run_has_only_what_its_objective_uses() -> None:
-    for overrides, estimators, apart in (
-        ("", 1, False),
-        ("gramian.sampler=linear", 1, True),
-        ("task.kind=bpr task.penalty=0.0", 0, False),
-    ):
-        step, _, draws = parts_of(recipe_of(*overrides.split()), MET)
-        assert [len(step.estimators[side]) for side in SIDES] == [estimators] * 2
-        assert (draws is not None) == apart
 
 
 def test_versions_start_apart_and_one_may_go_on_from_another() -> None:
@@ -286,7 +246,7 @@ def test_layers_have_the_precision_of_the_recipe() -> None:
     assert parts_of(recipe, MET)[0].encoder.layer_dtype == torch.bfloat16
 
 
-def tower_run(**training: Any) -> tuple[Step, ExampleSampler]:
+def tower_run(**training: Any) -> tuple[Recipe, Step, ExampleSampler]:
     """Return a step of towers with a feature, whose layers learn at 0.1 and features at 0.2."""
     corpus = Corpus.from_tables(
         pa.table({"query": ["a", "b", "a"], "candidate": ["x", "y", "y"]}),
@@ -299,7 +259,7 @@ def tower_run(**training: Any) -> tuple[Step, ExampleSampler]:
             "training": {"feature_rate": 0.2, "layer_rate": 0.1, **training},
         }
     )
-    return parts_of(recipe, corpus)[:2]
+    return recipe, *parts_of(recipe, corpus)[:2]
 
 
 def rate_of(name: str, table: float) -> float:
@@ -308,43 +268,36 @@ def rate_of(name: str, table: float) -> float:
 
 @pytest.mark.parametrize(
     ("training", "table"),
-    [({"table_rate": 0.3}, 0.3), ({"optimizer": "adam"}, 0.01)],  # "auto" of Adam
+    [
+        ({"optimizer": "adaptive", "table_rate": 0.3}, 0.3),
+        ({"optimizer": "adam"}, 0.01),
+        ({"optimizer": "sgd", "table_rate": 0.3}, 0.3),
+    ],
 )
-def test_every_parameter_has_one_optimizer_and_the_rate_of_its_kind(
+def test_every_parameter_of_model_and_task_has_one_optimizer_and_the_rate_of_its_kind(
     training: dict[str, Any], table: float
 ) -> None:
-    step, _ = tower_run(**training)
-    rates = {
-        p: group["lr"] for o in step.optimizers for group in o.param_groups for p in group["params"]
-    }
-    for name, parameter in step.encoder.named_parameters():
-        assert rates.pop(parameter) == rate_of(name, table), name
-    assert not rates
-
-
-@pytest.mark.parametrize("optimizer", ["adaptive", "adam", "sgd"])
-def test_parameters_of_a_task_learn_at_the_rate_of_layers(optimizer: str) -> None:
-    recipe = Recipe.of({"data": {"kind": "synthetic"}, "training": {"optimizer": optimizer}})
-    step = parts_of(recipe, Corpus.of([("a", "x"), ("b", "y")]))[0]
+    recipe, step = tower_run(**training)[:2]
     task = nn.Module()
     task.scale, task.still = (nn.Parameter(torch.ones(2), requires_grad=b) for b in (True, False))
     assert isinstance(recipe.training, StepSettings)
-    rates = recipe.training.model_copy(update={"layer_rate": 0.07})
-    made = build_optimizers(step.encoder, rates, 0.3, task=task)
-    by_parameter = {p: g["lr"] for o in made for g in o.param_groups for p in g["params"]}
-    assert by_parameter[task.scale] == 0.07
-    assert task.still not in by_parameter
+    made = build_optimizers(step.encoder, recipe.training, table, task=task)
+    for optimizers, more in ((step.optimizers, {}), (made, {"task.scale": task.scale})):
+        rates = {p: g["lr"] for o in optimizers for g in o.param_groups for p in g["params"]}
+        for name, parameter in [*step.encoder.named_parameters(), *more.items()]:
+            assert rates.pop(parameter) == rate_of(name, table), name
+        assert not rates
 
 
 def test_plain_sgd_moves_each_parameter_by_its_rate_times_its_gradient() -> None:
-    step, sampler = tower_run(optimizer="sgd", table_rate=0.3)
+    _, step, sampler = tower_run(optimizer="sgd", table_rate=0.3)
     before = {n: p.detach().clone() for n, p in step.encoder.named_parameters()}
     step.begin_epoch()
     step(next(iter(sampler.epoch(0))))
     moved = 0
     for name, parameter in step.encoder.named_parameters():
         assert parameter.grad is not None
-        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        gradient = parameter.grad.to_dense()
         expected = before[name] - rate_of(name, 0.3) * gradient
         torch.testing.assert_close(parameter.detach(), expected)
         moved += int(gradient.any())
@@ -484,3 +437,70 @@ def test_rows_taken_from_all_entities_are_turned_with_them_alone() -> None:
         expected = torch.zeros(6, 3)
         expected[:2] = torch.ones(2, 3) @ matrix
         torch.testing.assert_close(whole[side].grad, expected)
+
+
+# Operations whose result, or its shape, the processor needs before it goes on.
+WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "is_nonzero", "equal", "masked_select"}
+RATE, PLAIN = "gramian.kind=sogram gramian.rate=0.05", "training.precondition=0.0"
+WITHOUT_WAITING = ["task.penalty=0.0", f"{RATE} {PLAIN}", f"gramian.kind=sampled {PLAIN}"]
+
+
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of `WAITING`, but for those that read numbers kept on the host."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counted: Counter[str] = Counter()
+        estimators = [e for of_side in step.estimators.values() for e in of_side]
+        self.modules = [m for e in estimators for m in e.modules() if isinstance(m, HostBuffers)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        kept = {id(getattr(m, buffer)) for m in self.modules for buffer in m.on_host}
+        if name in WAITING and not kept & {id(read) for read in tree_leaves(args)}:
+            self.counted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def steps(recipe: Recipe, settings: str, device: torch.device) -> tuple[Step, Any]:
+    chosen = changed(recipe, *settings.split())
+    corpus = split_of(chosen).training
+    step, sampler, draws = prepare(FitSettings.of(chosen, corpus, 0), corpus, device)
+    return step, run_epoch(step, sampler, draws, 0, device)
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        *((settings, {}) for settings in WITHOUT_WAITING),
+        # Cholesky's test of one matrix a side.
+        (RATE, {"_local_scalar_dense": 2}),
+        # Its own, and that of the projection.
+        ("gramian.kind=storm gramian.rate=0.05", {"_local_scalar_dense": 4}),
+        # Distinct ids of each side: of the batch apart, and of the pairs.
+        (f"gramian.kind=sagram {PLAIN}", {"_unique2": 4}),
+    ],
+)
+def test_a_step_reads_back_only_what_it_must(
+    small: Recipe, settings: str, waits: dict[str, int]
+) -> None:
+    step, running = steps(small, settings, CPU)
+    for _ in range(3):
+        next(running)
+    with Waits(step) as counted:
+        next(running)
+    assert counted.counted == waits
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("settings", WITHOUT_WAITING)
+def test_a_step_on_cuda_does_not_wait(small: Recipe, settings: str) -> None:
+    _, running = steps(small, settings, torch.device("cuda"))
+    next(running)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*prototype")  # said once a process
+            torch.cuda.set_sync_debug_mode("error")
+        next(running)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,5 @@
-"""Graph encoders in the loop: gradients against dense losses, one pass a step, new queries."""
+"""Whole passes in the loop, of graph encoders and of softmaxes over all candidates: gradients
+against dense losses, one pass a step, new queries."""
 
 from __future__ import annotations
 
@@ -9,17 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.fits import CPU, changed, fitted, parts_of
+from tests.support.fits import CPU, changed, epoch_gradients, parts_of
+from tests.support.tiny_training import tiny_recipe
 from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
 from evergram.encoders.features import SIDES
 from evergram.encoders.graph.graph_encoder import GraphEncoder
 from evergram.encoders.graph.graphsage import GraphSage
+from evergram.encoders.tables.embedding_tables import ROWS
+from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
+from evergram.training import memory
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.loop import run_epoch
@@ -139,19 +145,6 @@ def test_a_step_passes_over_the_graph_once(
     assert passes == steps * (2 if recipe.gramian.kind == "sagram" else 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "task"),
-    [
-        ("lightgcn", "task.kind=bpr task.penalty=0 task.l2=0.005"),
-        ("graphsage", "task.penalty=5 gramian.kind=sogram training.precondition=0"),
-    ],
-)
-def test_a_graph_encoder_learns_more_than_popularity(graph: Recipe, kind: str, task: str) -> None:
-    keys = [f"model.kind={kind}", "training.epochs=12", "training.evaluate_every=3"]
-    metrics = fitted(changed(graph, *keys, *task.split())).metrics
-    assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_versions_grow_in_layers_and_dims(graph: Recipe, kind: str, tmp_path: Path) -> None:
@@ -161,12 +154,7 @@ def test_versions_grow_in_layers_and_dims(graph: Recipe, kind: str, tmp_path: Pa
     lineage.publish(train(recipe, corpus))
     for _ in range(2):
         lineage.publish(upgrade(recipe, lineage, corpus))
-    depths = []
-    for version in range(3):
-        encoder = load_encoder(lineage, version)
-        assert isinstance(encoder, GraphEncoder)
-        depths.append((encoder.dim, encoder.depth))
-    assert depths == [(8, 1), (12, 2), (10, 3)]
+    assert [load_encoder(lineage, v).dim for v in range(3)] == [8, 12, 10]
     training = split_for(recipe, corpus, 2).training
     vectors = load_encoder(lineage, 2).embed_all(training)
     for side, entities in (("query", training.queries), ("candidate", training.candidates)):
@@ -194,17 +182,11 @@ def means(small: Recipe) -> Recipe:
     return changed(small, "model.kind=mean_of_candidates")
 
 
-DATA = Corpus.of(MEAN_PAIRS)
-# Which of the 11 queries met which of the 9 candidates.
-MET = torch.zeros(11, 9, dtype=torch.float64)
-MET[DATA.column("query"), DATA.column("candidate")] = 1
-
-
 def gradient(
     task: dict[str, Any], *, normalize: bool = False
 ) -> tuple[Step, Tensor, int, list[Batch]]:
-    """Return a float64 step, an epoch's gradient of its table, the pairs that a batch has on
-    average, and its batches."""
+    """Return a float64 step of means of candidates, an epoch's gradient of its table, the pairs
+    that a batch has on average, and its batches."""
     whole = task.get("kind") == "softmax_all"
     by_gramians = ["gramian.kind=exact", "training.precondition=0"]
     recipe = Recipe.of(
@@ -218,23 +200,20 @@ def gradient(
     )
     step, sampler, _ = parts_of(recipe, DATA)
     table = step.encoder.get_parameter("candidate.weight")
-    step.encoder.double()
-    for each in step.estimators.values():
-        for estimator in each:
-            estimator.double()
+    for module in (step.encoder, *(e for each in step.estimators.values() for e in each)):
+        module.double()
     with torch.no_grad():
         table.normal_(generator=torch.Generator().manual_seed(2))
-    step.optimizers = []
-    total = torch.zeros_like(table)
-    batches = []
-    for batch, _ in run_epoch(step, sampler, None, 0, CPU):
-        batches.append(batch)
-        assert table.grad is not None
-        total += table.grad.to_dense()
-        table.grad = None
+    total, batches = epoch_gradients(step, sampler)
     assert len(batches) > 1 if whole else len(batches) == 1
     pairs = sampler.expected if whole else len(MEAN_PAIRS)  # type: ignore[attr-defined]
-    return step, total, pairs, batches
+    return step, total["candidate.weight"], pairs, batches
+
+
+DATA = Corpus.of(MEAN_PAIRS)
+# Which of the 11 queries met which of the 9 candidates.
+MET = torch.zeros(11, 9, dtype=torch.float64)
+MET[DATA.column("query"), DATA.column("candidate")] = 1
 
 
 def dense(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -342,3 +321,92 @@ def candidates_of(data: Corpus) -> list[list[Any]]:
     for query, candidate in sorted(pairs):
         lists[query].append(keys[candidate])
     return lists
+
+
+SOFTMAX = Corpus.of([(q, (3 * q + i) % 9) for q in range(11) for i in range(1 + q % 4)])
+
+
+def softmax(*overrides: str, **task: Any) -> Recipe:
+    return Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": 3, "normalize": True},
+            "task": {"kind": "softmax_all", "temperature": 0.5, **task},
+            "training": {"batch_size": 8},
+        },
+        overrides,
+    )
+
+
+@pytest.mark.parametrize("kind", ["factorization", "two_tower", *KINDS])
+@pytest.mark.parametrize("rows", [4, 65_536])
+def test_an_epochs_gradients_are_those_of_the_whole_softmax(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dense softmax of all pairs at once, by torch; towers embed blocks of `rows` again."""
+    defaults = CandidatesAtHand.__init__.__defaults__
+    assert defaults == (ROWS,)
+    monkeypatch.setattr(CandidatesAtHand.__init__, "__defaults__", (rows,))
+    step, sampler, _ = parts_of(softmax(f"model.kind={kind}"), SOFTMAX)
+    total, _ = epoch_gradients(step, sampler)
+    embeddings = step.encoder(step.scene)
+    sizes = (len(SOFTMAX.counts(side)) for side in SIDES)
+    users, items = (embeddings.rows(s, torch.arange(n)) for s, n in zip(SIDES, sizes, strict=True))
+    scores = users @ items.T / 0.5
+    observed = scores[SOFTMAX.column("query"), SOFTMAX.column("candidate")]
+    normalizers = scores.logsumexp(1)[SOFTMAX.column("query")]
+    ((normalizers - observed).sum() / sampler.expected).backward()  # type: ignore[attr-defined]
+    for name, parameter in step.encoder.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_begins_with_rows_of_norm_one() -> None:
+    chosen = softmax("training.optimizer=adam", "training.rescale_rows=true")
+    step, sampler, _ = parts_of(chosen, SOFTMAX)
+    tables = [step.encoder.get_parameter(f"{side}.weight") for side in SIDES]
+    for _ in run_epoch(step, sampler, None, 0, CPU):
+        pass
+    before = step.encoder.embed_all(step.scene)
+    lengths = [table.norm(dim=1) for table in tables]
+    assert not any(torch.allclose(own, torch.ones(())) for own in lengths)
+    step.begin_epoch(start=3, number=1)  # goes on with an interrupted epoch
+    assert all(torch.equal(t.norm(dim=1), own) for t, own in zip(tables, lengths, strict=True))
+    step.begin_epoch(number=1)
+    torch.testing.assert_close(step.encoder.embed_all(step.scene), before)
+    for table in tables:
+        torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
+
+
+def test_candidates_that_are_elsewhere_or_beyond_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RecipeError, match="'mapped', which needs steps that read a batch's"):
+        softmax("training.tables=mapped")
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 947)
+    with pytest.raises(RecipeError, match=r"all 9 candidates .* 948 bytes"):
+        parts_of(softmax(), SOFTMAX)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 948)
+    parts_of(softmax(), SOFTMAX)
+
+
+@pytest.mark.parametrize("kind", ["factorization", "graphsage"])
+def test_a_learned_temperature_is_trained_and_reported(kind: str) -> None:
+    def trained(temperature: str) -> dict[str, Any]:
+        recipe = tiny_recipe(
+            *(f"model.kind={kind}", "model.dim=4", "model.normalize=true", "training.epochs=3"),
+            f"task={{kind='softmax_all', temperature={temperature}}}",
+            *(
+                ["training.layer_rate=0.05"]
+                if "learned" in temperature or kind != "factorization"
+                else []
+            ),
+        )
+        found: dict[str, Any] = train(recipe, progress=False).metrics["training"]
+        return found
+
+    learned = trained("'learned'")["temperature"]
+    assert 0.01 < learned < 1
+    assert abs(learned - 0.1) > 1e-3
+    assert trained("'learned'")["temperature"] == learned
+    assert "temperature" not in trained("0.1")
