@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from evergram.tasks.partition.log_partition import TILE_SCORES, log_partition_sum
+from evergram.tasks.log_partition import TILE_SCORES, log_partition_sum
 
 TEMPERATURE, SHARE = 0.1, 0.01
 QUERIES, DIM = 600, 64

@@ -14,7 +14,7 @@ from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.process_settings import while_training
 from evergram.training.build import Companions, prepare
-from evergram.training.joint import Joint
+from evergram.training.joint import JointAlignment
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -207,7 +207,7 @@ class Turns:
         recipe: dict[str, Any],
         corpus: Corpus,
         settings: list[str],
-        joint: Joint | None = None,
+        joint: JointAlignment | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.clock = clock

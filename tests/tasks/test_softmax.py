@@ -15,10 +15,10 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment
 from evergram.tasks.bpr import BPR
+from evergram.tasks.objective import mean_squared_norm
 from evergram.tasks.second_order import SecondOrderSoftmax
 from evergram.tasks.softmax import Softmax, StreamedFrequency
 from evergram.tasks.spherical import FORMS, Spherical
-from evergram.tasks.squared_norms import mean_squared_norm
 from evergram.tasks.task import Encoded
 
 

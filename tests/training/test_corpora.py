@@ -27,6 +27,7 @@ from evergram.data.split import HeldOut, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.catalog import PairHistory
+from evergram.training import data_source as sources
 from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
 from evergram.training.corpora import (
     final_split,
@@ -35,10 +36,8 @@ from evergram.training.corpora import (
     salt_of,
     split_for,
 )
-from evergram.training.first_recipe import first_recipe, sources
-from evergram.training.first_recipe.first_recipe import Settings, recipe_text
-from evergram.training.first_recipe.sources import columns_of, source_at
-from evergram.training.first_recipe.survey import Survey
+from evergram.training.data_source import columns_of, source_at
+from evergram.training.first_recipe import Survey, first_recipe, recipe_text
 from evergram.training.recipe import Recipe
 
 AT_RANDOM = Recipe.of({"data": {"kind": "synthetic"}})
@@ -205,8 +204,7 @@ SURVEY = Survey(50_000, 900, 700, 0, 0.08, None, None, 1.0, 5.0, 100, 20, 20)
 @pytest.mark.parametrize("path", ["a.csv", 'o"dd\\\n\x7fname.csv', "/ab/ü.csv"])
 def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str) -> None:
     data = {"kind": "table", "path": path, "columns": {"query": 'a "b"'}}
-    settings = Settings("shop", data, {"kind": "random", "share": 0.1}, 32, 100)
-    text = recipe_text(settings, SURVEY)
+    text = recipe_text("shop", data, {"kind": "random", "share": 0.1}, SURVEY)
     read = tomllib.loads(text)
     assert read["data"] == data
     assert read["model"]["dim"] == 32

@@ -38,7 +38,7 @@ from evergram.releasing.upgrade import train
 from evergram.training import fit
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import final_split, load_corpus, split_for
-from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.fit import RunContext, Trained, fit_encoder, warned
 from evergram.training.loop import run_epoch
 from evergram.training.monitors.early_stopping import (
     EarlyStopping,
@@ -54,7 +54,6 @@ from evergram.training.monitors.evaluation_work import (
     final_metrics,
 )
 from evergram.training.monitors.popularity_choice import EXPONENTS, choose_popularity
-from evergram.training.monitors.run_warnings import warned
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.training import AdaptiveTraining
 

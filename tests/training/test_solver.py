@@ -25,8 +25,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
-from evergram.training.solvers.pair_squares import PairSquares
-from evergram.training.solvers.sweep_solver import SweepSolver
+from evergram.training.solvers.sweep_solver import PairSquares, SweepSolver
 from evergram.training.solvers.sweep_step import SweepStep, squares_of
 
 SIZES = {"query": 7, "candidate": 5}

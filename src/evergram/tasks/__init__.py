@@ -5,7 +5,7 @@ Read in this order:
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
 2. The tasks: `pointwise` (its losses by name in `pointwise_losses`), `bpr`, `softmax` (within the
    batch), `second_order`, `spherical`, `clustered_softmax` (over all candidates, by moments), and
-   `softmax_all` (over all candidates, exactly; `partition/` has its denominator,
+   `softmax_all` (over all candidates, exactly; `log_partition` has its denominator,
    `candidate_neighbours` those that are pulled beside a pair's own).
 3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from evergram.data.sampling import Batch
 from evergram.errors import DataError
 from evergram.tasks.candidate_neighbours import CandidateNeighbours
-from evergram.tasks.partition.log_partition import log_partition_sum
+from evergram.tasks.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 # Where a learned temperature begins, and the least that it may be.

@@ -11,7 +11,7 @@ Read in this order:
    `monitors/` stop, measure and report; `checkpoints/` restore an interrupted run bit for bit.
    `checkpoint` turns a trained encoder into an artefact and back.
 5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
-6. `first_recipe/`: a recipe for a file that nobody has described yet.
+6. `first_recipe`: a recipe for a file that nobody has described yet.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.

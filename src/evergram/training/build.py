@@ -27,7 +27,7 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import BatchEstimatorSettings, EstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.joint import Joint
+from evergram.training.joint import JointAlignment
 from evergram.training.memory import (
     place_tables,
     refuse_candidates,
@@ -57,7 +57,7 @@ class Companions:
         own: an encoder of the user's modules; a copy of it is trained in place of the recipe's.
     """
 
-    joint: Joint | None = None
+    joint: JointAlignment | None = None
     past: Mapping[str, Tensor] | None = None
     start: Encoder | None = None
     own: ModuleEncoder | None = None

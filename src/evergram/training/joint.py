@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -18,51 +17,6 @@ from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.training.distributed.shares import WholeRows, rows_of_all
 from evergram.training.recipe.upgrade import AlignedObjects
-
-
-class Joint(nn.Module, ABC):
-    """A module trained together with the encoder; its loss is added to the task's.
-
-    Its own parameters are trained at `training.layer_rate`, or at its own `rate`.
-    """
-
-    rate: float | None = None
-    # False if `forward` ignores `query` and `candidate`, so that processes which share a batch need
-    # not show each other their rows of it.
-    reads_pairs = True
-
-    @abstractmethod
-    def forward(
-        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
-    ) -> Tensor:
-        """Return a scalar loss.
-
-        Args:
-            query, candidate: the batch's embeddings, [B, D] each.
-            embeddings: gives those of any other entities.
-        """
-
-    def part(
-        self,
-        rows: tuple[Tensor, Tensor],
-        batch: Batch,
-        embeddings: Embeddings,
-        collectives: Collectives,
-    ) -> Tensor:
-        """Return one process's part of the loss of the whole batch.
-
-        Args:
-            rows: the embeddings of the whole batch's pairs, or of this process's share of them.
-        """
-        query, candidate = rows
-        size = len(batch.query)
-        if collectives.size == 1:
-            alone: Tensor = self(query, candidate, batch, embeddings)
-            return alone
-        if self.reads_pairs and len(query) != size:
-            query, candidate = (rows_of_all(part, size, collectives) for part in rows)
-        whole: Tensor = self(query, candidate, batch, WholeRows(embeddings, collectives))
-        return whole / collectives.size
 
 
 @dataclass(frozen=True)
@@ -96,8 +50,9 @@ class _Part(NamedTuple):
     weight: Tensor
 
 
-class JointAlignment(Joint):
-    """Returns λ times the alignment loss of B_k, over objects that version k-1 knows.
+class JointAlignment(nn.Module):
+    """Returns λ times the alignment loss of B_k, trained with an encoder, over objects that version
+    k-1 knows.
 
     Args:
         transform: B_k, trained here.
@@ -125,6 +80,7 @@ class JointAlignment(Joint):
         self.candidate_loss = candidate_loss
         self.settings = settings
         self.rate: float = settings.rate
+        # Otherwise processes that share a batch need not show each other their rows of it.
         self.reads_pairs: bool = settings.objects != "all"
         for side in SIDES:
             lifted = self._loss_of(side).lifted(past[side])
@@ -136,6 +92,28 @@ class JointAlignment(Joint):
         self.register_buffer("factors", factors, persistent=False)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def part(
+        self,
+        rows: tuple[Tensor, Tensor],
+        batch: Batch,
+        embeddings: Embeddings,
+        collectives: Collectives,
+    ) -> Tensor:
+        """Return one process's part of the loss of the whole batch.
+
+        Args:
+            rows: the embeddings of the whole batch's pairs, or of this process's share of them.
+        """
+        query, candidate = rows
+        size = len(batch.query)
+        if collectives.size == 1:
+            alone: Tensor = self(query, candidate, batch, embeddings)
+            return alone
+        if self.reads_pairs and len(query) != size:
+            query, candidate = (rows_of_all(part, size, collectives) for part in rows)
+        whole: Tensor = self(query, candidate, batch, WholeRows(embeddings, collectives))
+        return whole / collectives.size
 
     def forward(
         self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings

@@ -15,7 +15,7 @@ from evergram.encoders.mapped_tensors import zeros_beside
 from evergram.errors import RecipeError
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.task import Encoded, Moments
-from evergram.training.joint import Joint
+from evergram.training.joint import JointAlignment
 from evergram.training.recipe.training import StepSettings
 
 
@@ -34,7 +34,7 @@ def build_optimizers(
     encoder: Encoder,
     rates: StepSettings,
     table_rate: float,
-    joint: Joint | None = None,
+    joint: JointAlignment | None = None,
     task: nn.Module | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Return row-wise Adagrad for tables, and Adam for layers, `joint` and `task`; or Adam for all;
@@ -42,7 +42,6 @@ def build_optimizers(
 
     Args:
         table_rate: of tables of ids.
-        joint: has its own rate, or that of layers.
         task: learns at the rate of layers.
     Raises: RecipeError: no parameter of the encoder is to be trained.
     """
@@ -70,7 +69,7 @@ def build_optimizers(
         groups.append({"params": layers, "lr": rates.layer_rate})
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     if joint is not None and owned:
-        groups.append({"params": owned, "lr": joint.rate or rates.layer_rate})
+        groups.append({"params": owned, "lr": joint.rate})
     of_task = [] if task is None else [p for p in task.parameters() if p.requires_grad]
     if of_task:
         groups.append({"params": of_task, "lr": rates.layer_rate})

@@ -21,10 +21,10 @@ from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import FactorizationSettings
 from evergram.errors import RecipeError
+from evergram.training.priors.factors import svd_factors
 from evergram.training.recipe.automatic import Strengths, pointwise_strengths
 from evergram.training.recipe.fit_settings import FitSettings
 
-POWER_STEPS = 4
 # Of a float32 row, what is left of it may be this share of it and rounding alone.
 ROUNDING = 1e-5
 
@@ -55,9 +55,7 @@ def smooth_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Ten
 
 
 def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor]:
-    """Return U √Σ and V √Σ of the truncated singular value decomposition, [N, dim] of each side.
-
-    It is randomised, from twice as many Gaussian vectors as it keeps.
+    """Return the `svd_factors` of the matrix, [N, dim] of each side.
 
     Raises: RecipeError: dim is above the matrix's smaller side.
     """
@@ -69,13 +67,7 @@ def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor
             f"it is {dim} of {queries:,} queries and {candidates:,} candidates; lower model.dim, "
             "or set model.start = 'random'."
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        left, values, right = torch.svd_lowrank(
-            matrix.matrix, q=min(2 * dim, least), niter=POWER_STEPS
-        )
-    root = values[:dim].sqrt()
-    return {"query": left[:, :dim] * root, "candidate": right[:, :dim] * root}
+    return svd_factors(matrix.matrix, dim, seed)
 
 
 # Of the normalised matrix, by `model.start`; "als" is made by the objective, too, and "random" is

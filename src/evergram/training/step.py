@@ -18,7 +18,7 @@ from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
-from evergram.tasks.objective import Objective
+from evergram.tasks.objective import Loss, Objective
 from evergram.tasks.task import Encoded, Moments, Spread
 from evergram.training.distributed.shares import (
     Part,
@@ -27,7 +27,7 @@ from evergram.training.distributed.shares import (
     part_of,
     sum_gradients,
 )
-from evergram.training.joint import Joint
+from evergram.training.joint import JointAlignment
 from evergram.training.optimizers import decay_rates, turn_gradients
 
 
@@ -58,7 +58,7 @@ class Step:
     factors: Mapping[str, Tensor]
     prior: int
     optimizers: Sequence[torch.optim.Optimizer]
-    joint: Joint | None = None
+    joint: JointAlignment | None = None
     independent: bool = False
     precondition: float = 0.0
     samples_gradient: bool = False
@@ -97,62 +97,88 @@ class Step:
             upcoming: ids of the next draws (or of the next batch), for estimators that want to see
                 them at the parameters before this step too; None at an epoch's end.
         """
-        wanted = self.objective.wants_moments
-        everyone: dict[str, Spread] | None = None
         own = part_of(batch, len(batch.query), self.collectives)
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
         if self.objective.task.wants_all_candidates:
             size = self.scene.size("candidate")
             embeddings = CandidatesAtHand(embeddings, size, batch.query.device)
-        if wanted:
-            for side in SIDES:
-                for r, estimator in enumerate(self.estimators[side]):
-                    estimator.begin(self.population(embeddings, side, r))
-            if draws is not None:
-                draws = self.resampled(embeddings, draws)
-                parts = {s: part_of(draws[s], len(draws[s].ids), self.collectives) for s in SIDES}
-                drawn = self._drawn(embeddings, parts)
-                self._update({s: (parts[s], drawn[s].rows.detach()) for s in SIDES})
-                if self.samples_gradient:
-                    everyone = drawn
+        everyone: dict[str, Spread] | None = None
+        if self.objective.wants_moments:
+            draws, everyone = self._begin_estimators(embeddings, draws)
         shown, source = self._shown(batch, own, embeddings)
         pairs = shown.rows
         query, without = source.of_pairs(pairs.query, pairs.candidate)
-        candidate = source.rows("candidate", pairs.candidate)
-        encoded = self._encoded(source, shown, (query, candidate), everyone)
+        rows = query, source.rows("candidate", pairs.candidate)
+        encoded = self._encoded(source, shown, rows, everyone)
         if without is not None:
             encoded = replace(encoded, query=without, whole_query=query)
-        moments = self._moments if wanted else {s: [] for s in SIDES}
-        if wanted and self.precondition:
-            self._turn(encoded, moments)
-        loss = self.objective(encoded, pairs, moments)
+        loss = self._loss(encoded, pairs)
         total = loss.total
         if self.joint is not None:
-            rows = query, candidate
             total = total + self.joint.part(rows, batch, embeddings, self.collectives)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        total.backward()
+        torch.autograd.backward(total)
         value = sum_gradients(self.optimizers, loss.objective, self.collectives)
         seen_before = self.look_ahead
-        self.look_ahead = {}
-        if wanted and upcoming is not None and self.wants_before:
-            ahead = {s: part_of(i, len(i), self.collectives).rows for s, i in upcoming.items()}
-            self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
-            with torch.no_grad():
-                self.look_ahead = {s: embeddings.rows(s, ahead[s]) for s in SIDES}
+        self.look_ahead = self._ahead(embeddings, upcoming)
         for optimizer in self.optimizers:
             optimizer.step()
-        if wanted and not self.independent:
+        if self.objective.wants_moments:
             # The penalty's rows are what is learned, unless all entities stood in for the batch.
             made = loss.moments if encoded.everyone is None else {}
-            self._update(learned_from(own, query, candidate), seen_before, made)
-        if wanted and any(e.wants_after for side in SIDES for e in self.estimators[side]):
-            drawn_apart = draws if self.samples_gradient else None
-            with self.look() as now:
-                self.show_moved(now, self.estimators, batch, drawn_apart, self.collectives)
+            if not self.independent:
+                self._update(learned_from(own, *rows), seen_before, made)
+            if any(e.wants_after for side in SIDES for e in self.estimators[side]):
+                apart = draws if self.samples_gradient else None
+                with self.look() as now:
+                    self.show_moved(now, self.estimators, batch, apart, self.collectives)
         return value
+
+    def _begin_estimators(
+        self, embeddings: Embeddings, draws: Mapping[str, Draw] | None
+    ) -> tuple[Mapping[str, Draw] | None, dict[str, Spread] | None]:
+        """Show estimators the entities before a step, and let them learn from draws. Return what
+        was drawn, and its embeddings where the penalty's gradient is over them."""
+        for side in SIDES:
+            for r, estimator in enumerate(self.estimators[side]):
+                estimator.begin(self.population(embeddings, side, r))
+        if draws is None:
+            return None, None
+        draws = self.resampled(embeddings, draws)
+        parts = {s: part_of(draws[s], len(draws[s].ids), self.collectives) for s in SIDES}
+        drawn = self._drawn(embeddings, parts)
+        self._update({s: (parts[s], drawn[s].rows.detach()) for s in SIDES})
+        return draws, drawn if self.samples_gradient else None
+
+    def _loss(self, encoded: Encoded, pairs: Batch) -> Loss:
+        """Return the loss of the pairs, the gradients of whose embeddings are preconditioned."""
+        wanted = self.objective.wants_moments
+        moments = self._moments if wanted else {side: [] for side in SIDES}
+        if wanted and self.precondition:
+            turn_gradients(
+                encoded,
+                moments,
+                self.objective.penalty,
+                self.precondition,
+                whole=encoded.everyone is not None and not self.samples_gradient,
+                one_table=self.encoder.one_table,
+            )
+        loss: Loss = self.objective(encoded, pairs, moments)
+        return loss
+
+    def _ahead(
+        self, embeddings: Embeddings, upcoming: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        """Return this process's share of the next draws' embeddings before the step, by side, if an
+        estimator wants them."""
+        if not self.objective.wants_moments or upcoming is None or not self.wants_before:
+            return {}
+        self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
+        ahead = {s: part_of(i, len(i), self.collectives).rows for s, i in upcoming.items()}
+        with torch.no_grad():
+            return {s: embeddings.rows(s, ahead[s]) for s in SIDES}
 
     @property
     def wants_before(self) -> bool:
@@ -197,8 +223,10 @@ class Step:
     def look(self) -> Iterator[Embeddings]:
         """Give the embeddings as the next step will see them; the run stays as it was."""
         # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave
-        # a trace of either; modules of the user's do both when rows are read.
-        kept = [(b, b.clone()) for b in self.encoder.buffers()]
+        # a trace of either; modules of the user's do both when rows are read. The counts of a
+        # popularity factor, one a candidate, never change.
+        modules = (m for m in self.encoder.modules() if m is not self.encoder.popularity)
+        kept = [(b, b.clone()) for m in modules for b in m.buffers(recurse=False)]
         device = self.encoder.device
         devices = [device] if device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):
@@ -308,18 +336,6 @@ class Step:
             factors = self.factors[side][:, : self.prior] if self.prior else None
             spreads[side] = Spread(rows, weight, factors)
         return spreads
-
-    def _turn(self, encoded: Encoded, moments: Moments) -> None:
-        """Multiply the gradients of embeddings by the other side's preconditioner."""
-        whole = encoded.everyone is not None and not self.samples_gradient
-        turn_gradients(
-            encoded,
-            moments,
-            self.objective.penalty,
-            self.precondition,
-            whole=whole,
-            one_table=self.encoder.one_table,
-        )
 
     def _update(
         self,

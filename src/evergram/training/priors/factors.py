@@ -17,6 +17,9 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
 from evergram.ids import refuse_other_form
 
+# Of a randomised decomposition.
+POWER_STEPS = 4
+
 
 def constant_prior(corpus: Corpus, value: float | None) -> dict[str, Tensor]:
     """Return the prior of one score for all pairs, [N, 1] of each side; [N, 0] where it is None."""
@@ -59,9 +62,16 @@ def svd_prior(corpus: Corpus, rank: int, seed: int) -> dict[str, Tensor]:
         )
     pairs = torch.unique(torch.stack([corpus.column(s) for s in SIDES]), dim=1)
     observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), shape).coalesce()
+    return svd_factors(observed, rank, seed)
+
+
+def svd_factors(matrix: Tensor, rank: int, seed: int) -> dict[str, Tensor]:
+    """Return U √Σ and V √Σ of a sparse matrix's truncated singular value decomposition, [N, rank]
+    of each side, randomised, from twice as many Gaussian vectors as it keeps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        left, values, right = torch.svd_lowrank(observed, q=min(2 * rank, min(shape)), niter=4)
+        most = min(2 * rank, *matrix.shape)
+        left, values, right = torch.svd_lowrank(matrix, q=most, niter=POWER_STEPS)
     root = values[:rank].sqrt()
     return {"query": left[:, :rank] * root, "candidate": right[:, :rank] * root}
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch, Draw, ExampleSampler
 from evergram.encoders.features import SIDES
-from evergram.training.solvers.pair_squares import PairSquares
-from evergram.training.solvers.sweep_solver import SweepSolver
+from evergram.training.solvers.sweep_solver import PairSquares, SweepSolver
 from evergram.training.step import Step
 
 

@@ -309,7 +309,7 @@ class _Search:
         """Return the next trial, as it ended; None if the time was over first."""
         metric = self.recipe.training.metric
         values: dict[str, Value] = dict(proposal.params)
-        callbacks = [Pruning(proposal, metric)] if comparable(values, self.space) else []
+        callbacks = [Pruning(proposal, metric)] if comparable(self.space) else []
         context = replace(self.context, callbacks=callbacks, title=f"trial {number}")
         try:
             chosen = with_values(self.recipe, values)
@@ -347,18 +347,14 @@ def _nothing(trials: Sequence[Trial], ended: str) -> str:
     return f"No trial of the search has finished, so there is no best one: {reasons}."
 
 
-def comparable(values: Mapping[str, Value], space: SearchSpace) -> bool:
-    """Return whether a trial's evaluations can be compared with those of other trials.
+def comparable(space: SearchSpace) -> bool:
+    """Return whether trials can be pruned by comparing their evaluations.
 
-    With `model.popularity` = "auto" they are at γ = 0, and γ is chosen in the end: compared with
+    With `model.popularity` = "auto" these are at γ = 0, and γ is chosen in the end: compared with
     trials that have their γ from the start, such a trial would be ended too early.
     """
-
-    def all_auto(choices: Sequence[object]) -> bool:
-        return all(isinstance(c, str) and c.strip("\"'") == "auto" for c in choices)
-
-    numbers = any(one.key == POPULARITY and not all_auto(one.ends()) for one in space.ranges)
-    return not (numbers and all_auto([values.get(POPULARITY)]))
+    ends = [end.strip("\"'") for r in space.ranges if r.key == POPULARITY for end in r.ends()]
+    return "auto" not in ends or set(ends) == {"auto"}
 
 
 def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal | None:
@@ -372,11 +368,8 @@ def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal
     Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
     """
     ranges = {one.key: _distribution(one) for one in space.ranges}
-    shown = [comparable(trial.values, space) for trial in earlier]
-    # Where some trials are left out, those that are shown must be enough for a median.
-    least = 1 if all(shown) else UNPRUNED
-    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32), least)
-    study.add_trials([_frozen(t, ranges, s) for t, s in zip(earlier, shown, strict=True)])
+    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32))
+    study.add_trials([_frozen(trial, ranges) for trial in earlier])
     proposal = study.ask(ranges)
     tried = [dict(trial.values) for trial in earlier]
     every = space.combinations(FEW) if proposal.params in tried else None
@@ -410,8 +403,8 @@ class Pruning(Callback):
         return "pruned" if self.behind else ""
 
 
-def _study(seed: int, least: int) -> Study:
-    """Return an empty study; a median is of `least` trials at least."""
+def _study(seed: int) -> Study:
+    """Return an empty study."""
     try:
         import optuna
     except ImportError:
@@ -422,7 +415,7 @@ def _study(seed: int, least: int) -> Study:
     return optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_min_trials=least),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
     )
 
 
@@ -436,17 +429,15 @@ def _distribution(one: KeyRange) -> BaseDistribution:
     return of.FloatDistribution(float(one.low), float(one.high), log=one.log)
 
 
-def _frozen(trial: Trial, ranges: dict[str, BaseDistribution], shown: bool) -> FrozenTrial:
-    """Return an earlier trial for Optuna; `shown`: with its evaluations, for the median."""
+def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+    """Return an earlier trial for Optuna."""
     from optuna.trial import TrialState, create_trial
 
-    states = dict(
-        zip(STATES, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL), strict=True)
-    )
+    states = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
     return create_trial(
-        state=states[trial.state],
+        state=states[STATES.index(trial.state)],
         value=trial.value if trial.state == "finished" else None,
         params=dict(trial.values),
         distributions=ranges,
-        intermediate_values=dict(trial.history) if shown else {},
+        intermediate_values=dict(trial.history),
     )

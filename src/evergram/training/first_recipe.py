@@ -1,4 +1,4 @@
-"""From a path to a first recipe, and to what was seen on the way."""
+"""A first recipe for interactions that nobody has described yet: what `evergram init` calls."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evergram.data.corpus import Corpus
+from evergram.data.features import FeatureSummary, summaries
 from evergram.data.prepared.record import PreparedRecord
+from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 from evergram.errors import DataError
 from evergram.lineage.paths import is_name
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.first_recipe.sources import Source, source_at
-from evergram.training.first_recipe.survey import Survey
+from evergram.training.data_source import Source, source_at
 from evergram.training.pilots import expected_time, in_words
 from evergram.training.recipe import Recipe
 from evergram.training.tuning.best_recipe import toml_value
@@ -136,8 +137,7 @@ def first_recipe(
     corpus = load_corpus(recipe_of({}))
     held, split, split_again = _split(recipe_of, corpus)
     survey = Survey.of(corpus, split)
-    settings = Settings(name, data, held, dim_of(survey), epochs_of(survey))
-    text = recipe_text(settings, survey)
+    text = recipe_text(name, data, held, survey)
     recipe = Recipe.of(tomllib.loads(text), folder=folder or Path())
     seconds = expected_time(recipe, split).total
     return FirstRecipe(text, recipe, source, survey, seconds, split_again)
@@ -192,72 +192,47 @@ EPOCHS = ((1_000_000, 100), (20_000_000, 50))
 FEWEST_EPOCHS = 20
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The values of a first recipe that depend on the data."""
-
-    name: str
-    data: Mapping[str, Any]
-    split: Mapping[str, Any]
-    dim: int
-    epochs: int
-
-
-def dim_of(survey: Survey) -> int:
-    """Return the dim for so much data: no more than half of the smaller side's ids, at least 2."""
-    dim = next((dim for most, dim in DIMS if survey.rows <= most), LARGEST_DIM)
-    return max(2, min(dim, min(survey.queries, survey.candidates) // 2))
-
-
-def epochs_of(survey: Survey) -> int:
-    """Return the most epochs for so much data; early stopping ends most runs before."""
-    return next((most for rows, most in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
-
-
-def recipe_text(settings: Settings, survey: Survey) -> str:
+def recipe_text(
+    name: str, data: Mapping[str, Any], split: Mapping[str, Any], survey: Survey
+) -> str:
     """Return the recipe as TOML, without a line break at its end."""
-    return "\n".join(_lines(settings, survey))
+    dim = next((dim for most, dim in DIMS if survey.rows <= most), LARGEST_DIM)
+    # No more than half of the smaller side's ids.
+    dim = max(2, min(dim, min(survey.queries, survey.candidates) // 2))
+    epochs = next((most for rows, most in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
+    least, cold = [], []
+    if survey.lowest_value is not None:
+        value = f"# minimum_value = {survey.highest_value:g}"
+        least = [f"{value}  # would leave out interactions of a smaller value"]
+    if survey.cold_share > 0.5:
+        cold = [
+            "# More than half of what is held out has ids that training never sees; hold out less, "
+            "or describe",
+            '# ids by features and set model.kind = "two_tower".',
+        ]
+    lines = [
+        f"# Written by evergram init for {toml_value(data['path'])}:",
+        *(f"# {sentence}" for sentence in survey.sentences()),
+        "# docs/recipes.md explains all keys; those that are not here have defaults.",
+        f"name = {toml_value(name)}",
+        *("", "[data]", *_keys(data), *least),
+        *("", "[split]", *_keys(split), *cold),
+        *("", "[model]", 'kind = "factorization"  # a vector for each id'),
+        f"dim = {dim}  # numbers of a vector; [{dim}, N]: N from version 1 on",
+        *("", "[task]"),
+        'penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data',
+        'l2 = "auto"  # the weight of squared norms, likewise',
+        *("", "[training]"),
+        f"epochs = {epochs}  # at most",
+        "patience = 10  # ends after so many evaluations that were no better",
+    ]
+    return "\n".join(lines)
 
 
-def _lines(settings: Settings, survey: Survey) -> Iterator[str]:
-    path = toml_value(settings.data["path"])
-    yield f"# Written by evergram init for {path}:"
-    for sentence in survey.sentences():
-        yield f"# {sentence}"
-    yield "# docs/recipes.md explains all keys; those that are not here have defaults."
-    yield f"name = {toml_value(settings.name)}"
-    yield ""
-    yield "[data]"
-    for key, value in settings.data.items():
+def _keys(table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
         about = "" if key == "path" and Path(value).is_absolute() else _ABOUT.get(key, "")
         yield f"{key} = {toml_value(value)}{about}"
-    if survey.lowest_value is not None:
-        yield (
-            f"# minimum_value = {survey.highest_value:g}  # would leave out interactions of a "
-            "smaller value"
-        )
-    yield ""
-    yield "[split]"
-    for key, value in settings.split.items():
-        yield f"{key} = {toml_value(value)}{_ABOUT.get(key, '')}"
-    if survey.cold_share > 0.5:
-        yield (
-            "# More than half of what is held out has ids that training never sees; hold out less, "
-            "or describe"
-        )
-        yield '# ids by features and set model.kind = "two_tower".'
-    yield ""
-    yield "[model]"
-    yield 'kind = "factorization"  # a vector for each id'
-    yield f"dim = {settings.dim}  # numbers of a vector; [{settings.dim}, N]: N from version 1 on"
-    yield ""
-    yield "[task]"
-    yield 'penalty = "auto"  # λ, the weight of the penalty on all pairs: by the size of the data'
-    yield 'l2 = "auto"  # the weight of squared norms, likewise'
-    yield ""
-    yield "[training]"
-    yield f"epochs = {settings.epochs}  # at most"
-    yield "patience = 10  # ends after so many evaluations that were no better"
 
 
 # Comments on keys, after their values.
@@ -269,3 +244,88 @@ _ABOUT = {
     "last": "  # the latest are held out: some choose the epoch, the others are reported",
     "share": "  # of the pairs are held out: some choose the epoch, the others are reported",
 }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is in a corpus, and in its split for version 0.
+
+    Args:
+        rows: interactions.
+        queries, candidates: distinct ids of each side.
+        repeats: interactions that repeat an earlier pair.
+        density: distinct pairs, as a share of all pairs of a query with a candidate.
+        first_time, last_time: as in the data; None without times.
+        lowest_value, highest_value: None without values.
+        held_out: pairs that are not trained on.
+        unknown_queries, unknown_candidates: of these, those whose query, or else candidate,
+            training never saw. The first are left out, the second are certain misses.
+        features: of both sides.
+    """
+
+    rows: int
+    queries: int
+    candidates: int
+    repeats: int
+    density: float
+    first_time: float | None
+    last_time: float | None
+    lowest_value: float | None
+    highest_value: float | None
+    held_out: int
+    unknown_queries: int
+    unknown_candidates: int
+    features: list[FeatureSummary] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: Split) -> Survey:
+        """Return the survey of a corpus that is split so."""
+        repeats, sides = corpus.repeats, (len(corpus.queries), len(corpus.candidates))
+        first, last = corpus.time_span if corpus.has_times else (None, None)
+        values = corpus.column("value") if corpus.has_values else None
+        pairs = (split.selection, split.test)
+        return cls(
+            len(corpus),
+            *sides,
+            repeats=repeats,
+            density=(len(corpus) - repeats) / (sides[0] * sides[1]),
+            first_time=first,
+            last_time=last,
+            lowest_value=None if values is None else float(values.min()),
+            highest_value=None if values is None else float(values.max()),
+            held_out=sum(map(len, pairs)) + split.unknown_queries,
+            unknown_queries=split.unknown_queries,
+            unknown_candidates=sum(int((p.candidate < 0).sum()) for p in pairs),
+            features=summaries(corpus.queries, corpus.candidates),
+        )
+
+    @property
+    def cold_share(self) -> float:
+        """The share of held-out pairs with an id that training never saw."""
+        return (self.unknown_queries + self.unknown_candidates) / max(1, self.held_out)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "cold_share": self.cold_share}
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what was counted, in sentences."""
+        yield (
+            f"{self.rows:,} interactions of {self.queries:,} queries with {self.candidates:,} "
+            f"candidates: {self.density:.3%} of all pairs."
+        )
+        yield (f"{self.repeats:,} of them repeat an earlier pair ({self.repeats / self.rows:.1%}).")
+        if self.first_time is None or self.last_time is None:
+            yield "There are no times."
+        else:
+            yield f"Times are from {date_text(self.first_time)} to {date_text(self.last_time)}."
+        if self.lowest_value is not None:
+            yield f"Values are from {self.lowest_value:g} to {self.highest_value:g}."
+        for feature in self.features:
+            yield feature.sentence
+            if feature.warning:
+                yield feature.warning
+        yield (
+            f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id "
+            f"that training never sees: in {self.unknown_queries:,} the query (they are left out), "
+            f"in {self.unknown_candidates:,} the candidate (certain misses)."
+        )

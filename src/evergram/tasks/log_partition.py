@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from platform import machine
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
-from evergram.tasks.partition.limited_shares import limit_shares
 
 # Scores [T, N] that are in memory at once.
 TILE_SCORES = 1 << 24
@@ -132,3 +132,81 @@ def _products(*, lower: bool) -> Iterator[None]:
     finally:
         if lower:
             torch.set_float32_matmul_precision(before)
+
+
+# Newton's method takes one or two; more only where most of the mass is at the limit.
+MOST_ITERATIONS = 50
+# Of a weight of 32 bits beside the largest: where smaller ones underflow, too few may be left for
+# shares that sum to 1.
+LEAST_WEIGHT = 2e-35
+# Of log Z: below it the largest weights, 1, are at the limit in any case, and the least of 32 bits.
+LEAST = -87.0
+
+
+def limit_shares(weights: Tensor, limit: float, spare: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn weights into shares p_b = e_b / (Z + e_b/q), in place; Z is such that they sum to 1.
+
+    They maximise Σ p_b log e_b + H(p) over 0 ≤ p_b ≤ q, Σ p_b = 1, with the entropy
+    H(p) = −1 − Σ (p_b log p_b + (q − p_b) log(1 − p_b/q)); for q → ∞ they are e_b / Σ e. The
+    maximum is A = log Z + q Σ log(1 + e_b/(q Z)) − 1, so that its derivative by log e_b is p_b.
+
+    Args:
+        weights: e, float [T, N], positive, the largest of a row 1; they become p.
+        limit: q, above 1/N.
+        spare: [T, N], written over.
+    Returns: A [T]; and what the rows of p sum to [T], 1 to the precision of Newton's method, by
+        which they are still to be divided.
+    Source: docs/method.md, "No candidate takes more than its share".
+    """
+    inverse = 1 / limit
+    if weights.dtype == torch.float32:
+        weights.clamp_(min=LEAST_WEIGHT)
+    tolerance = torch.finfo(weights.dtype).eps ** 0.5
+    # By log Z the sum falls. Without the limit's term it is below 1, so that this is an upper end.
+    upper = weights.sum(1, keepdim=True).log()
+    lower = torch.full_like(upper, LEAST)
+    # Z is nearer by the mean p_b/q of the softmax; the factor is one that saves an iteration.
+    crowding = torch.linalg.vector_norm(weights, dim=1, keepdim=True).square() * inverse
+    place = upper - 0.6 * torch.log1p(crowding * (-2 * upper).exp())
+    for _ in range(MOST_ITERATIONS):
+        torch.add(place.exp(), weights, alpha=inverse, out=spare)
+        torch.div(weights, spare, out=spare)
+        total = spare.sum(1, keepdim=True)
+        if bool((total - 1).abs().max() < tolerance):
+            break
+        below = total < 1
+        upper, lower = torch.where(below, place, upper), torch.where(below, lower, place)
+        squares = torch.linalg.vector_norm(spare, dim=1, keepdim=True).square()
+        newton = place + total.log() * total / (total - inverse * squares)
+        # The sum need not be concave in log Z, and a step that leaves the ends is halved. A row
+        # that has converged steps onto its end, and stays there while others go on.
+        inside = (newton >= lower) & (newton <= upper)
+        place = torch.where(inside, newton, (lower + upper) / 2)
+    value = place[:, 0] - 1 + limit * weights.mul_(inverse * (-place).exp()).log1p_().sum(1)
+    weights.copy_(spare)
+    return value, total[:, 0]
+
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+def multiplies_bfloat16(device: str) -> bool:
+    """Return whether float32 matrices may be multiplied in bfloat16 on a kind of device, "cpu" or
+    "cuda"; on a processor that has no such instructions they stay float32."""
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if machine().lower() in ("x86_64", "amd64"):
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@lru_cache
+def warn_without_bfloat16(device: str) -> None:
+    """Log a warning, once for a kind of device, if it multiplies nothing in bfloat16."""
+    if not multiplies_bfloat16(device):
+        log.warning(
+            "training.precision = 'bfloat16' has no effect on the softmax over all candidates: "
+            "this %s cannot multiply matrices in bfloat16, so they are multiplied in float32.",
+            "graphics processor" if device == "cuda" else "processor",
+        )

@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.errors import DataError
+from evergram.tasks import log_partition
 from evergram.tasks.kinds import SoftmaxAllSettings
-from evergram.tasks.partition import bfloat16_products, limited_shares
-from evergram.tasks.partition.bfloat16_products import warn_without_bfloat16
-from evergram.tasks.partition.limited_shares import limit_shares
-from evergram.tasks.partition.log_partition import log_partition_sum
+from evergram.tasks.log_partition import limit_shares, log_partition_sum, warn_without_bfloat16
 from evergram.tasks.softmax_all import check_share
 
 
@@ -87,7 +85,7 @@ def test_products_that_stay_float32_are_a_warning_once(
     rows = torch.eye(3)
     for can, warnings in ((True, 0), (False, 1)):
         warn_without_bfloat16.cache_clear()
-        monkeypatch.setattr(bfloat16_products, "multiplies_bfloat16", lambda _, can=can: can)
+        monkeypatch.setattr(log_partition, "multiplies_bfloat16", lambda _, can=can: can)
         for lower in (False, True, True):
             log_partition_sum(rows, rows, torch.ones(3), 1.0, lower_products=lower)
         assert caplog.text.count("training.precision = 'bfloat16'") == warnings
@@ -180,7 +178,7 @@ def test_shares_are_near_the_mean_of_sampled_softmaxes() -> None:
 
 def test_rows_that_have_converged_stay_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row with most of its mass at the limit takes five iterations; the others three."""
-    monkeypatch.setattr(limited_shares, "MOST_ITERATIONS", 5)
+    monkeypatch.setattr(log_partition, "MOST_ITERATIONS", 5)
     logits = torch.cat([3 * normal(256, 4000, seed=1), 30 * normal(1, 4000, seed=2)]).float()
     weights = (logits - logits.amax(1, keepdim=True)).exp()
     _, total = limit_shares(weights.clone(), 0.005, torch.empty_like(weights))
