@@ -1,12 +1,16 @@
-"""Past versions read without Evergram: by DuckDB, PostgreSQL and ONNX Runtime."""
+"""Past versions read without Evergram: by DuckDB, PostgreSQL, ONNX Runtime, and by every release
+of sentence-transformers."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +20,24 @@ from hypothesis import strategies as st
 from tests.support.lineages import DIMS, read_as, vectors_of
 from tests.support.optional import need
 from tests.support.publishing import publish_next
+from tests.support.text_encoders import encoded
+from tests.texts.test_package_encoders import static_model
 
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.exporting.affine_map import LONGEST_NAME, AffineMap, affine_map
+from evergram.exporting.encoder_folder import CardPlace
 from evergram.exporting.formats import export_transform, literal_rows
+from evergram.exporting.sentence_transformer_folder import (
+    _write_own_files,
+    folder_card,
+    use_common_settings,
+)
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
+from evergram.releasing.files.align import AlignSettings, align
+from evergram.texts.package_encoders import SentenceTransformerEncoder
 
 
 def elsewhere(code: str, *arguments: object) -> None:
@@ -51,9 +65,7 @@ def test_what_cannot_be_written_is_refused(lineage: Lineage, tmp_path: Path) -> 
     assert list(tmp_path.glob("way*")) == [path]
     export_transform(lineage, path, "duckdb", overwrite=True)
     assert "MACRO" in path.read_text()
-
-
-def test_default_names_are_of_sql_whatever_the_lineage_is_called(lineage: Lineage) -> None:
+    # Default names are of SQL, whatever the lineage is called.
     view = lineage.view(0)
     assert affine_map(view, "line").name == "evergram_line_as_v0"
     assert affine_map(view, "Ünïcode shop; v2").name == "evergram_n_code_shop_v2_56bd18_as_v0"
@@ -104,9 +116,6 @@ np.save(out, np.array([row[0] for row in read], dtype=np.float32))
     np.testing.assert_allclose(read, read_as(2, target).numpy(), rtol=1e-5, atol=1e-5)
 
 
-Connect: TypeAlias = Callable[[], Any]
-
-
 @pytest.fixture
 def scripts(lineage: Lineage, tmp_path: Path) -> list[str]:
     """Functions of one name that read vectors of version 2 as versions 0 and 1."""
@@ -118,47 +127,43 @@ def scripts(lineage: Lineage, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def database(scripts: list[str]) -> Iterator[Connect]:
-    """Sessions of a database of its own with one vector of version 2, of any role."""
+def session(scripts: list[str]) -> Iterator[Any]:
+    """A session of a database of its own with one vector of version 2."""
     import psycopg
     from tests.support.postgres_server import postgres
 
     server = postgres()
     server.sql("CREATE DATABASE exported")
     uri = server.uri.replace("/postgres?", "/exported?")
-
-    def connect() -> Any:
-        return psycopg.connect(uri, autocommit=True)
-
-    with connect() as session:
-        session.execute("CREATE EXTENSION vector; CREATE TABLE items (embedding vector)")
-        session.execute(f"INSERT INTO items VALUES ('{vectors_of(2, 1)[0].tolist()}')")
-    yield connect
+    with psycopg.connect(uri, autocommit=True) as opened:
+        opened.execute("CREATE EXTENSION vector; CREATE TABLE items (embedding vector)")
+        row = str(vectors_of(2, 1)[0].tolist())
+        opened.execute("INSERT INTO items VALUES (%s)", [row])
+        yield opened
     server.sql("DROP DATABASE exported WITH (FORCE)")
 
 
 def test_pgvector_reads_without_evergram(
-    lineage: Lineage, tmp_path: Path, scripts: list[str], database: Connect
+    lineage: Lineage, tmp_path: Path, scripts: list[str], session: Any
 ) -> None:
     import psycopg
 
     values = ", ".join(f"({n}, '{r}'::vector)" for n, r in enumerate(vectors_of(2, 40).tolist()))
     export_transform(lineage, tmp_path / "reserved.sql", "pgvector", 0, name="select")
-    with database() as session:
-        for _ in range(2):  # a second time it replaces itself
-            session.execute(scripts[0])
-        session.execute((tmp_path / "reserved.sql").read_text())
-        for function in ("as_old", '"select"'):
-            rows = session.execute(
-                f"SELECT {function}(embedding)::real[] FROM (VALUES {values}) AS v(id, embedding) "
-                "ORDER BY id"
-            )
-            read = np.array([row[0] for row in rows], dtype=np.float32)
-            np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
-        assert session.execute("SELECT as_old(NULL::vector)").fetchall() == [(None,)]
-        # A vector of another dim is an error in pgvector's own words.
-        with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
-            session.execute("SELECT as_old('[1,2]'::vector)")
+    for _ in range(2):  # a second time it replaces itself
+        session.execute(scripts[0])
+    session.execute((tmp_path / "reserved.sql").read_text())
+    for function in ("as_old", '"select"'):
+        rows = session.execute(
+            f"SELECT {function}(embedding)::real[] FROM (VALUES {values}) AS v(id, embedding) "
+            "ORDER BY id"
+        )
+        read = np.array([row[0] for row in rows], dtype=np.float32)
+        np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
+    assert session.execute("SELECT as_old(NULL::vector)").fetchall() == [(None,)]
+    # A vector of another dim is an error in pgvector's own words.
+    with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
+        session.execute("SELECT as_old('[1,2]'::vector)")
 
 
 def dims(session: Any, function: str) -> int:
@@ -168,36 +173,34 @@ def dims(session: Any, function: str) -> int:
 
 
 def test_a_function_reads_its_own_rows_whatever_schema_is_current(
-    scripts: list[str], database: Connect
+    scripts: list[str], session: Any
 ) -> None:
-    with database() as session:
-        for schema, script in zip(("shop", "ads"), scripts, strict=True):
-            session.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public; {script}")
-        for current in ("ads, public", "shop, public", "public"):
-            session.execute(f"SET search_path = {current}")
-            assert dims(session, "shop.as_old") == DIMS[0]
-            assert dims(session, "ads.as_old") == DIMS[1]
+    for schema, script in zip(("shop", "ads"), scripts, strict=True):
+        session.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}, public; {script}")
+    for current in ("ads, public", "shop, public", "public"):
+        session.execute(f"SET search_path = {current}")
+        assert dims(session, "shop.as_old") == DIMS[0]
+        assert dims(session, "ads.as_old") == DIMS[1]
 
 
 def test_a_function_that_a_view_uses_is_replaced_and_grants_stay(
-    scripts: list[str], database: Connect
+    scripts: list[str], session: Any
 ) -> None:
-    with database() as session:
-        session.execute(scripts[0])
-        session.execute("CREATE VIEW old AS SELECT as_old(embedding) AS v FROM items")
-        session.execute("REVOKE EXECUTE ON FUNCTION as_old FROM PUBLIC")
-        session.execute("CREATE ROLE reader; GRANT SELECT ON items TO reader")
-        session.execute("GRANT EXECUTE ON FUNCTION as_old TO reader")
-        try:
-            for version, script in enumerate(scripts):
-                session.execute(script)
-                session.execute("SET ROLE reader")
-                assert dims(session, "as_old") == DIMS[version]
-                session.execute("RESET ROLE")
-                rows = session.execute("SELECT vector_dims(v) FROM old").fetchall()
-                assert rows == [(DIMS[version],)]
-        finally:
-            session.execute("RESET ROLE; DROP OWNED BY reader; DROP ROLE reader")
+    session.execute(scripts[0])
+    session.execute("CREATE VIEW old AS SELECT as_old(embedding) AS v FROM items")
+    session.execute("REVOKE EXECUTE ON FUNCTION as_old FROM PUBLIC")
+    session.execute("CREATE ROLE reader; GRANT SELECT ON items TO reader")
+    session.execute("GRANT EXECUTE ON FUNCTION as_old TO reader")
+    try:
+        for version, script in enumerate(scripts):
+            session.execute(script)
+            session.execute("SET ROLE reader")
+            assert dims(session, "as_old") == DIMS[version]
+            session.execute("RESET ROLE")
+            rows = session.execute("SELECT vector_dims(v) FROM old").fetchall()
+            assert rows == [(DIMS[version],)]
+    finally:
+        session.execute("RESET ROLE; DROP OWNED BY reader; DROP ROLE reader")
 
 
 CODE = """
@@ -239,16 +242,11 @@ def test_onnx_reads_without_evergram(lineage: Lineage, tmp_path: Path, bent: str
         publish_next(lineage, artefact)
     export_transform(lineage, tmp_path / "way.onnx", "onnx", 0)
     # In NumPy and float64, transform by transform.
-    old = rows.numpy().astype(np.float64)
-    if bent == "between":
-        old = old @ turn.weight.detach().numpy().T
-    if bent != "nowhere":
-        w, u, a, v, b = (
-            part.detach().numpy().astype(np.float64)
-            for layer in (residual, residual.inner, residual.outer)
-            for part in layer.parameters(recurse=False)
-        )
-        old = old @ w.T + np.maximum(old @ u.T + a, 0) @ v.T + b
+    with torch.no_grad():
+        old = rows.double()
+        for back in reversed(steps[bent]):
+            old = back.double()(old)
+    old = old.numpy()
     for version in (2, 1):  # as tests/support/lineages.py makes them
         old = old[:, : DIMS[version - 1]] * version / (version + 1) + 0.1 * version
     read = run(tmp_path / "way.onnx", rows.numpy())
@@ -270,3 +268,186 @@ def test_numbers_read_back_as_they_were(row: list[float], offset: float) -> None
     read = np.array([float(n) for n in literal.strip("[]").split(",")], dtype=np.float32)
     assert np.array_equal(read, weight[0])
     assert np.float32(shift) == np.float32(offset)
+
+
+TEXTS = [" ".join(words) for words in product(["red", "green", "ask", "tell"], repeat=4)]
+BOTH = {"query": "ask ", "passage": "tell "}
+
+
+@pytest.fixture(scope="module", params=[BOTH, {"passage": "tell "}], ids=["both", "one"])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lineage:
+    """Texts as two models encode them: three dims of length 1, then five that they are a map of."""
+    need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    folder, draw = tmp_path_factory.mktemp("shop"), np.random.default_rng(0)
+    new = draw.normal(size=(5, 5)).astype(np.float32)
+    plain = static_model(folder / "plain", (new @ draw.normal(size=(5, 3))).astype(np.float32))
+    modules = SentenceTransformer(plain.split(":", 1)[1], device="cpu").children()
+    SentenceTransformer(modules=[*modules, Normalize()], device="cpu").save(str(folder / "old"))
+    old = encoded(folder, f"sentence-transformers:{folder / 'old'}", texts=TEXTS)
+    address = static_model(folder / "new", new, prompts=request.param)
+    lineage = Lineage.create(folder / "line", "texts")
+    settings = AlignSettings("affine", held_out=0.4)
+    align(old, encoded(folder, address, texts=TEXTS), lineage, settings, max_error=float("inf"))
+    return lineage
+
+
+def encoder_of(lineage: Lineage) -> SentenceTransformerEncoder:
+    return SentenceTransformerEncoder(str(lineage.path.parent / "new"))
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_each_call_of_the_library_encodes_as_the_version(
+    shop: Lineage, tmp_path: Path, version: int
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    out = tmp_path / "folder"
+    export_transform(shop, out, "sentence-transformers", version)
+    new, view = encoder_of(shop), shop.view(version)
+    documents, queries = (view.transform(new.encode(TEXTS, r)) for r in ("document", "query"))
+    if version == 0:  # whose vectors have length 1
+        documents, queries = (v / np.linalg.norm(v, axis=1)[:, None] for v in (documents, queries))
+    model = SentenceTransformer(str(out), device="cpu")
+    for read, expected in (
+        (model.encode(TEXTS), documents),
+        (model.encode_document(TEXTS), documents),
+        (model.encode_query(TEXTS), queries),
+    ):
+        np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
+    # All modules are named as version 3 of the library reads them.
+    parts = json.loads((out / "modules.json").read_text())
+    kinds = ["StaticEmbedding", "Dense", *(["Normalize"] if version == 0 else [])]
+    assert [p["type"] for p in parts] == [f"sentence_transformers.models.{k}" for k in kinds]
+    dense = json.loads((out / parts[1]["path"] / "config.json").read_text())
+    assert set(dense) == {"in_features", "out_features", "bias", "activation_function"}
+
+
+def test_another_model_in_the_recorded_place_is_refused(shop: Lineage, tmp_path: Path) -> None:
+    place = shop.path.parent / "new"
+    with pytest.raises(DataError, match="is a folder with files in it"):
+        export_transform(shop, place, "sentence-transformers", 0)
+    kept = Path(shutil.move(place, tmp_path / "kept"))
+    static_model(place, np.eye(5, dtype=np.float32), prompts={"query": "ask "})
+    try:
+        with pytest.raises(DataError, match="is not the encoder that was recorded"):
+            export_transform(shop, tmp_path / "model", "sentence-transformers", 0)
+    finally:
+        shutil.rmtree(place)
+        shutil.move(kept, place)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_of_a_name_is_saved_by_the_library(shop: Lineage, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = encoder_of(shop)
+    _write_own_files(encoder, Path("me/tiny"), tmp_path / "out")
+    read = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS, prompt="")
+    np.testing.assert_allclose(read, encoder.encode_with(TEXTS[0], TEXTS, "")[:-1], atol=1e-6)
+
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "ask", "tell"]
+SENTENCES = ["red green ask", "tell", "green red red tell"]
+# All that text-embeddings-inference knows (backends/src/lib.rs, ModuleType).
+KNOWN = [f"sentence_transformers.models.{k}" for k in ("Transformer", "Pooling", "Normalize")]
+
+
+def saved(folder: Path, pooling: str | tuple[str, ...] = "mean") -> Path:
+    """Return the folder of a tiny BERT model, as the installed library saves it."""
+    need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder.mkdir()
+    (folder / "words.txt").write_text("\n".join(TOKENS))
+    torch.manual_seed(0)
+    sizes: Any = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(TOKENS), hidden_size=8, max_position_embeddings=32, **sizes)
+    BertModel(config).save_pretrained(folder / "bert")
+    BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
+    modules = [Transformer(str(folder / "bert"), max_seq_length=5), Pooling(8, pooling)]
+    SentenceTransformer(modules=[*modules, Normalize()], device="cpu").save(str(folder / "model"))
+    return folder / "model"
+
+
+def types_of(folder: Path) -> list[str]:
+    return [module["type"] for module in json.loads((folder / "modules.json").read_text())]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_settings_of_today_become_those_that_every_release_reads(
+    tmp_path: Path, pooling: str
+) -> None:
+    folder = saved(tmp_path / "m", pooling)
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    vectors = model.encode(SENTENCES)
+    use_common_settings(folder, list(model.children()))
+    assert types_of(folder) == KNOWN
+    settings = folder / "sentence_bert_config.json"
+    assert json.loads(settings.read_text()) == {"max_seq_length": 5, "do_lower_case": False}
+    flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert flags.pop("word_embedding_dimension") == 8
+    own = {"mean": "mean_tokens", "lasttoken": "lasttoken"}[pooling]
+    ways = [k for k, v in flags.items() if v and k.startswith("pooling_mode_")]
+    assert ways == [f"pooling_mode_{own}"]
+    again = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_array_equal(again.encode(SENTENCES), vectors)
+    # Settings of that form stay as they are.
+    before = {p: p.read_bytes() for p in folder.rglob("*.json")}
+    use_common_settings(folder, list(again.children()))
+    assert {p: p.read_bytes() for p in folder.rglob("*.json")} == before
+    # Early models have none, such as those whose settings are in `sentence_roberta_config.json`.
+    settings.unlink()
+    use_common_settings(folder, list(again.children()))
+    assert types_of(folder) == KNOWN
+    assert not settings.exists()
+    # What no earlier release can be told stays.
+    folder = saved(tmp_path / "both", (pooling, "max"))
+    kept = (folder / "1_Pooling" / "config.json").read_bytes()
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "unpad_inputs": False}))
+    types = types_of(folder)
+    use_common_settings(folder, list(SentenceTransformer(str(folder), device="cpu").children()))
+    assert types_of(folder) == [*types[:2], KNOWN[2]]
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == kept
+
+
+def test_the_card_shows_the_record_of_that_version_and_no_other_number() -> None:
+    arrays = np.eye(3, 4, dtype=np.float32), np.zeros(3, dtype=np.float32)
+    way = AffineMap("as_v0", "Reads vectors of version 2.", *arrays)
+    held_out = {
+        "transformed": {"cosine": 0.98765, "overlap@10": 0.75, "relative_error": None},
+        "as_is": {"cosine": 0.1},
+    }
+    certificate = {"0": {"relative": 0.12345}, "1": {"relative": 0.6}}
+    metrics = {"alignment": {"certificate": certificate, "held_out": held_out}}
+    none: dict[str, Any] = {"metrics": {}}
+    place = CardPlace("texts-as-v0", None)
+    text, nothing = (folder_card(way, 0, measured, place) for measured in (metrics, none))
+    assert "| relative error as version 0, by the certificate | 0.1235 |" in text
+    assert "| cosine, held-out objects, as the version before | 0.9877 |" in text
+    assert "| overlap@10, held-out objects, as the version before | 0.75 |" in text
+    for absent in ("0.6 ", "| 0.1 |", "None", "relative error, held-out", "own"):
+        assert absent not in text
+    assert "no measurement" not in text
+    assert "The record has no measurement of it." in nothing
+    assert 'SentenceTransformer("texts-as-v0")' in text
+    assert "# [1, 3]" in text
+
+
+def test_a_licence_belongs_to_a_folder(lineage: Lineage, tmp_path: Path) -> None:
+    for form, license, named in (
+        ("duckdb", "mit", "model card of sentence-transformers"),
+        ("sentence-transformers", "MIT License", "'MIT License'"),
+        ("sentence-transformers", None, "no encoder of text"),
+    ):
+        with pytest.raises(DataError, match=named):
+            export_transform(lineage, tmp_path / "way", form, 0, license=license)
+    assert list(tmp_path.glob("way*")) == []

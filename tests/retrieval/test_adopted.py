@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.agreement import scores_of
 from tests.support.lineages import DIMS, lineage_of, vectors_of
 from tests.support.own_tables import OWN, address_of, category, own_store, own_table, text_of
 from tests.support.postgres_server import postgres
@@ -42,16 +43,10 @@ def oracle(
     reader: Reader, metric: Metric, query: np.ndarray, version: int, rows: list[int]
 ) -> list[tuple[float, int]]:
     """Return score and id of each row, best first."""
-    read, scored = reader.embed(pa.array(rows, pa.int64()), version), []
-    for i, vector, source in zip(rows, read.vectors.astype(float), read.sources, strict=True):
-        product = sum(a * b for a, b in zip(query.tolist(), vector.tolist(), strict=True))
-        if metric == "l2":
-            product = -sum((a - b) ** 2 for a, b in zip(query, vector, strict=True))
-        if metric == "cosine" and source >= 0:
-            product /= np.sqrt(sum(query**2)) * np.sqrt(sum(vector**2))
-        if source >= 0:
-            scored.append((product, i))
-    return sorted(scored, reverse=True)
+    read = reader.embed(pa.array(rows, pa.int64()), version)
+    (scores,) = scores_of(metric, query[None], read.vectors)
+    scored = zip(scores.tolist(), rows, read.sources >= 0, strict=True)
+    return sorted(((score, i) for score, i, there in scored if there), reverse=True)
 
 
 @settings(

@@ -1,8 +1,10 @@
-"""Rows of several versions in one store, read and searched at any."""
+"""Rows of several versions in one store, read and searched at any; recommendations, and texts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +12,38 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from tests.support import text_encoders
+from tests.support.agreement import scores_of
 from tests.support.command import Command
 from tests.support.dictionary_store import DictionaryStore
+from tests.support.encoders import CANDIDATES as FILMS
+from tests.support.encoders import DIM, SEEN, lineage_with_encoder, without_recorded_pairs
 from tests.support.folding import CANDIDATES, candidates_of, folding_lineage, names
 from tests.support.lineages import lineage_of, publish, read_as, vectors_of
+from tests.support.pinned_lineages import (
+    PROMPTS,
+    TEXTS,
+    as_version_0,
+    pinned_lineage,
+    pinned_service,
+)
 from tests.support.publishing import publish_next
+from tests.support.text_encoders import ADDRESSES, word_vectors
 
 from evergram.compatibility.transforms import AffineTransform, LinearTransform
-from evergram.errors import DataError, LineageError, ShapeError, UnknownVersionError
+from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.errors import DataError, EvergramError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.fold_in import fold_in
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.serving.client import Client
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ReadableStore, Store
+from evergram.texts.text_encoder import Role
 from evergram.vector_files.open_embeddings import open_embeddings
 
 
@@ -210,12 +227,7 @@ def test_search_at_a_past_version_is_search_among_what_it_reads(
 ) -> None:
     reader = filled(lineage)
     query = np.random.default_rng(0).standard_normal(6).astype(np.float32)
-    read = read_as(2, 0).numpy().astype(np.float64)
-    scores = {
-        "ip": read @ query,
-        "l2": -((read - query) ** 2).sum(axis=1),
-        "cosine": read @ query / np.linalg.norm(read, axis=1) / np.linalg.norm(query),
-    }[metric]
+    (scores,) = scores_of(metric, query[None], read_as(2, 0))
     hits = reader.search(query, 5, 0, metric=metric)[0]
     best = np.argsort(-scores)[:5]
     assert hits.ids.to_pylist() == best.tolist()
@@ -318,3 +330,169 @@ def test_rows_of_an_older_version_are_read_forward(evergram: Command, tmp_path: 
     assert ran.code == 0, ran.err
     (_, vectors), *_ = open_embeddings(out).blocks()
     assert_allclose(vectors, NEW, atol=1e-3)
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Lineage:
+    return lineage_with_encoder(tmp_path / "films")
+
+
+def ranking(films: Lineage, query: str, seen: bool) -> list[int]:
+    """All candidates by score, in float64, with or without those that the query was trained on."""
+    ids, queries = films.embeddings("query")
+    scores = (
+        films.embeddings("candidate")[1].double() @ queries.double()[ids.to_pylist().index(query)]
+    )
+    ranked = [FILMS[i] for i in np.argsort(-scores.numpy(), kind="stable")]
+    return [c for c in ranked if seen or (query, c) not in SEEN]
+
+
+@pytest.mark.parametrize("exclude_seen", [True, False])
+def test_recommendations_are_the_ranking_without_the_training_pairs(
+    films: Lineage, exclude_seen: bool
+) -> None:
+    with closing(Reader.open(films)) as reader:
+        for k in (1, 5, 38, 40, 60):
+            hits = reader.recommend(["bob", "ann", "bob"], k, exclude_seen=exclude_seen)
+            for query, mine in zip(["bob", "ann", "bob"], hits, strict=True):
+                assert mine.ids.to_pylist() == ranking(films, query, not exclude_seen)[:k]
+                assert len(mine.scores) == len(mine.versions) == len(mine.ids)
+            assert reader.recommend([], k) == []
+
+
+def test_recommendations_that_cannot_be_given_are_refused(films: Lineage, lineage: Lineage) -> None:
+    refused: list[tuple[list[str], Any, str]] = [
+        (["ann", "joe"], 5, "1 of 2 queries are not stored; the first is 'joe'"),
+        *((["ann"], 0, "k is 0"), (["ann"], 2.5, "k is 2.5")),
+    ]
+    with closing(Reader.open(films)) as reader:
+        for queries, k, named in refused:
+            with pytest.raises(DataError, match=named):
+                reader.recommend(queries, k)
+    # Objects of files are not of two sides.
+    with closing(Reader.open(lineage)) as reader, pytest.raises(LineageError, match="object"):
+        reader.recommend([1])
+    # What was trained on is not recorded.
+    publish_next(films, without_recorded_pairs(films))
+    with closing(Reader.open(films)) as reader:
+        with pytest.raises(LineageError, match=r"not recorded.*exclude_seen=False"):
+            reader.recommend(["ann"])
+        assert len(reader.recommend(["ann"], 3, exclude_seen=False)[0]) == 3
+
+
+def test_a_version_after_production_has_as_many_candidates_as_it_was_published_with(
+    films: Lineage,
+) -> None:
+    """Those that a query met score best, and are as many as production has in all."""
+    ids = pa.array(range(100, 1100))
+    vectors = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(1)).abs()
+    vectors[:40] += 10
+    artefact = without_recorded_pairs(films)
+    query_ids = films.embeddings("query")[0]
+    queries = torch.ones(3, DIM) - torch.eye(3, DIM) * torch.tensor([0.0, 1.0, 2.0])[:, None]
+    queries = queries[[query_ids.to_pylist().index("ann") - i for i in range(3)]]
+    sides = {"query": (query_ids, queries), "candidate": (ids, vectors)}
+    met = PairHash("films").of_pairs(pa.repeat("ann", 40), ids.slice(0, 40))
+    trained = "films", TrainedPairs.of(np.asarray(met))
+    publish_next(films, replace(artefact, embeddings=sides, trained=trained), promote=False)
+    with closing(Reader.open(films)) as reader:
+        hits = reader.recommend(["ann"], 10, version=1)[0]
+    best = 140 + np.argsort(-vectors[40:].sum(1).numpy(), kind="stable")[:10]
+    assert hits.ids.to_pylist() == best.tolist()
+
+
+ROLES: tuple[Role, Role] = ("query", "document")
+
+
+@pytest.fixture(scope="module")
+def pinned(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
+    return pinned_lineage(tmp_path_factory.mktemp("pinned"))
+
+
+@pytest.fixture
+def of_texts(pinned: Lineage) -> Iterator[Reader]:
+    with closing(Reader.open(pinned, encoder=ADDRESSES[1])) as opened:
+        yield opened
+
+
+def test_a_search_by_texts_is_that_of_the_service(pinned: Lineage, of_texts: Reader) -> None:
+    with pinned_service(pinned) as url, Client(url) as client:
+        for version in (0, "v0", None):
+            for metric in ("ip", "cosine"):
+                ours = of_texts.search_texts(TEXTS, 5, version, metric=metric)
+                theirs = client.search_texts(TEXTS, 5, version, metric=metric)
+                for mine, other in zip(ours, theirs, strict=True):
+                    assert mine.ids.to_pylist() == other.ids.to_pylist()
+                    assert_allclose(mine.scores, other.scores, rtol=1e-5)
+            for role in ROLES:
+                vectors: Any = client.encode(TEXTS, version, role)
+                assert_allclose(of_texts.encode(TEXTS, version, role), vectors, rtol=1e-6)
+
+
+def test_texts_are_read_as_the_version_with_prompts_and_cuts(of_texts: Reader) -> None:
+    for role in ROLES:
+        whole: Any = as_version_0(of_texts.lineage, TEXTS, PROMPTS.of(role))
+        assert_allclose(of_texts.encode(TEXTS, 0, role), whole, rtol=1e-4, atol=1e-3)
+    assert of_texts.encode(TEXTS, 0, dimensions=4).shape == (2, 4)
+    with pytest.raises(DataError, match="is not cut to 5"):
+        of_texts.encode(TEXTS, 0, dimensions=5)
+
+
+def test_options_of_a_search_by_texts_are_those_of_a_search(of_texts: Reader) -> None:
+    few, queries = ["text-3", "text-9"], of_texts.encode(TEXTS[:1], 0, "query")
+    (hits,) = of_texts.search_texts(TEXTS[:1], 5, 0, ids=few)
+    assert sorted(hits.ids.to_pylist()) == few
+    assert_array_equal(hits.scores, of_texts.search(queries, 5, 0, ids=few)[0].scores)
+    (hits,) = of_texts.search_texts(TEXTS[:1], 5, 0, scores="calibrated")
+    (same,) = of_texts.search(queries, 5, 0, scores="calibrated", query_vectors="read_back")
+    assert_array_equal(hits.scores, same.scores)
+    with pytest.raises(EvergramError, match="metadata"):
+        of_texts.search_texts(TEXTS, 5, 0, filter={"topic": "rivers"})
+
+
+def test_what_is_no_list_of_texts_is_refused(of_texts: Reader) -> None:
+    refused: list[tuple[Any, str]] = [
+        ("word1", r"\['word1'\]"),
+        ([], "no texts to encode"),
+        (["word1", " \t"], "empty text at 1"),
+        (["word1", 7], "text at 1 is a int"),
+    ]
+    for texts, named in refused:
+        with pytest.raises(DataError, match=named):
+            of_texts.search_texts(texts)
+    with pytest.raises(DataError, match="no role 'passage'"):
+        of_texts.encode(["word1"], role="passage")  # type: ignore[arg-type]
+
+
+def test_a_reader_runs_no_code_by_itself_and_no_other_encoder(
+    pinned: Lineage, tmp_path: Path
+) -> None:
+    gone = f"model2vec:{tmp_path / 'gone'}"
+    for encoder, named in (
+        (None, "name that address in 'encoder'"),
+        (ADDRESSES[0], "is not the encoder that version 1 records"),
+        (gone, f"Version 1 was encoded by python:.* and {gone} cannot be opened: "),
+    ):
+        with closing(Reader.open(pinned, encoder=encoder)) as of_texts:
+            assert len(of_texts.search(word_vectors(TEXTS, 1, 12))) == 2
+            with pytest.raises(EvergramError, match=named):
+                of_texts.search_texts(TEXTS)
+    with closing(Reader.open(pinned, encoder=ADDRESSES[:2])) as of_texts:
+        assert len(of_texts.search_texts(TEXTS, 3, 0)) == 2
+    with (
+        closing(Reader.open(lineage_of(tmp_path / "l"))) as of_texts,
+        pytest.raises(DataError, match="records no encoder of text"),
+    ):
+        of_texts.encode(TEXTS)
+
+
+def test_a_model_that_is_replaced_behind_its_address_is_noticed(
+    of_texts: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_texts.encode(TEXTS, 0)
+    opened = of_texts._texts._encoders[1].encoder
+    monkeypatch.setattr(
+        opened, "_encode", lambda texts, prompt: text_encoders.third([prompt + t for t in texts])
+    )
+    with pytest.raises(DataError, match="no longer the encoder that version 1 records"):
+        of_texts.encode(TEXTS, 0)

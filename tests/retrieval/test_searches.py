@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.support.agreement import scores_of
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of, publish, vectors_of
 from tests.support.lineages import read_as as lineage_read_as
@@ -92,14 +93,33 @@ def read_as(
     return past
 
 
-def score(metric: str, query: npt.NDArray[np.float64], row: npt.NDArray[np.float64]) -> float:
-    if metric == "l2":
-        return -float(((query - row) ** 2).sum())
-    product = float(query @ row)
-    if metric == "cosine":
-        length = float(np.linalg.norm(query) * np.linalg.norm(row))
-        return product / length if length else 0.0
-    return product
+def stored(
+    seed: int,
+    counts: dict[int, int],
+    spread: float,
+    target: int,
+    norms: bool = True,
+    zeros: bool = False,
+) -> tuple[list[Field], npt.NDArray[np.float64], np.random.Generator]:
+    """Return the fields of a store of as many rows of each version as counts say, whose ids are
+    numbers from 0 on, and the rows as `target` reads them. `zeros`: the first of a version is 0."""
+    rng = np.random.default_rng(seed)
+    line = line_of([4, 5, 6], torch.Generator().manual_seed(seed))
+    maps, store = VersionMaps(cast(Lineage, line)), DictionaryStore()
+    read = [np.zeros((0, 4 + target))]
+    for version, count in counts.items():
+        lengths = np.exp(spread * rng.standard_normal((count, 1)))
+        vectors = (rng.standard_normal((count, 4 + version)) * lengths).astype(np.float32)
+        if not count:
+            continue
+        vectors[0] *= not zeros
+        rows = np.hstack([vectors, maps.norms(vectors, version)]) if norms else vectors
+        first = sum(map(len, read))
+        store.add_space(Space(version, rows.shape[1], "f"))
+        store.upsert(Rows(version, pa.array(range(first, first + count)), rows))
+        read.append(read_as(line, vectors.astype(np.float64), version, target))
+    fields = [Field(store, maps, v, target, 4 + v, s.dim) for v, s in store.filled().items()]
+    return fields, np.concatenate(read), rng
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,53 +143,23 @@ def test_every_metric_finds_what_a_loop_finds(
     and as many are taken as there are rows.
     """
     (seed, metric, target), (norms, some, zeros) = drawn, flags
-    rng = np.random.default_rng(seed)
-    dims = [4, 5, 6]
-    line = line_of(dims, torch.Generator().manual_seed(seed))
-    maps = VersionMaps(cast(Lineage, line))
-    store = DictionaryStore()
-    expected: dict[int, npt.NDArray[np.float64]] = {}
-    first = 0
-    for version, (dim, count) in enumerate(zip(dims, counts, strict=True)):
-        if not norms or version < target:
-            count = min(count, 60)
-        lengths = np.exp(spread * rng.standard_normal((count, 1)))
-        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
-        if zeros and count:
-            vectors[0] = 0
-        width = dim + (version + 1 if norms else 0)
-        store.add_space(Space(version, width, "f"))
-        stored = vectors
-        if norms and count:
-            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
-        if count:
-            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
-        read = read_as(line, vectors.astype(np.float64), version, target)
-        expected |= {first + i: row for i, row in enumerate(read)}
-        first += count
-    fields = [Field(store, maps, v, target, dims[v], s.dim) for v, s in store.filled().items()]
+    few = {v: n if norms and v >= target else min(n, 60) for v, n in enumerate(counts)}
+    fields, rows, rng = stored(seed, few, spread, target, norms, zeros)
     if not fields:
         return
-    queries = rng.standard_normal((2, dims[target])).astype(np.float32)
-    among = sorted(rng.choice(first, size=max(1, first // 2), replace=False)) if some else None
+    queries = rng.standard_normal((2, 4 + target)).astype(np.float32)
+    count = len(rows)
+    among = sorted(rng.choice(count, size=max(1, count // 2), replace=False)) if some else None
     results = SEARCHES[metric](fields, queries, k, among)
-    for query, hits in zip(queries.astype(np.float64), results, strict=True):
-        scores = {
-            key: score(metric, query, row)
-            for key, row in expected.items()
-            if among is None or key in among
-        }
-        best = sorted(scores.values(), reverse=True)[:k]
-        assert len(set(hits.ids.to_pylist())) == len(hits) == len(best)
-        np.testing.assert_allclose(hits.scores, best, rtol=2e-3, atol=2e-3 * _power(expected))
-        for key, given_score in zip(hits.ids.to_pylist(), hits.scores, strict=True):
-            near = 2e-3 * (1 + abs(scores[key])) + 1e-4 * _power(expected)
-            assert abs(scores[key] - given_score) < near
-
-
-def _power(rows: dict[int, npt.NDArray[np.float64]]) -> float:
-    """What float32 rounds relative to: an L2 score is a difference of squares of this size."""
-    return max(1.0, *(float(row @ row) for row in rows.values())) * 1e-3
+    # What float32 rounds relative to: an L2 score is a difference of squares of this size.
+    power = 1e-3 * max(1.0, (rows**2).sum(axis=1).max())
+    for scores, hits in zip(scores_of(metric, queries, rows), results, strict=True):
+        best = np.sort(scores if among is None else scores[among])[::-1][:k]
+        ids = hits.ids.to_pylist()
+        assert len(set(ids)) == len(hits) == len(best)
+        assert among is None or set(ids) <= set(among)
+        np.testing.assert_allclose(hits.scores, best, rtol=2e-3, atol=2e-3 * power)
+        assert (abs(scores[ids] - hits.scores) < 2e-3 * (1 + abs(scores[ids])) + 1e-4 * power).all()
 
 
 class _Matrix:
@@ -247,35 +237,19 @@ def test_rows_near_by_cosine_are_those_of_a_line_for_their_lengths(
     seed: int, counts: list[int], spread: float, k: int
 ) -> None:
     """Rows of two versions; a loop in float64 computes the candidates, their cosines, the line."""
-    rng = np.random.default_rng(seed)
-    line = line_of([4, 5, 6], torch.Generator().manual_seed(seed))
-    maps = VersionMaps(cast(Lineage, line))
-    store = DictionaryStore()
-    parts, first = [np.zeros((0, 4))], 0
-    for version, count in zip((1, 2), counts, strict=True):
-        dim = 4 + version
-        lengths = np.exp(spread * rng.standard_normal((count, 1)))
-        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
-        if count:
-            store.add_space(Space(version, dim + version + 1, "f"))
-            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
-            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
-            parts.append(read_as(line, vectors.astype(np.float64), version, 0))
-            first += count
-    fields = [Field(store, maps, v, 0, 4 + v, s.dim) for v, s in store.filled().items()]
+    fields, rows, rng = stored(seed, dict(zip((1, 2), counts, strict=True)), spread, 0)
     if not fields:
         return
     query = rng.standard_normal(4).astype(np.float32)
     (hits,) = near_by_cosine(fields, query[None], k, None)
     unit = query.astype(np.float64) / np.linalg.norm(query.astype(np.float64))
-    near = []
-    for part in parts[1:]:
-        # Of each version, 256 by inner product.
-        some = part[np.argsort(-(part @ unit))[:256]]
-        near += [float(row @ unit / np.linalg.norm(row)) for row in some]
-    t = max(0.0, sorted(near)[::-1][:64][-1])
-    rows = np.concatenate(parts)
     lengths = np.linalg.norm(rows, axis=1)
+    near: list[float] = []
+    for part in np.split(np.arange(len(rows)), counts[:1]):
+        # Of each version, 256 by inner product.
+        some = part[np.argsort(-(rows[part] @ unit))[:256]]
+        near += (rows[some] @ unit / lengths[some]).tolist()
+    t = max(0.0, sorted(near)[::-1][:64][-1])
     scores = rows @ unit - t * lengths
     assert len(set(hits.ids.to_pylist())) == len(hits) == min(k, len(rows))
     # A tangent of its octave is above a length by less than a fifteenth of it.
@@ -422,6 +396,12 @@ def line(tmp_path: Path) -> Lineage:
     return lineage_of(tmp_path / "line", canaries=5)
 
 
+@pytest.fixture
+def filled(line: Lineage) -> DictionaryStore:
+    fill(line, store := DictionaryStore(), "object")
+    return store
+
+
 def test_versions_are_those_to_production_or_to_the_latest_row(tmp_path: Path) -> None:
     line = lineage_of(tmp_path / "line", versions=2)
     publish(line, 2, promote=False)
@@ -454,20 +434,14 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     fill(line, store, "object")
     queries = canary_queries(line, [version], "object", sample=25)
     (check,) = check_searches(line, store, "object", queries, 8, [metric])  # type: ignore[list-item]
-    rows = lineage_read_as(2, version).double()
-    asked = torch.from_numpy(queries[version]).double()
-    if metric == "cosine":
-        rows, asked = (torch.nn.functional.normalize(part) for part in (rows, asked))
-    scores = -torch.cdist(asked, rows) if metric == "l2" else asked @ rows.T
+    scores = scores_of(metric, queries[version], lineage_read_as(2, version))
     # By counting, for another algorithm: a row is among the best 8 if fewer than 8 score more.
     best = [[i for i in range(300) if (row > row[i]).sum() < 8] for row in scores]
     shares = [sum(i % 2 == 0 for i in of_query) / 8 for of_query in best]
     assert check.recall == pytest.approx(np.mean(shares))
     assert check.worst == min(shares)
-    assert check.recall is not None
+    assert check.recall is not None and check.low is not None  # noqa: PT018
     assert check.recall < 0.9
-    assert check.low is not None
-    assert check.high is not None
     # The mean's standard error, by a formula in place of draws.
     error = float(np.std(shares)) / 5
     assert check.recall - 4.5 * error < check.low < check.recall - 1.7 * error
@@ -505,19 +479,16 @@ def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
     assert [check.recall is None for check in checks] == [False] * 3
 
 
-def test_few_queries_that_all_agree_are_not_certain(line: Lineage) -> None:
-    store = DictionaryStore()
-    fill(line, store, "object")
-    queries = canary_queries(line, checked_versions(line, store), "object", sample=20)
+def test_few_queries_that_all_agree_are_not_certain(line: Lineage, filled: DictionaryStore) -> None:
+    queries = canary_queries(line, checked_versions(line, filled), "object", sample=20)
     steps: list[tuple[int, int]] = []
     told = check_searches(
-        *(line, store, "object", queries), progress=lambda done, total: steps.append((done, total))
+        *(line, filled, "object", queries), progress=lambda *counts: steps.append(counts)
     )
     assert steps[-1] == (300, 300)
     assert [(c.version, c.metric) for c in told] == [(v, m) for v in range(3) for m in METRICS]
     for check in told:
         assert (check.queries, check.recall, check.high, check.worst) == (20, 1.0, 1.0, 1.0)
-        assert check.low is not None
         # Clopper and Pearson's lower end, of so many hits of as many: .025 ** (1 / n).
         assert check.low == pytest.approx(0.8316, abs=0.03)
         assert not check.reaches(0.96)
@@ -530,34 +501,35 @@ def test_a_share_that_is_the_limit_reaches_it() -> None:
     assert not check.reaches(0.95 + 1e-6)
 
 
-def test_a_version_without_canaries_is_not_measured_and_reaches_nothing(tmp_path: Path) -> None:
-    line = lineage_of(tmp_path / "line", versions=1)
-    store = DictionaryStore()
-    fill(line, store, "object")
-    checks = check_searches(line, store, "object", canary_queries(line, [0], "object"))
-    assert len(checks) == 3
-    for check in checks:
-        assert (check.queries, check.recall, check.worst) == (0, None, None)
-        assert check.problem == "there is no query whose length is above 0"
-        assert not check.reaches(0.0)
-
-
-def test_a_version_that_rows_cannot_be_read_as_is_not_measured(
-    line: Lineage, monkeypatch: pytest.MonkeyPatch
+def test_a_version_that_cannot_be_measured_reaches_nothing(
+    tmp_path: Path, line: Lineage, filled: DictionaryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = DictionaryStore()
-    fill(line, store, "object")
+    """Without canaries, or of rows that are past float32 or that it cannot read."""
+    queries, whole = canary_queries(line, [0], "object"), VersionMaps.rows
+
+    def overflowing(self: VersionMaps, vectors: Floats, source: int, target: int) -> Floats:
+        read = whole(self, vectors, source, target).copy()
+        read[0] = np.inf if len(read) == 300 else read[0]  # all of them, not those returned
+        return read
+
+    with monkeypatch.context() as during, np.errstate(invalid="ignore"):
+        during.setattr(VersionMaps, "rows", overflowing)
+        checks = check_searches(line, filled, "object", queries, metrics=["ip"])
+    bare = lineage_of(tmp_path / "bare", versions=1)
+    fill(bare, few := DictionaryStore(), "object")
+    checks += check_searches(bare, few, "object", canary_queries(bare, [0], "object"))
     publish(line, 3, canaries=5)
     monkeypatch.setattr(Lineage, "forward", lambda *_: None)
-    versions = checked_versions(line, store)
+    versions = checked_versions(line, filled)
     assert versions == [0, 1, 2, 3]
     queries = canary_queries(line, versions, "object")
-    *before, last = check_searches(line, store, "object", queries, metrics=["ip"])
+    *before, last = check_searches(line, filled, "object", queries, metrics=["ip"])
     assert [check.recall for check in before] == [1.0, 1.0, 1.0]
-    assert last.recall is None
-    assert last.problem is not None
-    assert "backfill" in last.problem
-    assert not last.problem.endswith(".")
+    problems = ["past float32", *["no query whose length is above 0"] * 3, "backfill"]
+    for check, problem in zip([*checks, last], problems, strict=True):
+        assert (check.recall, check.worst) == (None, None)
+        assert problem in str(check.problem)
+        assert not check.reaches(0.0)
 
 
 def test_queries_of_a_file_are_rows_of_it_and_of_the_version(line: Lineage, tmp_path: Path) -> None:
@@ -628,20 +600,3 @@ def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     lookup = IdLookup(pa.array(["aa", "b", "bb"]))
     assert lookup.rows(pa.array(["bb", "b", "ab", None, "aa"])).tolist() == [2, 1, -1, -1, 0]
     assert IdLookup(pa.array(["aa", "b"])).rows(pa.array(["bb", "b"])).tolist() == [-1, 1]
-
-
-def test_rows_past_float32_are_not_measured(line: Lineage, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DictionaryStore()
-    fill(line, store, "object")
-    queries, whole = canary_queries(line, [0], "object"), VersionMaps.rows
-
-    def overflowing(self: VersionMaps, vectors: Floats, source: int, target: int) -> Floats:
-        read = whole(self, vectors, source, target).copy()
-        read[0] = np.inf if len(read) == 300 else read[0]  # all of them, not those returned
-        return read
-
-    monkeypatch.setattr(VersionMaps, "rows", overflowing)
-    with np.errstate(invalid="ignore"):
-        (check,) = check_searches(line, store, "object", queries, metrics=["ip"])
-    assert (check.recall, check.problem) == (None, "a row is past float32 as that version reads it")
-    assert not check.reaches(0.0)

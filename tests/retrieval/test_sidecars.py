@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pytest
 import torch
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.support.agreement import scores_of
 from tests.support.embedding_files import file_of, id_names, randn
 from tests.support.store_kinds import STORES
 from torch import Tensor
@@ -169,18 +169,6 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
         assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
         (first,) = reader.search(made.vectors[2][:1].numpy(), 3, 2, metric="l2")
         assert first.ids[0].as_py() == made.ids[0].as_py()
-
-
-def scores_of(
-    metric: Metric, queries: npt.NDArray[np.floating], vectors: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float64]:
-    read = vectors.astype(np.float64)
-    distances: npt.NDArray[np.float64] = -((queries[:, None] - read[None]) ** 2).sum(-1)
-    if metric == "l2":
-        return distances
-    products: npt.NDArray[np.float64] = queries.astype(np.float64) @ read.T
-    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(read, axis=1)
-    return products if metric == "ip" else products / lengths
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

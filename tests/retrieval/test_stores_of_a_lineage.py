@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +53,17 @@ def sources(lineage: Lineage, ids: list[int], version: int) -> list[int]:
     return read
 
 
-def test_filling_replaces_or_removes_rows_of_a_withdrawn_version(lineage: Lineage) -> None:
+def test_filling_replaces_rows_of_a_withdrawn_version_and_of_no_other_lineage(
+    lineage: Lineage,
+) -> None:
+    store = DictionaryStore()
+    store.add_space(Space(2, space_of(lineage, 2).dim, "sha256:another"))
+    with pytest.raises(IntegrityError, match="belongs to another lineage"):
+        fill(lineage, store, "object")
+    assert store.count() == {}
+    store = DictionaryStore()
+    store.add_space(space_of(lineage, 2, norms=False))
+    assert fill(lineage, store, "object") == 300
     lineage.label("kept", 2)
     store, _ = store_of_a_withdrawn_version(lineage)
     store.upsert(Rows(3, pa.array([5000]), np.ones((1, store.spaces()[3].dim), np.float32)))
@@ -72,18 +83,6 @@ def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> No
     assert sources(lineage, [0, 349], 2) == [2, -1]
 
 
-def test_a_space_of_another_lineage_is_not_filled(lineage: Lineage) -> None:
-    """Its process was killed before it wrote a row."""
-    store = DictionaryStore()
-    store.add_space(Space(2, space_of(lineage, 2).dim, "sha256:another"))
-    with pytest.raises(IntegrityError, match="belongs to another lineage"):
-        fill(lineage, store, "object")
-    assert store.count() == {}
-    store = DictionaryStore()
-    store.add_space(space_of(lineage, 2, norms=False))
-    assert fill(lineage, store, "object") == 300
-
-
 def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
     vectors = np.array([[1.0] * 8, [1e30] * 8], np.float32)
     with pytest.raises(DataError, match=r"id 8 of version 1"):
@@ -100,7 +99,11 @@ def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Li
             store.close()
         return counts
 
-    assert filled() == filled() == {"object": {2: 300}}
+    assert filled() == {"object": {2: 300}}
+    # Rows that were deleted stay deleted.
+    with open_store(str(lineage.path / "stores" / "object"), create="int64") as store:
+        store.delete(pa.array([3]))
+    assert filled() == {"object": {2: 299}}
     publish(lineage, 3)
     assert filled() == {"object": {3: 300}}
     assert calls == [("object", 2, 300, 300), ("object", 3, 300, 300)]
@@ -114,18 +117,15 @@ def test_a_snapshot_with_rows_of_another_version_is_filled_again(
     lineage.label("kept", 2)
     Reader.open(lineage).close()
     publish(lineage, 3)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     if how == "by a command":
         with open_store(str(lineage.path / "stores" / "object"), create="int64") as store:
             fill(lineage, store, "object")
     else:
         with monkeypatch.context() as patch:
             # The package has a function of the module's name.
-            patch.setattr(sys.modules["evergram.retrieval.fill"], "write_text", killed)
-            with pytest.raises(KeyboardInterrupt):
+            module, killed = sys.modules["evergram.retrieval.fill"], Mock(side_effect=SystemExit)
+            patch.setattr(module, "write_text", killed)
+            with pytest.raises(SystemExit):
                 Reader.open(lineage)
     lineage.label("stable", 2)
     with closing(Reader.open(lineage)) as reader:
@@ -148,13 +148,6 @@ def test_versions_of_one_space_are_filled_each(tmp_path: Path) -> None:
         np.testing.assert_allclose(reader.embed(ids).vectors, 2 * vectors.numpy(), rtol=1e-6)
 
 
-def test_rows_that_were_deleted_stay_deleted(lineage: Lineage) -> None:
-    Reader.open(lineage).close()
-    with open_store(str(lineage.path / "stores" / "object"), create="int64") as store:
-        store.delete(pa.array([3]))
-    assert sources(lineage, [3, 7], 2) == [-1, 2]
-
-
 def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -> None:
     assert canary_stores(lineage) == {}
     publish(lineage, 3, promote=False)
@@ -171,7 +164,7 @@ def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -
 def test_a_snapshot_of_the_newest_version_has_ids_as_a_table_of_ones_own_has_them(
     tmp_path: Path,
 ) -> None:
-    """Integers that were published may be texts in a table."""
+
     lineage = lineage_of(tmp_path / "l", 1, canaries=3)
     publish(lineage, 1, promote=False, canaries=3)
     store = DictionaryStore("string")
@@ -217,11 +210,12 @@ def test_a_store_of_ones_own_that_is_refused_is_left_open(lineage: Lineage, tmp_
         Reader.open(lineage_of(tmp_path / "another", 1), {"object": store})
 
 
-@pytest.fixture
-def sided(tmp_path: Path) -> Lineage:
+@pytest.fixture(scope="module")
+def sided(tmp_path_factory: pytest.TempPathFactory) -> Lineage:
     """Two sides, whose ids are numbers from 0 on, both of them."""
-    shutil.copytree(TRAINED, tmp_path / "line")
-    return Lineage.open(tmp_path / "line")
+    place = tmp_path_factory.mktemp("sided") / "line"
+    shutil.copytree(TRAINED, place)
+    return Lineage.open(place)
 
 
 def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_path: Path) -> None:
@@ -248,9 +242,7 @@ def test_a_store_of_the_other_side_is_refused_everywhere(sided: Lineage, tmp_pat
         stores_to_fill(sided, addresses),
     ):
         pass
-
-
-def test_rows_without_a_side_are_of_none(sided: Lineage) -> None:
+    # Rows without a side are of none.
     store, space = DictionaryStore(), space_of(sided, 2)
     store.add_space(space)
     store.upsert(Rows(2, pa.array([3, 1000]), np.ones((2, space.dim), np.float32)))
@@ -289,28 +281,26 @@ def test_a_store_is_filled_with_a_version_before_it_is_promoted(tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    return outside_folder(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["stores", "stores/object", "stores/object/segments"])
-def test_a_store_of_the_lineage_stays_in_it(lineage: Lineage, outside: Path, part: str) -> None:
+def test_a_store_of_the_lineage_and_a_backfill_stay_in_it(lineage: Lineage, tmp_path: Path) -> None:
     """A store removes what it does not list."""
-    for store in local_stores(lineage).values():
-        store.close()
-    place = lineage.path / part
-    place.rename(lineage.path / "moved")
-    place.symlink_to(outside)
-    with pytest.raises(IntegrityError, match="by a symbolic link"):
-        local_stores(lineage)
-    assert [p.name for p in outside.iterdir()] == ["own"]
-
-
-def test_a_store_reads_and_removes_no_file_outside(lineage: Lineage, outside: Path) -> None:
-    """Its `store.json` names files, with a checksum that anybody can make."""
     (store,) = local_stores(lineage).values()
     store.close()
+    work = Backfill(lineage, store, "object")
+    work.plan()
+    outside, moved = outside_folder(tmp_path), lineage.path / "moved"
+    asks: dict[Path, Callable[[], object]] = {
+        lineage.path / part: lambda: local_stores(lineage)
+        for part in ("stores", "stores/object", "stores/object/segments")
+    } | {work.folder / "journal": lambda: Backfill(lineage, store, "object")}
+    for place, ask in asks.items():
+        place.rename(moved)
+        place.symlink_to(outside)
+        with pytest.raises(IntegrityError, match="by a symbolic link"):
+            ask()
+        place.unlink()
+        moved.rename(place)
+    assert (outside / "own").read_bytes() == SECRET
+    # Its `store.json` names files, with a checksum that anybody can make.
     path = lineage.path / "stores/object/store.json"
     record = json.loads(path.read_text())
     body, segments = record["store"], lineage.path / "stores/object/segments"
@@ -320,13 +310,3 @@ def test_a_store_reads_and_removes_no_file_outside(lineage: Lineage, outside: Pa
     with pytest.raises(IntegrityError, match="damaged"):
         local_stores(lineage)
     assert (outside / "own").read_bytes() == SECRET
-
-
-def test_a_backfill_stays_in_the_lineage(lineage: Lineage, outside: Path, tmp_path: Path) -> None:
-    with open_store(str(tmp_path / "s"), create="int64") as store:
-        work = Backfill(lineage, store, "object")
-        work.plan()
-        (work.folder / "journal").rmdir()
-        (work.folder / "journal").symlink_to(outside)
-        with pytest.raises(IntegrityError, match="by a symbolic link"):
-            Backfill(lineage, store, "object")

@@ -14,7 +14,6 @@ from tests.support.store_kinds import STORES
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres.connection import read_address, show_address
-from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.stores.rows import Space
 
 ADDRESSES: dict[str, Callable[[Path], str]] = {
@@ -46,38 +45,50 @@ def test_a_store_is_made_when_it_is_asked_for_and_opened_by_its_address(
         open_store(address, create="int64")
 
 
-WRONG = [
-    *("redis://host/0", "postgres://ann:secret@host/db#t", "snapshots:here"),
-    *("lance:emb", "lance:here#../x", "lance:s3://bucket/here?key=secret#mine"),
-    *("qdrant:emb", "qdrant:http://me:secret@h:6333#emb", "qdrant:http://h?k=secret#e"),
-    *(f"lance:here#{name}" for name in ("", "-a", "a b", 'a"b', "é", "a\n", "x" * 41)),
-    *("qdrant:here#a/b", "sqlite:s.db", "sqlite:s.db#SQLite_x", "sqlite:here/s.db#../x"),
-    *("postgresql://ann:secret@db/v", "postgresql://ann:sec%ret@db/v#emb", "postgresql:#emb"),
-    *("postgresql://ann:secret/x@db/v#emb", "postgresql://ann:12#secret@db/v#"),
-    'postgresql://ann:secret@db/v#a"b',
-    *("lance-table:#table=mine&v0=e0", "lance-table:s3://b?key=secret#table=t&v0=e"),
-    *(
-        f"pgvector-table:postgresql://me:secret@db{rest}"
-        for rest in ("", "#secret", "#table=d&v00=e", "#table=d%00&v0=e", ":x#table=d&v0=e")
-    ),
-    *(
-        f"qdrant-collection:{rest}"
-        for rest in (
-            *("", "#v0=", "#collection=c&v0", "ftp://h#collection=c&v0="),
-            *("http://me:secret@h#collection=c&v0=", "http://h?key=secret#collection=c&v0="),
-            *("d#collection=c&table=t&v0=", "d#collection=c&v0=&v1=b", "d#collection=c&v0=b&v1=b"),
-            "d#collection=c&v0=&id=a.b",
-        )
-    ),
-]
+# By address: a place or a name is wrong, or the part of a table's address that is named.
+WRONG = dict.fromkeys(
+    [
+        *("redis://host/0", "postgres://ann:secret@host/db#t", "snapshots:here"),
+        *("lance:emb", "lance:here#../x", "lance:s3://bucket/here?key=secret#mine"),
+        *("qdrant:emb", "qdrant:http://me:secret@h:6333#emb", "qdrant:http://h?k=secret#e"),
+        *(f"lance:here#{name}" for name in ("", "-a", "a b", 'a"b', "é", "a\n", "x" * 41)),
+        *("qdrant:here#a/b", "sqlite:s.db", "sqlite:s.db#SQLite_x", "sqlite:here/s.db#../x"),
+        *("postgresql://ann:secret@db/v", "postgresql://ann:sec%ret@db/v#emb", "postgresql:#emb"),
+        *("postgresql://ann:secret/x@db/v#emb", "postgresql://ann:12#secret@db/v#"),
+        *('postgresql://ann:secret@db/v#a"b', "lance-table:#table=mine&v0=e0"),
+        "lance-table:s3://b?key=secret#table=t&v0=e",
+        *(
+            f"pgvector-table:postgresql://me:secret@db{rest}"
+            for rest in ("", "#secret", "#table=d&v00=e", "#table=d%00&v0=e", ":x#table=d&v0=e")
+        ),
+        *(
+            f"qdrant-collection:{rest}"
+            for rest in (
+                *("", "#v0=", "#collection=c&v0", "ftp://h#collection=c&v0="),
+                *("http://me:secret@h#collection=c&v0=", "http://h?key=secret#collection=c&v0="),
+                *("d#collection=c&table=t&v0=", "d#collection=c&v0=&v1=b"),
+                *("d#collection=c&v0=b&v1=b", "d#collection=c&v0=&id=a.b"),
+            )
+        ),
+    ],
+    "",
+) | {
+    f"lance-table:here#{rest}": f"{named}.*lance-table:DIR#table=TABLE"
+    for rest, named in (
+        *(("", "part 1"), ("secret", "part 1"), ("table=t", "v0="), ("v0=e", "table=")),
+        *(("table=&v0=e", "table="), ("table=secret&v0=e&v0=f", "v0="), ("table=t&v0=", "v0=")),
+        *(("table=t&v0", "part 2"), ("table=t&v0=e&tabel=s", "'table'")),
+        *(("table=secret%zz&v0=e", "table="), ("table=t&v0=e&filter=a,%2", "filter=")),
+    )
+}
 
 
 def test_a_wrong_address_is_not_repeated_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for address in WRONG:
-        with pytest.raises(DataError) as refused:
+    for address, named in WRONG.items():
+        with pytest.raises(DataError, match=named) as refused:
             open_store(address, create="int64" if "-" not in address.partition(":")[0] else None)
         assert "secret" not in str(refused.value)
         assert not list(tmp_path.iterdir())
@@ -93,23 +104,6 @@ def test_a_folder_with_segments_of_its_own_is_not_made_a_store(tmp_path: Path) -
     assert film.read_text() == "film"
     film.unlink()
     open_store(str(tmp_path), create="int64").close()
-
-
-PARTS = [
-    *(("", "part 1"), ("secret", "part 1"), ("table=t", "v0="), ("v0=e", "table=")),
-    *(("table=&v0=e", "table="), ("table=secret&v0=e&v0=f", "v0="), ("table=t&v00=e", "part 2")),
-    *(("table=t&v0=", "v0="), ("table=t&v0", "part 2"), ("table=t&v0=e&tabel=s", "'table'")),
-    *(("table=secret%00&v0=e", "table="), ("table=secret%zz&v0=e", "table=")),
-    *(("table=t&v0=e&filter=a,%2", "filter="), ("table=t&v0=%ff", "v0=")),
-]
-
-
-def test_the_part_of_a_table_s_address_that_is_wrong_is_named_and_not_repeated() -> None:
-    for rest, named in PARTS:
-        with pytest.raises(DataError, match=named) as refused:
-            open_store(f"lance-table:here#{rest}")
-        assert "secret" not in str(refused.value)
-        assert "lance-table:DIR#table=TABLE" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +123,6 @@ def test_an_address_of_postgresql_is_shown_without_its_password(address: str, sh
     assert show_address(params, name) == f"postgresql{shown}"
     without = {k: v for k, v in params.items() if k != "password"}
     assert read_address(f"postgresql{shown}") == (without, name)
-
-
-def test_local_modes_of_qdrant_are_told_from_servers() -> None:
-    for local in ("qdrant:dir#a", "qdrant-collection:/dir#collection=a&v0=e"):
-        assert is_local_mode(local)
-    for other in ("qdrant:http://h:6333#a", "qdrant-collection:https://h#collection=a", "dir"):
-        assert not is_local_mode(other)
 
 
 EXTRAS = [

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.agreement import same_hits
+from tests.support.agreement import same_hits, scores_of
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.planted import planted, recall
 from tests.support.store_kinds import STORES
@@ -112,14 +112,8 @@ def test_few_bytes_find_nearly_all_of_the_best(indexed: Indexed) -> None:
 def test_every_metric_is_exact_in_scores_and_finds_nearly_all(
     indexed: Indexed, metric: str
 ) -> None:
-    whole, asked = indexed.stored[:, :DIM].astype(float), indexed.queries[:, :DIM]
-    squares = (whole**2).sum(axis=1)
-    products, lengths = asked @ whole.T, np.linalg.norm(asked, axis=1)[:, None]
-    truth = {
-        "ip": products,
-        "l2": 2 * products - squares - lengths**2,
-        "cosine": products / lengths / np.sqrt(squares),
-    }[metric]
+    asked = indexed.queries[:, :DIM]
+    truth = scores_of(metric, asked, indexed.stored[:, :DIM])
     search = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}[metric]
     maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], DIM))))
     field = Field(indexed.store, maps, version=0, target=0, dim=DIM, width=DIM + 1)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import torch
 from qdrant_client import QdrantClient, models
+from tests.support.agreement import scores_of
 from tests.support.lineages import DIMS, lineage_of, vectors_of
 from tests.support.own_tables import own_store
 from tests.support.planted import planted, recall
@@ -322,14 +323,10 @@ def test_a_cosine_collection_is_searched_by_each_metric(tmp_path: Path) -> None:
     lineage, vectors = unit_lineage(tmp_path / "line")
     address = made(tmp_path / "own", dict(enumerate(vectors)), "Cosine")
     query = np.linspace(-2, 3, 6).astype(np.float32)
-    asked, rows = query.astype(float), vectors.astype(float)
-    truth: dict[Metric, Any] = {
-        "ip": rows @ asked,
-        "l2": -((rows - asked) ** 2).sum(axis=1),
-        "cosine": rows @ asked / np.linalg.norm(rows, axis=1) / np.linalg.norm(asked),
-    }
+    metrics: list[Metric] = ["ip", "l2", "cosine"]
     with closing(Reader.open(lineage, {"object": address})) as reader:
-        for metric, scores in truth.items():
+        for metric in metrics:
+            (scores,) = scores_of(metric, query[None], vectors)
             (hits,) = reader.search(query, 7, 0, metric=metric)
             best = np.argsort(-scores)[:7]
             assert hits.ids.to_pylist() == best.tolist()

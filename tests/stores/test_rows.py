@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from typing import Any
@@ -12,18 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.agreement import scores_of
 from tests.support.dictionary_store import DictionaryStore
 
 from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.stores.adopted_scores import best_by, scores_by
 from evergram.stores.index_codes import IndexCodes, tell_apart
-from evergram.stores.rows import (
-    Hits,
-    Rows,
-    Space,
-    merge_hits,
-    row_checks,
-)
+from evergram.stores.rows import Hits, Rows, Space, merge_hits, row_checks
 
 
 def rows(ids: pa.Array, version: int = 3, dim: int = 5, seed: int = 0) -> Rows:
@@ -94,16 +88,6 @@ def test_the_best_of_several_versions_are_ranked_together_each_id_at_its_latest(
     assert merged.versions.tolist() == [2, 2]
 
 
-def test_hits_are_ranked_by_other_scores_and_some_of_them_kept() -> None:
-    some = hits(2, (1, 0.9), (2, 0.8), (3, 0.7))
-    again = some.ranked(np.array([0.5, 1e300, 0.5]))
-    assert again.ids.to_pylist() == [2, 1, 3]
-    assert again.scores.tolist() == [np.inf, 0.5, 0.5]
-    kept = some.where(np.array([True, False, True]))
-    assert (kept.ids.to_pylist(), kept.versions.tolist()) == ([1, 3], [2, 2])
-    assert kept.scores.tolist() == some.scores[[0, 2]].tolist()
-
-
 def view_rows(version: int, *ids: int) -> Rows:
     return Rows(version, pa.array(ids), np.full((len(ids), 2), version, np.float32))
 
@@ -111,8 +95,8 @@ def view_rows(version: int, *ids: int) -> Rows:
 @pytest.fixture
 def store() -> DictionaryStore:
     opened = DictionaryStore()
-    opened.add_space(Space(0, 2, "sha256:0"))
-    opened.add_space(Space(1, 2, "sha256:1"))
+    for version in (0, 1):
+        opened.add_space(Space(version, 2, f"sha256:{version}"))
     opened.upsert(view_rows(0, 1, 2))
     return opened
 
@@ -154,27 +138,15 @@ def test_versions_are_asked_with_as_many_queries_each(store: DictionaryStore) ->
 
 
 DRAW = np.random.default_rng(0)
-
 SCORED = DRAW.normal(size=(50, 5)).astype(np.float32)
-
 ASKED = DRAW.normal(size=(3, 5)).astype(np.float32)
 
 
-def by_hand(metric: str, query: list[float], vector: list[float]) -> float:
-    product = math.fsum(a * b for a, b in zip(query, vector, strict=True))
-    if metric == "ip":
-        return product
-    if metric == "l2":
-        return -(math.dist(query, vector) ** 2)
-    length = math.hypot(*vector)
-    return product / length / math.hypot(*query) if length else 0.0
-
-
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
-def test_scores_and_the_best_are_those_of_a_loop(metric: str) -> None:
+def test_scores_and_the_best_are_those_of_float64(metric: str) -> None:
     vectors = SCORED.copy()
     vectors[7] = 0
-    expected = [[by_hand(metric, q, v) for v in vectors.tolist()] for q in ASKED.tolist()]
+    expected = scores_of(metric, ASKED, vectors).tolist()
     scores = scores_by(metric, ASKED.astype(float), vectors.astype(float))
     assert np.allclose(scores, expected, atol=1e-12)
     blocks = [Rows(2, pa.array(range(s, s + 10)), vectors[s : s + 10]) for s in range(0, 50, 10)]

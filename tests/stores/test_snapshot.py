@@ -4,14 +4,12 @@ what happens to disks and processes: every answer is right, or an error."""
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -144,29 +142,6 @@ def test_a_row_whose_products_pass_float32_takes_no_place(
         assert not np.isnan(hits.scores).any()
     (all_hits,) = store.search({0: query}, 101)
     assert all_hits.scores[all_hits.ids.to_pylist().index(100)] == 0
-
-
-def _read_along(path: Path, pipe: Connection) -> None:
-    with SnapshotStore.open(str(path)) as store:
-        while (asked := pipe.recv()) is not None:
-            pipe.send((store.count(), len(store.fetch([asked]))))
-
-
-def test_another_process_sees_each_write(store: SnapshotStore, tmp_path: Path) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    reader = multiprocessing.get_context("spawn").Process(
-        target=_read_along, args=(tmp_path / "store", theirs)
-    )
-    reader.start()
-    for i in range(10):
-        ours.send(i)
-        assert ours.recv() == ({0: i} if i else {}, 0)
-        store.upsert(rows([i]))
-        ours.send(i)
-        assert ours.recv() == ({0: i + 1}, 1)
-    ours.send(None)
-    reader.join()
-    assert reader.exitcode == 0
 
 
 def test_a_second_writer_is_refused(store: SnapshotStore, tmp_path: Path) -> None:

@@ -169,11 +169,6 @@ def test_one_file_has_several_stores_and_tables_of_others(store: Store, file: Pa
     assert edited(file, "select * from prices") == [(1, 2)]
 
 
-def test_a_store_of_another_name_is_not_there(store: Store) -> None:
-    with pytest.raises(DataError, match="no store"):
-        open_store(store.address.replace("#emb", "#other"))
-
-
 def test_a_table_of_somebody_else_is_refused_and_stays(store: Store, file: Path) -> None:
     for table in ("mine_record", "mine_spaces", "MINE_v3"):
         edited(file, f"create table {table} (name text)", f"insert into {table} values ('a')")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.stores.store import Floats, Hits, Rows, Store
@@ -76,3 +77,16 @@ def same_hits(
 
 def close(actual: Any, truth: Any) -> None:
     np.testing.assert_allclose(actual, truth, rtol=1e-4, atol=1e-4)
+
+
+def scores_of(metric: str, queries: Any, rows: Any) -> npt.NDArray[np.float64]:
+    """Return scores [Q, n] in float64; the cosine of a vector of length 0 is 0."""
+    queries, rows = np.asarray(queries, np.float64), np.asarray(rows, np.float64)
+    if metric == "l2":
+        distances: npt.NDArray[np.float64] = ((queries[:, None] - rows[None]) ** 2).sum(-1)
+        return -distances
+    products: npt.NDArray[np.float64] = queries @ rows.T
+    if metric == "cosine":
+        lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
+        np.divide(products, lengths, out=products, where=lengths > 0)
+    return products
