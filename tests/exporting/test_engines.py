@@ -11,6 +11,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,6 @@ from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
 from evergram.exporting.arrow_function import arrow_function
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.view import View
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import write_vectors
 
@@ -106,14 +107,8 @@ NO_VECTORS = {
     "no list": (pa.table({"vector": [1.0]}), DataError, "is double"),
     "integers": (pa.table({"vector": [[1] * 10]}), DataError, "holds int64"),
     "another dim": (pa.table({"vector": lists(NEWEST[:, :6].copy())}), ShapeError, "has 6 numbers"),
-    "a null": (
-        pa.table({"vector": pa.array([[None] * 10], pa.list_(pa.float32()))}),
-        *(DataError, "a null in it"),
-    ),
-    "a NaN": (
-        pa.table({"vector": lists(NEWEST * np.float32("nan"))}),
-        *(DataError, "column 'vector'.*a NaN"),
-    ),
+    "a null": (pa.table({"vector": [[None, 1.0] * 5]}), DataError, "a null in it"),
+    "a NaN": (pa.table({"vector": lists(NEWEST * np.nan)}), DataError, "'vector'.*a NaN"),
     "too large": (
         pa.table({"id": ["a", "b"], "vector": lists(np.full((2, 10), [[0.0], [1e300]]))}),
         *(DataError, r"Row 2 of a batch \(id 'b'\): its vector \(column 'vector'\) .*\(1e\+300\)"),
@@ -180,8 +175,6 @@ ENGINES = {
     "Daft": (["daft"], True),
     "Spark": (["pysail", "pyspark"], True),
 }
-# None of them may report that it was used.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true"}
 
 
 def sections() -> dict[str, str]:
@@ -214,8 +207,10 @@ def test_an_engine_writes_the_vectors_of_the_past_version(engine: str, folder: P
     if own_process:
         # A file, as pyspark takes a program of `-c` for a shell of its own and looks for a JVM.
         (folder / "example.py").write_text(code)
-        command = [sys.executable, "example.py"]
-        subprocess.run(command, env={**os.environ, **QUIET}, check=True, timeout=500)
+        # None of them may report that it was used.
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "DAFT_ANALYTICS_ENABLED": "0"}
+        environment = {**os.environ, **quiet, "DO_NOT_TRACK": "true"}
+        subprocess.run([sys.executable, "example.py"], env=environment, check=True, timeout=500)
     else:
         exec(code, {})
     table = pq.read_table(folder / "as_v0.parquet").sort_by("id")
@@ -224,15 +219,12 @@ def test_an_engine_writes_the_vectors_of_the_past_version(engine: str, folder: P
 
 
 def test_the_first_example_makes_functions_of_vectors_and_of_ids(folder: Path) -> None:
-    made: dict[str, object] = {}
+    made: dict[str, Any] = {}
     exec(sections()[""], made)
-    named, as_v0 = made["named"], made["as_v0"]
-    assert callable(named)
-    assert callable(as_v0)
-    by_id = named(pa.table({"id": [3, -1]}))["vector"]
+    by_id = made["named"](pa.table({"id": [3, -1]}))["vector"]
     assert by_id.to_pylist()[1] is None
     np.testing.assert_allclose(matrix(by_id[:1]), AS_0[[3]], rtol=1e-5, atol=1e-5)
-    read = as_v0(pa.table({"vector": lists(NEWEST)}))
+    read = made["as_v0"](pa.table({"vector": lists(NEWEST)}))
     np.testing.assert_allclose(matrix(read["vector"]), AS_0, rtol=1e-5, atol=1e-5)
 
 
@@ -241,15 +233,10 @@ SINCE = datetime(2026, 3, 1, tzinfo=UTC)
 theirs = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture
-def view(tmp_path: Path) -> View:
-    return lineage_of(tmp_path / "line").view(version=0)
-
-
 @theirs
 @pytest.mark.long
 def test_feast_joins_vectors_as_of_a_time_and_serves_them(
-    view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("feast")
     import feast
@@ -257,6 +244,7 @@ def test_feast_joins_vectors_as_of_a_time_and_serves_them(
 
     from evergram.exporting.feast_source import feature_view
 
+    view = lineage.view(0)
     repository = feast.RepoConfig(
         project="films",
         registry=str(tmp_path / "registry.db"),
@@ -267,17 +255,10 @@ def test_feast_joins_vectors_as_of_a_time_and_serves_them(
     )
     store = feast.FeatureStore(config=repository)
     path = tmp_path / "films.parquet"
-    written = pq.write_table
-
-    def cut_off(table: object, where: Path) -> None:
-        written(table, where)
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", cut_off)
+        patch.setattr(pq, "write_table", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
             feature_view(view, "object", path, name="films_v0", since=SINCE)
-        assert sorted(tmp_path.glob("*films*")) == []
     entity, features = feature_view(view, "object", path, name="films_v0", since=SINCE)
     store.apply([entity, features])
     ids, vectors = view.embeddings("object")
@@ -304,7 +285,7 @@ def test_feast_joins_vectors_as_of_a_time_and_serves_them(
 @theirs
 @pytest.mark.long
 def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
-    view: View, tmp_path: Path
+    lineage: Lineage, tmp_path: Path
 ) -> None:
     need("mlflow")
     import mlflow.pyfunc
@@ -312,6 +293,7 @@ def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
 
     from evergram.exporting.mlflow_model import save_model
 
+    view = lineage.view(0)
     _, vectors = view.embeddings("object")
     save_model(view, tmp_path / "model", "object")
     with pytest.raises(DataError, match="is there already"):

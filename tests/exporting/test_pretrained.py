@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.encoders import CANDIDATES, DIM, QUERIES, lineage_with_encoder, two_tower
-from tests.support.lineages import lineage_of
 from tests.support.optional import need
 
 import evergram
@@ -25,7 +24,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.features import EntityInputs
 from evergram.errors import DataError, FormatError, IntegrityError, LineageError, ServiceError
 from evergram.exporting.encoder_folder import CardPlace, EncoderFacts, model_card
-from evergram.exporting.pretrained_encoder import PretrainedEncoder, is_repository
+from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import EncoderRecord, sha256
 
@@ -145,9 +144,7 @@ def test_ids_are_embedded_in_any_container(encoder: PretrainedEncoder) -> None:
         vectors = encoder.encode(container)
         assert vectors.dtype == np.float32
         np.testing.assert_array_equal(vectors, truth)
-
-
-def test_features_are_embedded_with_and_without_an_id(encoder: PretrainedEncoder) -> None:
+    # And features, with and without an id.
     objects = [
         {"id": 103, "genre": ["war", "drama"]},
         {"genre": "noir"},
@@ -232,27 +229,15 @@ def test_an_object_that_cannot_be_embedded_is_named(encoder: PretrainedEncoder) 
         encoder.encode([103], batch_size=0)
 
 
-def test_versions_are_named_as_everywhere(films: Lineage, tmp_path: Path) -> None:
-    films.label("stable", 0)
-    assert (
-        PretrainedEncoder.of_version(films, "stable").facts
-        == PretrainedEncoder.of_version(films, "v0").facts
-    )
-    assert (PretrainedEncoder.of_version(films).kind, PretrainedEncoder.of_version(films).dim) == (
-        "two_tower",
-        DIM,
-    )
-    assert PretrainedEncoder.of_version(films, 0).features == {
-        "query": ["id"],
-        "candidate": ["id", "genre"],
-    }
-    with pytest.raises(LineageError, match="came from a file"):
-        PretrainedEncoder.of_version(lineage_of(tmp_path / "files", 1))
-
-
-def test_batches_change_nothing_and_the_bar_is_not_on_stdout(
-    encoder: PretrainedEncoder, capsys: pytest.CaptureFixture[str]
+def test_a_version_is_named_as_everywhere_and_batches_change_nothing(
+    films: Lineage, encoder: PretrainedEncoder, lineage: Lineage, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    films.label("stable", 0)
+    assert PretrainedEncoder.of_version(films, "stable").facts == encoder.facts
+    assert (encoder.kind, encoder.dim) == ("two_tower", DIM)
+    assert encoder.features == {"query": ["id"], "candidate": ["id", "genre"]}
+    with pytest.raises(LineageError, match="came from a file"):
+        PretrainedEncoder.of_version(lineage)
     whole = encoder.encode(CANDIDATES)
     parts = encoder.encode(CANDIDATES, batch_size=7, show_progress_bar=True, convert_to_numpy=False)
     assert isinstance(parts, torch.Tensor)
@@ -354,19 +339,16 @@ def test_an_encoder_comes_back_as_it_was_pushed(
             PretrainedEncoder.from_pretrained(place, revision="v9")
 
 
-def test_what_is_no_name_of_a_repository_asks_no_hub(
-    hub: HubFolder, encoder: PretrainedEncoder
-) -> None:
-    for name in ("films", "me/films/x", "../films", "me/..", "me/a--b", "", "/x"):
-        assert not is_repository(name)
-        with pytest.raises(DataError, match="OWNER/NAME"):
-            encoder.push_to_hub(name)
-    assert hub.calls == []
-
-
 def test_refusals_of_the_hub_and_its_absence_are_sentences(
     hub: HubFolder, encoder: PretrainedEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("films", "me/films/x", "../films", "me/..", "me/a--b", "", "/x"):
+        with pytest.raises(DataError, match="OWNER/NAME"):
+            encoder.push_to_hub(name)
+    for text in ("", "MIT License", "mit\ntags: x", "mit: x", "-", "a" * 65):
+        with pytest.raises(DataError):
+            encoder.push_to_hub("me/films", license=text)
+    assert hub.calls == []
     with pytest.raises(DataError, match="no such repository of me/nothing"):
         PretrainedEncoder.from_pretrained("me/nothing")
 
@@ -408,9 +390,3 @@ def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
     assert "| recall@20 | 0.25 ±0.0123 |" in text
     assert "Measured on 5,000 of 60,000 test queries" in text
     assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text
-
-
-def test_a_licence_that_is_no_word_of_the_hub_is_refused() -> None:
-    for text in ("", "MIT License", "mit\ntags: x", "mit: x", "-", "a" * 65):
-        with pytest.raises(DataError):
-            CardPlace("me/shop", text)
