@@ -309,7 +309,7 @@ FAULTS = (
         "stores/filters.py",
         'depth += {"(": 1, ")": -1}.get(token[0], 0)',
         'depth += {"(": 1, ")": -1}.get(token[0], 0) * 0',
-        "stores/test_filters.py",
+        "stores/test_adopted_tables.py",
     ),
     # Reading at a version.
     Fault(

@@ -71,7 +71,7 @@ WRONG = dict.fromkeys(
             )
         ),
     ],
-    "",
+    ".",
 ) | {
     f"lance-table:here#{rest}": f"{named}.*lance-table:DIR#table=TABLE"
     for rest, named in (

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
+import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -34,12 +40,13 @@ from tests.support.lineages import lineage_of, read_as
 from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
-from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
-from evergram.stores.open_store import KINDS
+from evergram.stores.open_store import KINDS, open_store
 from evergram.stores.store import Floats, Hits, Rows, Space, Store, StoreView
+from evergram.stores.table_per_version import TablePerVersionStore
 
 # Ids that have gone wrong in one database or another.
 TEXTS = ["", " ", "a", "A", "'", '"; DROP TABLE x; --', "naïve ü 中文 🙂", "e\u0301", "\u00e9"]
@@ -560,3 +567,231 @@ def test_any_order(kind: str) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+FILES = {"lance": "{}#emb", "qdrant": "{}#emb", "sqlite": "{}/emb.db#emb"}
+
+
+def address_of(kind: str, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    return f"{kind}:{FILES[kind].format(folder)}"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pgvector", *(pytest.param(k, marks=pytest.mark.long) for k in ("snapshot", *FILES))],
+)
+def test_threads_work_together(kind: str, tmp_path: Path) -> None:
+    """Each thread owns some ids and moves them between two spaces; nobody ever sees a row that
+    was not written, and each thread sees its own rows as it left them."""
+    dims = {10: 6, 11: 9}
+
+    def written(ids: range, version: int) -> Rows:
+        # What a row is follows from its id and version, so anybody can tell a wrong one.
+        steps = np.arange(dims[version], dtype=np.float32)
+        vectors = np.asarray(ids, dtype=np.float32)[:, None] + version * steps
+        return Rows(version, pa.array(ids, pa.int64()), vectors)
+
+    def work(store: Store, owner: int) -> None:
+        own = range(owner * 20, owner * 20 + 20)
+        query = {v: np.ones((2, d), dtype=np.float32) for v, d in dims.items()}
+        for i in range(6):
+            version = 10 + (i + owner) % 2
+            store.upsert(written(own, version))
+            assert as_dict(store.fetch(own)) == as_dict([written(own, version)])
+            for rows in store.fetch(range(160)):
+                expected = as_dict([written(range(160), rows.version)])
+                assert as_dict([rows]).items() <= expected.items()
+            for hits in store.search(query, 5):
+                assert len(hits) == len(set(hits.ids.to_pylist())) == 5
+
+    with STORES[kind](tmp_path, "int64") as store, ThreadPoolExecutor(8) as pool:
+        for version, dim in dims.items():
+            store.add_space(Space(version, dim, f"sha256:{version}"))
+        for done in [pool.submit(work, store, owner) for owner in range(8)]:
+            done.result()
+        assert sum(store.count().values()) == 160
+
+
+WRITER = """
+import sys
+import numpy as np, pyarrow as pa
+from evergram.stores.open_store import open_store
+from evergram.stores.store import Rows
+with open_store(sys.argv[1]) as store:
+    for i in range(100_000):
+        ids = np.arange(20) + 20 * (i % 50)
+        store.upsert(Rows(i % 2, pa.array(ids), np.full((20, 4 - i % 2), i, dtype=np.float32)))
+        print(i, flush=True)
+"""
+
+
+def kill_writers(address: str) -> None:
+    """Assert that a new store loses no row whose write has returned."""
+    with open_store(address, create="int64") as store:
+        store.add_space(Space(0, 4, "sha256:zero"))
+        store.add_space(Space(1, 3, "sha256:one"))
+    for pause in (0.07, 0.2):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, address], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(pause)
+        os.kill(writer.pid, signal.SIGKILL)
+        last = int((first + writer.communicate()[0]).split("\n")[-2])
+        with open_store(address, create="int64") as store:
+            # Every batch up to the last that was told is there as written, or as the one under way.
+            for i in range(max(0, last - 49), last + 1):
+                parts = store.fetch(np.arange(20) + 20 * (i % 50))
+                assert sum(map(len, parts)) == 20
+                for part in parts:
+                    assert set(np.unique(part.vectors)) <= {i, i + 50 if i + 50 == last + 1 else i}
+            store.delete(range(1000))
+            assert store.count() == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FILES)
+def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(kind: str, tmp_path: Path) -> None:
+    kill_writers(address_of(kind, tmp_path / "killed"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FILES)
+def test_no_wrong_vector_comes_out_of_a_damaged_folder(kind: str, tmp_path: Path) -> None:
+    """A bit of a file is flipped: an error, or a row that is missed, but never a wrong vector."""
+    folder = tmp_path / kind
+    address = address_of(kind, folder)
+    vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    with open_store(address, create="int64") as store:
+        store.add_space(Space(0, 8, "sha256:zero"))
+        store.add_space(Space(1, 6, "sha256:one"))
+        store.upsert(Rows(0, pa.array(range(200)), vectors))
+        store.upsert(Rows(1, pa.array(range(100, 130)), vectors[:30, :6].copy()))
+        written = as_dict(store.scan())
+        store.delete(range(10))
+        truth = as_dict(store.scan())
+    # Lance has no checksum of which rows are removed: one may come back, as it was.
+    allowed = written if kind == "lance" else truth
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
+    chance = random.Random(0)
+    errors = 0
+    for _ in range(100):
+        file = chance.choice(files)
+        whole = file.read_bytes()
+        place = chance.randrange(len(whole))
+        flipped = whole[place] ^ 1 << chance.randrange(8)
+        file.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+        try:
+            with open_store(address) as store:
+                fetched = as_dict(store.fetch(range(200)))
+            assert fetched.items() <= allowed.items()
+        except (StoreError, IntegrityError):
+            errors += 1
+        file.write_bytes(whole)
+    assert errors
+    with open_store(address) as store:
+        assert as_dict(store.scan()) == truth
+
+
+# A writer that is killed between its two steps, or within one transaction, as SQLite's is.
+
+
+@pytest.fixture(params=FILES)
+def half(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    both = Pair(lambda: STORES[request.param](tmp_path, "int64"), "int64").fill()
+    yield both
+    both.store.close()
+
+
+def killed_while_moving(half: Pair, monkeypatch: pytest.MonkeyPatch, rows: Rows) -> bool:
+    """Move rows, killed before they are removed from where they were. Returns: whether they were
+    written, in one of two steps."""
+
+    def die(*_: Any) -> None:
+        raise StoreError("killed")
+
+    with monkeypatch.context() as during:
+        during.setattr(type(half.store), "_remove", die)
+        with pytest.raises(StoreError, match="killed"):
+            half.store.upsert(rows)
+    half.reopen()
+    return isinstance(half.store, TablePerVersionStore)
+
+
+def moved_and_killed(half: Pair, monkeypatch: pytest.MonkeyPatch) -> bool:
+    rows = half.rows(NEW.version, half.names(range(15)))
+    if not killed_while_moving(half, monkeypatch, rows):
+        return False
+    half.oracle.upsert(rows)
+    assert sum(half.store.count().values()) > sum(half.oracle.count().values())
+    return True
+
+
+def test_only_the_later_row_of_an_id_is_read(half: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved_and_killed(half, monkeypatch)
+    there = as_dict(half.oracle.scan())
+    assert as_dict(half.store.scan()) == there
+    assert as_dict(half.store.scan(OLD.version, size=2)) == as_dict(half.oracle.scan(OLD.version))
+    assert as_dict(half.store.fetch(half.names(range(40)))) == there
+    queries = half.queries()
+    # Of the old version alone, the rows that were moved are gone: they are of the new one.
+    for asked in (queries, {OLD.version: queries[OLD.version]}):
+        for k in (1, 3, 7, 100):
+            same_hits(half.store, half.oracle, asked, k)
+        same_hits(half.store, half.oracle, asked, 3, ids=half.names(range(10, 25)))
+    for store in half.both:
+        store.delete(pa.array(half.names(range(12)), store.id_type))
+    assert as_dict(half.store.scan()) == as_dict(half.oracle.scan())
+    same_hits(half.store, half.oracle, queries, 40)
+
+
+@pytest.mark.parametrize("how", ["remove_superseded", "written again"])
+def test_it_is_repaired(half: Pair, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_steps = moved_and_killed(half, monkeypatch)
+    if how == "written again":
+        half.upsert(half.rows(NEW.version, half.names(range(15))))
+        two_steps = False
+    assert half.store.remove_superseded() == (15 if two_steps else 0)
+    same_rows(half.store, half.oracle)
+    assert half.store.remove_superseded() == 0
+    half.reopen()
+    same_rows(half.store, half.oracle)
+
+
+def test_a_row_that_was_to_move_back_stays_in_the_later_version(
+    half: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = as_dict(half.store.scan())
+    back = half.rows(OLD.version, half.names(range(30, 35)))
+    killed_while_moving(half, monkeypatch, back)
+    assert as_dict(half.store.scan()) == before
+    same_hits(half.store, half.oracle, half.queries(), 40)
+    half.upsert(back)
+    same_rows(half.store, half.oracle)
+
+
+def test_a_row_that_moves_back_while_tables_are_read_is_met_the_second_time(
+    half: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(half.store, TablePerVersionStore):
+        return
+    store, key = half.store, half.names([35])
+    back = half.rows(OLD.version, key)
+    get, met = type(store)._get, list[int]()
+
+    def get_and_move(self: Any, version: int, ids: pa.Array) -> Any:
+        found = list(get(self, version, ids))
+        met.append(version)
+        if met == [OLD.version]:
+            half.opened_again().upsert(back)
+        return iter(found)
+
+    with monkeypatch.context() as during:
+        during.setattr(type(store), "_get", get_and_move)
+        assert [rows.version for rows in store.fetch(key)] == [OLD.version]
+        again = len(met)
+        # Ids that are found are not looked for again.
+        store.fetch(key)
+        assert len(met) == again + 2

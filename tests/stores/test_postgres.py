@@ -6,9 +6,10 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DeadlockDetected
 from psycopg.sql import SQL, Composed
+from tests.support.agreement import scores_of
 from tests.support.lineages import DIMS
 from tests.support.own_tables import NUMBERS, address_of, own_table
 from tests.support.planted import planted, recall
@@ -28,7 +30,7 @@ from evergram.retrieval.metric_search import Field, by_distance
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import Connection, ConnectionPool, FairSemaphore
+from evergram.stores.postgres.connection import ConnectionPool
 from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.store import Rows, Space, Store, StoreView
 
@@ -43,15 +45,6 @@ def store(server: PostgresServer) -> Iterator[PgvectorStore]:
     with PgvectorStore.open(server.address(), "int64") as opened:
         opened.add_space(Space(0, 4, "sha256:zero"))
         yield opened
-
-
-def test_a_changed_row_is_noticed(server: PostgresServer, store: PgvectorStore) -> None:
-    store.upsert(constant(range(3)))
-    name = store.address.rpartition("#")[2]
-    server.sql(f"update {name}_vectors set vector = '[1,1,1,2]' where id = 1")
-    assert len(store.fetch([0, 2])[0]) == 2
-    with pytest.raises(IntegrityError, match="id 1 "):
-        store.fetch([0, 1])
 
 
 @pytest.mark.long
@@ -90,7 +83,7 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
     assert len(failed) == 3
 
 
-def test_a_reader_without_the_right_to_write_reads_consistently(
+def test_a_reader_without_the_right_to_write_reads_consistently_and_notices_a_changed_row(
     server: PostgresServer, store: PgvectorStore
 ) -> None:
     store.upsert(constant(range(3)))
@@ -106,24 +99,11 @@ def test_a_reader_without_the_right_to_write_reads_consistently(
         assert isinstance(reader, Store)
         with pytest.raises(StoreError, match="permission denied"):
             reader.take_side("query")
+        server.sql(f"update {name}_vectors set vector = '[1,1,1,2]' where id = 1")
+        assert len(reader.fetch([0, 2])[0]) == 2
+        with pytest.raises(IntegrityError, match="id 1 "):
+            reader.fetch([0, 1])
     assert store.side is None
-
-
-def test_a_view_of_a_server_that_was_restarted_begins_again(
-    server: PostgresServer, store: PgvectorStore
-) -> None:
-    store.upsert(constant(range(3)))
-    views = []
-
-    def look(view: StoreView) -> dict[int, int]:
-        views.append(view)
-        if len(views) == 1:
-            server.stop()
-            server.start()
-        return view.count()
-
-    assert store.read_consistently(look) == {0: 3}
-    assert len(views) == 2
 
 
 def test_a_server_that_goes_away_and_comes_back(
@@ -157,101 +137,60 @@ def test_a_server_that_goes_away_and_comes_back(
     assert len(store.search({0: query}, 20)[0]) == 12
     # A scan that was under way fails or goes on; this one only asks again when it needs to.
     assert sum(len(block) for block in blocks) == 8
+    views = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        views.append(view)
+        if len(views) == 1:
+            server.stop()
+            server.start()
+        return view.count()
+
+    # A view of a server that was restarted begins again.
+    assert store.read_consistently(look) == {0: 12}
+    assert len(views) == 2
 
 
-@pytest.fixture
-def pool(server: PostgresServer) -> Iterator[ConnectionPool]:
+def test_work_is_done_again_once_where_postgresql_says_so(server: PostgresServer) -> None:
     params = {key: str(value) for key, value in conninfo_to_dict(server.uri).items()}
-    opened = ConnectionPool(params, "postgresql://db#emb", lambda connection: None)
-    yield opened
-    opened.close()
+    with closing(ConnectionPool(params, "postgresql://db#emb", lambda connection: None)) as pool:
+        deadlock = DeadlockDetected("deadlock detected")
+        assert pool.run(Mock(side_effect=[deadlock, 2])) == 2
+        always = Mock(side_effect=deadlock)
+        with pytest.raises(StoreError, match="deadlock detected"):
+            pool.run(always)
+        assert always.call_count == 2
+        # The server refuses in its own words.
+        message = "postgresql://db#emb did not do what was asked: column .nonsense. does not exist"
+        with pytest.raises(StoreError, match=message):
+            pool.run(lambda c: c.execute(SQL("select nonsense")))
+        with pytest.raises(DataError, match=r"cannot hold a value: .*out of range"):
+            pool.run(lambda c: c.execute(SQL("select 100000::smallint")))
 
 
-def test_the_server_refuses_in_its_own_words(pool: ConnectionPool) -> None:
-    message = "postgresql://db#emb did not do what was asked: column .nonsense. does not exist"
-    with pytest.raises(StoreError, match=message):
-        pool.run(lambda c: c.execute(SQL("select nonsense")))
-    with pytest.raises(DataError, match=r"cannot hold a value: .*out of range"):
-        pool.run(lambda c: c.execute(SQL("select 100000::smallint")))
-
-
-def test_work_is_done_again_once_where_postgresql_says_so(pool: ConnectionPool) -> None:
-    calls = []
-
-    def work(connection: Connection) -> int:
-        calls.append(connection)
-        if len(calls) < 2:
-            raise DeadlockDetected("deadlock detected")
-        return len(calls)
-
-    assert pool.run(work) == 2
-
-    def always(connection: Connection) -> int:
-        calls.append(connection)
-        raise DeadlockDetected("deadlock detected")
-
-    with pytest.raises(StoreError, match="deadlock detected"):
-        pool.run(always)
-    assert len(calls) == 4
-
-
-def test_settings_of_the_address_stay_as_they_are(server: PostgresServer) -> None:
+def test_tables_of_somebody_else_settings_and_a_missing_right(server: PostgresServer) -> None:
+    server.sql("create table mine_vectors (id int primary key, version int, price int)")
+    server.sql("insert into mine_vectors values (1, 2, 3)")
+    for create in (None, "int64"):
+        with pytest.raises(StoreError, match="give another name after #"):
+            open_store(server.address("mine"), create=create)
+    assert server.sql("select * from mine_vectors") == [(1, 2, 3)]
+    assert server.sql("select to_regclass('mine_spaces')") == [(None,)]
+    # Settings of the address stay as they are.
     options = "-c%20hnsw.ef_search%3D333%20-c%20statement_timeout%3D7s"
-    address = f"{server.uri}&options={options}#settings"
-    asked = ("hnsw.ef_search", "statement_timeout", "hnsw.iterative_scan", "synchronous_commit")
-    query = SQL("select array[{}]").format(
-        SQL(", ").join(SQL("current_setting({})").format(name) for name in asked)
+    query = SQL(
+        "select current_setting('hnsw.ef_search'), current_setting('statement_timeout'),"
+        " current_setting('hnsw.iterative_scan'), current_setting('synchronous_commit')"
     )
-    with PgvectorStore.open(address, "int64") as store:
+    with PgvectorStore.open(f"{server.uri}&options={options}#settings", "int64") as store:
         values = store._connections.run(lambda c: c.execute(query).fetchone())
-        assert values == (["333", "7s", "relaxed_order", "on"],)
-
-
-def test_without_the_right_to_make_the_extension_the_error_says_what_to_do(
-    server: PostgresServer,
-) -> None:
+        assert values == ("333", "7s", "relaxed_order", "on")
+    # The right to make the extension.
     server.sql("create role visitor login")
     server.sql("create database bare owner visitor")
     address = server.uri.replace("postgres:@/postgres", "visitor@/bare")
     with pytest.raises(StoreError, match="create extension vector"):
         open_store(f"{address}#emb", create="int64")
-
-
-def test_tables_of_somebody_else_are_refused_and_left_alone(server: PostgresServer) -> None:
-    name = "somebodys"
-    server.sql(f"create table {name}_vectors (id int primary key, version int, price int)")
-    server.sql(f"insert into {name}_vectors values (1, 2, 3)")
-    for create in (None, "int64"):
-        with pytest.raises(StoreError, match="give another name after #"):
-            open_store(server.address(name), create=create)
-    assert server.sql(f"select * from {name}_vectors") == [(1, 2, 3)]
-    assert server.sql(f"select to_regclass('{name}_spaces')") == [(None,)]
-
-
-def test_waiters_are_served_in_order_of_arrival_and_give_up_where_nobody_makes_progress() -> None:
-    semaphore = FairSemaphore(1, patience=0.1)
-    assert semaphore.acquire()
-    assert not semaphore.acquire()
-    semaphore.release()
-    # Nobody who gave up is called later.
-    assert semaphore.acquire()
-    semaphore.release()
-    order: list[int] = []
-    patient = FairSemaphore(1, patience=60.0)
-    assert patient.acquire()
-
-    def go(number: int) -> None:
-        assert patient.acquire()
-        order.append(number)
-        patient.release()
-
-    with ThreadPoolExecutor(6) as pool:
-        for number in range(6):
-            pool.submit(go, number)
-            while len(patient._waiting) <= number:
-                time.sleep(0.001)
-        patient.release()
-    assert order == list(range(6))
 
 
 def test_a_name_of_any_letters_and_a_connection_that_is_given_back(server: PostgresServer) -> None:
@@ -330,12 +269,9 @@ def test_a_search_by_distance_is_not_misled_by_the_graph(server: PostgresServer)
             "all rows": field.search(asked, offsets, 10, None, exact=True),
             "by distance": by_distance([field], queries, 10, None),
         }
-    distances = ((queries[:, None].astype(np.float64) - vectors[None]) ** 2).sum(axis=2)
-    best = [set(np.argsort(row)[:10].tolist()) for row in distances]
+    best = np.argsort(-scores_of("l2", queries, vectors))[:, :10]
     share = {
-        name: np.mean(
-            [len(b & set(h.ids.to_pylist())) / 10 for b, h in zip(best, hits, strict=True)]
-        )
+        name: np.mean([len(np.intersect1d(b, h.ids)) / 10 for b, h in zip(best, hits, strict=True)])
         for name, hits in found.items()
     }
     assert share["all rows"] == share["by distance"] == 1.0
@@ -381,19 +317,7 @@ def test_an_index_that_a_killed_builder_left_is_built_anew(
 QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
 
 
-def test_a_filter_cannot_write(server: PostgresServer) -> None:
-    table = own_table(5)
-    server.sql(
-        f"create function wipe_{table}() returns boolean language plpgsql as"
-        f" $$ begin delete from {table}; return true; end $$"
-    )
-    with open_store(address_of(table)) as store:
-        with pytest.raises(StoreError, match="read-only"):
-            store.where(f"wipe_{table}()").search(QUERY, 3)
-        assert store.count() == {0: 5}
-
-
-def test_a_view_is_read_and_one_with_an_id_twice_is_refused(server: PostgresServer) -> None:
+def test_a_filter_cannot_write_and_a_view_is_a_table(server: PostgresServer) -> None:
     table = own_table(20)
     server.sql(f"create view v_{table} as select * from {table} where category = 'news'")
     with open_store(address_of(f"v_{table}")) as store:
@@ -401,18 +325,14 @@ def test_a_view_is_read_and_one_with_an_id_twice_is_refused(server: PostgresServ
     server.sql(f"create view w_{table} as select * from {table} union all select * from {table}")
     with pytest.raises(StoreError, match="twice"):
         open_store(address_of(f"w_{table}"))
-
-
-def test_vectors_of_two_dims_are_refused(server: PostgresServer) -> None:
-    table = own_table(5, dims=False)
+    server.sql(
+        f"create function wipe_{table}() returns boolean language plpgsql as"
+        f" $$ begin delete from {table}; return true; end $$"
+    )
     with open_store(address_of(table)) as store:
-        server.sql(f"update {table} set e0 = '[1,2]' where id = 2")
-        with pytest.raises(IntegrityError, match="differ in dim"):
-            store.fetch([2])
-        with pytest.raises((DataError, StoreError), match=r"dimensions|2 and 6 dims"):
-            store.search(QUERY, 3)
-    with pytest.raises(StoreError, match="2 and 6 dims"):
-        open_store(address_of(table))
+        with pytest.raises(StoreError, match="read-only"):
+            store.where(f"wipe_{table}()").search(QUERY, 3)
+        assert store.count() == {0: 20}
 
 
 def test_a_role_that_may_only_select_reads_and_one_that_may_not_does_not(
@@ -434,7 +354,16 @@ def test_a_role_that_may_only_select_reads_and_one_that_may_not_does_not(
             assert "secret" not in str(refused.value)
 
 
-def test_a_column_of_other_dims_by_now(server: PostgresServer) -> None:
+def test_a_column_of_other_dims_by_now_or_of_two(server: PostgresServer) -> None:
+    table = own_table(5, dims=False)
+    with open_store(address_of(table)) as store:
+        server.sql(f"update {table} set e0 = '[1,2]' where id = 2")
+        with pytest.raises(IntegrityError, match="differ in dim"):
+            store.fetch([2])
+        with pytest.raises((DataError, StoreError), match=r"dimensions|2 and 6 dims"):
+            store.search(QUERY, 3)
+    with pytest.raises(StoreError, match="2 and 6 dims"):
+        open_store(address_of(table))
     table = own_table(20)
     with open_store(address_of(table)) as store:
         server.sql(f"alter table {table} alter column e0 type vector(2) using '[1,2]'")
