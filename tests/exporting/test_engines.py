@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -12,7 +11,6 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -235,9 +233,7 @@ theirs = pytest.mark.filterwarnings("default")
 
 @theirs
 @pytest.mark.long
-def test_feast_joins_vectors_as_of_a_time_and_serves_them(
-    lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_feast_joins_vectors_as_of_a_time_and_serves_them(lineage: Lineage, tmp_path: Path) -> None:
     need("feast")
     import feast
     import pandas as pd
@@ -255,10 +251,6 @@ def test_feast_joins_vectors_as_of_a_time_and_serves_them(
     )
     store = feast.FeatureStore(config=repository)
     path = tmp_path / "films.parquet"
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(DataError, match=r"films\.parquet cannot be written: .*No space left"):
-            feature_view(view, "object", path, name="films_v0", since=SINCE)
     entity, features = feature_view(view, "object", path, name="films_v0", since=SINCE)
     store.apply([entity, features])
     ids, vectors = view.embeddings("object")
@@ -306,15 +298,16 @@ def test_a_saved_model_of_mlflow_gives_the_vectors_of_ids_without_the_lineage(
     np.testing.assert_array_equal(np.stack(answer["vector"]), vectors[[12, 7, 12]].numpy())
     assert loaded.metadata.metadata["evergram"]["fingerprint"] == view.fingerprint
     absent = loaded.predict([3, 10_000])["vector"]
-    assert absent[0] == vectors[3].tolist()
-    assert absent[1] is None
+    assert absent.tolist() == [vectors[3].tolist(), None]
     assert not list(folder.rglob("*.pkl"))
-    for given, named in (("5", "int64"), (pd.DataFrame({"key": [5]}), "no column 'id'")):
+    given: list[tuple[Any, str]] = [
+        (["5"], "int64"),
+        (pd.DataFrame({"key": [5]}), "no column 'id'"),
+    ]
+    for objects, named in given:
         with pytest.raises(DataError, match=named):
-            loaded.predict(given if named != "int64" else [given])
+            loaded.predict(objects)
     [record] = folder.rglob("version.json")
-    facts = json.loads(record.read_text())
-    assert (facts["version"], facts["rows"]) == (0, 300)
     with record.with_name("vectors.parquet").open("ab") as file:
         file.write(b"x")
     with pytest.raises(IntegrityError, match=r"vectors\.parquet"):

@@ -191,15 +191,6 @@ def test_rows_are_proved_by_the_published_file_where_no_canary_is_there(
         opened(table, [2])
 
 
-def test_half_precision_is_the_same_vector(opened: Callable[..., Reader]) -> None:
-    table = own_table()
-    postgres().sql(f"alter table {table} alter column e0 type halfvec(6)")
-    reader = opened(table)
-    query = vectors_of(0).numpy()[17]
-    for metric in ("l2", "cosine"):
-        assert reader.search(query, 1, 0, metric=metric)[0].ids.to_pylist() == [17]
-
-
 @pytest.mark.parametrize("kind", list(OWN)[:3])
 def test_each_kind_is_proved_before_its_first_row(
     kind: str, proved: Lineage, tmp_path: Path

@@ -202,7 +202,7 @@ def linear_line(dim: int) -> tuple[Line, npt.NDArray[np.float64]]:
     return line, np.linalg.inv(line.chain.matrix(1, 0).numpy()).T
 
 
-def test_cosine_is_proved_where_products_mislead() -> None:
+def test_cosine_is_proved_where_products_mislead_and_looks_at_few_rows_elsewhere() -> None:
     """Ten thousand long rows at 60 degrees outdo a short row at 1 degree in inner product."""
     line, inverse = linear_line(8)
     wanted = np.zeros((10_000, 8))
@@ -212,9 +212,7 @@ def test_cosine_is_proved_where_products_mislead() -> None:
     _, field = one_space(line, wanted @ inverse)
     (hits,) = by_cosine([field], np.eye(8, dtype=np.float32)[:1], 3, None)
     assert set(hits.ids.to_pylist()) == {9_997, 9_998, 9_999}
-
-
-def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
+    # Where lengths are alike.
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((10_000, 32)).astype(np.float32)
     store, field = one_space(linear_line(32)[0], vectors)
@@ -303,16 +301,16 @@ def test_rows_near_by_cosine_where_there_is_no_line() -> None:
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize("norms", [False, True])
 def test_a_search_returns_as_many_as_are_asked_for(
-    metric: str, norms: bool, monkeypatch: pytest.MonkeyPatch
+    metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also more than are ever looked at for few."""
     monkeypatch.setattr(metric_search, "MOST", 100)
-    line = line_of([3, 4], torch.Generator().manual_seed(0))
-    _, field = one_space(line, np.random.default_rng(0).normal(size=(150, 4)), norms=norms)
-    queries = np.ones((1, 3), np.float32)
-    assert len(SEARCHES[metric]([field], queries, 140, None)[0]) == 140
+    line, rows = linear_line(4)[0], np.random.default_rng(0).normal(size=(150, 4))
+    for norms in (False, True):
+        _, field = one_space(line, rows, norms=norms)
+        hits = SEARCHES[metric]([field], np.ones((1, 4), np.float32), 140, None)
+        assert len(hits[0]) == 140
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -369,13 +367,9 @@ def test_distances_are_those_of_float64_where_rows_are_far_from_0_and_near_each_
             np.testing.assert_allclose(hits.scores, own[best], rtol=1e-4)
         assert (hits.scores <= 0).all()
         np.testing.assert_allclose(hits.scores, own[hits.ids.to_numpy()], rtol=1e-4)
-
-
-@pytest.mark.parametrize("norms", [False, True])
-def test_a_query_whose_distances_have_no_float32_is_refused(norms: bool) -> None:
-    _, field = one_space(linear_line(2)[0], np.ones((3, 2)), target=1, norms=norms)
+    # A distance that is past float32.
     with pytest.raises(DataError, match="give shorter vectors"):
-        by_distance([field], np.full((1, 2), 2.5e38, np.float32), 1, None)
+        by_distance([field], np.full((1, 64), 2.5e38, np.float32), 1, None)
 
 
 METRICS = ["ip", "l2", "cosine"]
@@ -402,19 +396,7 @@ def filled(line: Lineage) -> DictionaryStore:
     return store
 
 
-def test_versions_are_those_to_production_or_to_the_latest_row(tmp_path: Path) -> None:
-    line = lineage_of(tmp_path / "line", versions=2)
-    publish(line, 2, promote=False)
-    store = DictionaryStore()
-    fill(line, store, "object", 1)
-    assert checked_versions(line, store) == [0, 1]
-    fill(line, store, "object", 2)
-    assert checked_versions(line, store) == [0, 1, 2]
-    line.retire(0)
-    assert checked_versions(line, store) == [1, 2]
-
-
-def test_queries_are_canaries_as_each_version_published_them(line: Lineage) -> None:
+def test_queries_are_canaries_as_each_version_published_them(line: Lineage, tmp_path: Path) -> None:
     drawn = canary_queries(line, [0, 2], "object", sample=20)
     for version, vectors in drawn.items():
         published = vectors_of(version)[::5].numpy()
@@ -424,6 +406,14 @@ def test_queries_are_canaries_as_each_version_published_them(line: Lineage) -> N
     assert len(canary_queries(line, [0], "object", sample=1000)[0]) == 60
     other = canary_queries(line, [0], "object", sample=20, seed=1)[0]
     assert (other != drawn[0]).any()
+    # Versions are those to production or to the latest row.
+    short, store = lineage_of(tmp_path / "short", versions=2), DictionaryStore()
+    publish(short, 2, promote=False)
+    for version, checked in ((1, [0, 1]), (2, [0, 1, 2])):
+        fill(short, store, "object", version)
+        assert checked_versions(short, store) == checked
+    short.retire(0)
+    assert checked_versions(short, store) == [1, 2]
 
 
 @pytest.mark.parametrize(("version", "metric"), [(0, "l2"), (1, "cosine"), (2, "ip")])
@@ -450,7 +440,7 @@ def test_a_row_that_a_search_does_not_return_is_counted(
     assert not check.reaches(check.recall)
 
 
-def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
+def test_of_equal_rows_a_search_may_return_any_and_all_rows_show_nothing(tmp_path: Path) -> None:
     line = lineage_of(tmp_path / "line", versions=1)
     store = Forgetful()
     space = Space(0, 6, line.manifest(0).fingerprint)
@@ -462,10 +452,6 @@ def test_of_equal_rows_a_search_may_return_any(tmp_path: Path) -> None:
     (check,) = check_searches(line, store, "object", {0: once[:20]}, 2, ["l2"])
     # Both of a pair are the best two, and one of them is not known to the index.
     assert check.recall == 0.5
-
-
-def test_a_search_that_returns_all_rows_shows_nothing(tmp_path: Path) -> None:
-    line = lineage_of(tmp_path / "line", versions=1)
     store = Forgetful()
     queries = {0: vectors_of(0, 20).numpy()}
     with pytest.raises(DataError, match="0 rows"):
@@ -492,13 +478,9 @@ def test_few_queries_that_all_agree_are_not_certain(line: Lineage, filled: Dicti
         # Clopper and Pearson's lower end, of so many hits of as many: .025 ** (1 / n).
         assert check.low == pytest.approx(0.8316, abs=0.03)
         assert not check.reaches(0.96)
-
-
-def test_a_share_that_is_the_limit_reaches_it() -> None:
+    # A share that is the limit reaches it.
     mean = float(torch.full((200,), 0.95, dtype=torch.float64).mean())
-    check = SearchCheck(0, "ip", 200, mean, mean, mean, mean)
-    assert check.reaches(0.95)
-    assert not check.reaches(0.95 + 1e-6)
+    assert SearchCheck(0, "ip", 200, mean, mean, mean, mean).reaches(0.95)
 
 
 def test_a_version_that_cannot_be_measured_reaches_nothing(
@@ -576,7 +558,9 @@ def test_the_rows_are_those_of_a_dictionary(ids: tuple[list[int | str], list[int
     assert rows.tolist() == [expected.get(value, -1) for value in asked]
 
 
-def test_rows_of_none_and_ids_of_other_types() -> None:
+def test_rows_of_none_ids_of_other_types_and_texts_of_one_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts, numbers = IdLookup(pa.array(["a", "1.0"])), IdLookup(pa.array([1]))
     assert texts.rows(pa.array(["1.0", None, "c"], pa.string_view())).tolist() == [1, -1, -1]
     assert texts.rows(pa.nulls(2)).tolist() == [-1, -1]
@@ -591,9 +575,6 @@ def test_rows_of_none_and_ids_of_other_types() -> None:
         with pytest.raises(DataError) as caught:
             lookup.rows(asked)
         assert str(asked.type) in str(caught.value)
-
-
-def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         id_lookup, "keys_of", lambda ids: np.array([len(i) for i in ids.to_pylist()], np.uint64)
     )

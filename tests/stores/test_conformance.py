@@ -35,7 +35,6 @@ from hypothesis.stateful import (
 from numpy.testing import assert_allclose
 from tests.support import dictionary_store
 from tests.support.agreement import Id, as_dict, same_hits, same_rows, scores_of
-from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of, read_as
 from tests.support.store_kinds import STORES
 from tests.support.store_pairs import DIMS, NEW, OLD, Pair
@@ -45,7 +44,7 @@ from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.index_codes import CODES, FLOAT32, IndexCodes
 from evergram.stores.open_store import KINDS, open_store
-from evergram.stores.store import Floats, Hits, Rows, Space, Store, StoreView
+from evergram.stores.store import Hits, Rows, Space, Store, StoreView
 from evergram.stores.table_per_version import TablePerVersionStore
 
 # Ids that have gone wrong in one database or another.
@@ -469,12 +468,9 @@ def test_every_kind_that_an_address_names_is_enrolled() -> None:
 
 # Any order of writes, reads and searches.
 
-SIZES = {0: 3, 1: 5, 2: 2}
+THREE = [Space(version, dim, f"sha256:{version}") for version, dim in enumerate((3, 5, 2))]
+VERSIONS = st.sampled_from(range(3))
 NUMBERS = st.lists(st.integers(0, 30), unique=True, max_size=12)
-
-
-def drawn(count: int, dim: int, seed: int) -> Floats:
-    return np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
 
 
 class Machine(RuleBasedStateMachine):
@@ -482,75 +478,55 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(id_type=st.sampled_from(["int64", "string"]))
     def start(self, id_type: str) -> None:
-        self.id_type = id_type
         self.folder = Path(tempfile.mkdtemp(prefix="evergram-stateful-"))
-        self.store: Store = STORES[self.kind](self.folder, id_type)
-        self.oracle = DictionaryStore(id_type)
-        for store in (self.store, self.oracle):
-            for version, dim in SIZES.items():
-                store.add_space(Space(version, dim, f"sha256:{version}"))
+        self.pair = Pair(lambda: STORES[self.kind](self.folder, id_type), id_type, THREE).spaces()
 
-    def names(self, numbers: list[int]) -> list[Id]:
-        return [n if self.id_type == "int64" else f"ü{n}" for n in numbers]
+    def rows(self, version: int, numbers: list[int]) -> Rows:
+        return self.pair.rows(version, self.pair.names(numbers))
 
-    def rows(self, version: int, numbers: list[int], seed: int) -> Rows:
-        ids = pa.array(self.names(numbers), self.store.id_type)
-        return Rows(version, ids, drawn(len(numbers), SIZES[version], seed))
+    @rule(version=VERSIONS, numbers=NUMBERS)
+    def upsert(self, version: int, numbers: list[int]) -> None:
+        self.pair.upsert(self.rows(version, numbers))
 
-    @rule(version=st.sampled_from(list(SIZES)), numbers=NUMBERS, seed=st.integers(0, 99))
-    def upsert(self, version: int, numbers: list[int], seed: int) -> None:
-        for store in (self.store, self.oracle):
-            store.upsert(self.rows(version, numbers, seed))
-
-    @rule(
-        version=st.sampled_from(list(SIZES)),
-        blocks=st.lists(NUMBERS, max_size=3),
-        seed=st.integers(0, 99),
-    )
-    def load(self, version: int, blocks: list[list[int]], seed: int) -> None:
-        for store in (self.store, self.oracle):
-            rows = [self.rows(version, numbers, seed + i) for i, numbers in enumerate(blocks)]
-            store.load(Space(version, SIZES[version], f"sha256:{version}"), rows)
+    @rule(version=VERSIONS, blocks=st.lists(NUMBERS, max_size=3))
+    def load(self, version: int, blocks: list[list[int]]) -> None:
+        rows = [self.rows(version, numbers) for numbers in blocks]
+        for store in self.pair.both:
+            store.load(THREE[version], rows)
 
     @rule(numbers=NUMBERS)
     def delete(self, numbers: list[int]) -> None:
-        for store in (self.store, self.oracle):
-            store.delete(self.names(numbers))
+        for store in self.pair.both:
+            store.delete(self.pair.names(numbers))
 
     @rule(numbers=NUMBERS)
     def fetch(self, numbers: list[int]) -> None:
-        asked = self.names(numbers)
-        assert as_dict(self.store.fetch(asked)) == as_dict(self.oracle.fetch(asked))
+        found, truth = (as_dict(s.fetch(self.pair.names(numbers))) for s in self.pair.both)
+        assert found == truth
 
-    @rule(
-        versions=st.sets(st.sampled_from(list(SIZES)), min_size=1),
-        k=st.integers(1, 40),
-        among=st.none() | NUMBERS,
-        seed=st.integers(0, 99),
-    )
-    def search(self, versions: set[int], k: int, among: list[int] | None, seed: int) -> None:
-        queries = {v: drawn(2, SIZES[v], seed) for v in sorted(versions)}
-        ids = None if among is None else self.names(among)
-        same_hits(self.store, self.oracle, queries, k, ids=ids)
+    @rule(versions=st.sets(VERSIONS, min_size=1), k=st.integers(1, 40), among=st.none() | NUMBERS)
+    def search(self, versions: set[int], k: int, among: list[int] | None) -> None:
+        queries = {v: some for v, some in self.pair.queries(2).items() if v in versions}
+        ids = None if among is None else self.pair.names(among)
+        same_hits(self.pair.store, self.pair.oracle, queries, k, ids=ids)
 
     @rule()
     def reopen(self) -> None:
-        self.store.close()
-        self.store = STORES[self.kind](self.folder, self.id_type)
+        self.pair.reopen()
 
     @rule()
     def build_index(self) -> None:
-        self.store.build_index()
+        self.pair.store.build_index()
 
     @invariant()
     def holds_the_same(self) -> None:
-        if hasattr(self, "store"):
-            assert self.store.count() == self.oracle.count()
-            assert as_dict(self.store.scan(size=7)) == as_dict(self.oracle.scan())
+        if hasattr(self, "pair"):
+            assert self.pair.store.count() == self.pair.oracle.count()
+            assert as_dict(self.pair.store.scan(size=7)) == as_dict(self.pair.oracle.scan())
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
+        if hasattr(self, "pair"):
+            self.pair.store.close()
             shutil.rmtree(self.folder)
 
 

@@ -396,17 +396,15 @@ def test_a_view_is_of_one_moment_and_the_next_sees_what_was_written(tmp_path: Pa
         assert lance.read_consistently(lambda view: view.count()) == {0: 10}
 
 
-@pytest.mark.parametrize("writes", [0, 3])
-def test_a_table_that_was_made_anew_is_compared_again(writes: int, tmp_path: Path) -> None:
-    """It has the version numbers of the one before, or lower ones."""
+def test_a_table_that_was_made_anew_is_compared_again(tmp_path: Path) -> None:
+    """It has lower version numbers than the one before, and then the same."""
     lineage, ids = lineage_of(tmp_path / "line", 1), pa.array(range(300))
     vectors = vectors_of(0).numpy()
     address = table_of("lance-table", tmp_path / "own", {"id": range(300)}, vectors)
     database = lancedb.connect(tmp_path / "own")
-    for _ in range(writes):
-        mine = database.open_table("mine")
-        mine.add(pa.table({"id": pa.array([999]), "e0": listed(vectors[:1])}))
-        mine.delete("id = 999")
+    mine = database.open_table("mine")
+    mine.add(pa.table({"id": pa.array([999]), "e0": listed(vectors[:1])}))
+    mine.delete("id = 999")
 
     def made_anew(values: np.ndarray) -> None:
         database.drop_table("mine")

@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,17 +15,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DeadlockDetected
 from psycopg.sql import SQL, Composed
-from tests.support.agreement import scores_of
 from tests.support.lineages import DIMS
 from tests.support.own_tables import NUMBERS, address_of, own_table
 from tests.support.planted import planted, recall
 from tests.support.postgres_server import PostgresServer, postgres
 from tests.support.store_pairs import constant
 
-from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.retrieval.metric_search import Field, by_distance
-from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
 from evergram.stores.postgres.connection import ConnectionPool
@@ -248,34 +242,6 @@ def test_searches_use_the_index_and_filters_by_many_ids_its_order(
     assert [h.ids.to_pylist() for h in long] == [h.ids.to_pylist() for h in plain]
     with pytest.raises(DataError, match="halfvec"):
         store.upsert(Rows(2, pa.array([7]), np.full((1, 32), 7e4, np.float32)))
-
-
-def test_a_search_by_distance_is_not_misled_by_the_graph(server: PostgresServer) -> None:
-    vectors, queries = planted()
-    # Lengths differ as those of popular and of rare objects do.
-    lengths = np.random.default_rng(1).lognormal(sigma=1.0, size=(len(vectors), 1))
-    vectors = (vectors * lengths).astype(np.float32)
-    norms = (vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True) * NORM_SCALE
-    stored = np.concatenate([vectors, norms.astype(np.float32)], axis=1)
-    maps = VersionMaps(cast(Any, SimpleNamespace(chain=Chain([], 32))))
-    with PgvectorStore.open(server.address(), "int64") as store:
-        store.add_space(Space(0, 33, "sha256:zero"))
-        store.upsert(Rows(0, pa.array(np.arange(len(vectors))), stored))
-        assert store.build_index() == [0]
-        field = Field(store, maps, version=0, target=0, dim=32, width=33)
-        asked, offsets = field.linear(2 * queries, -1.0)
-        found = {
-            "graph": field.search(asked, offsets, 10, None),
-            "all rows": field.search(asked, offsets, 10, None, exact=True),
-            "by distance": by_distance([field], queries, 10, None),
-        }
-    best = np.argsort(-scores_of("l2", queries, vectors))[:, :10]
-    share = {
-        name: np.mean([len(np.intersect1d(b, h.ids)) / 10 for b, h in zip(best, hits, strict=True)])
-        for name, hits in found.items()
-    }
-    assert share["all rows"] == share["by distance"] == 1.0
-    assert share["graph"] < 0.9  # or there would be no need to compare all rows
 
 
 def test_vectors_too_long_for_an_index_are_searched_exactly(

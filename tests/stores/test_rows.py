@@ -258,7 +258,9 @@ def indexed(
     kind, codes = request.param
     folder = tmp_path_factory.mktemp("indexed")
     base, queries = planted(ROWS, DIM)
-    base *= np.exp(0.3 * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
+    # Lengths differ as those of popular and of rare objects do, which misleads a graph's distances.
+    spread = 1.0 if kind == "pgvector" else 0.3
+    base *= np.exp(spread * np.random.default_rng(3).standard_normal((ROWS, 1))).astype(np.float32)
     stored, asked = lengthened(base, queries)
     with filled(kind, folder, stored) as store:
         assert store.build_index(codes) == [0]

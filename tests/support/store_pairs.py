@@ -12,12 +12,7 @@ from tests.support.dictionary_store import DictionaryStore
 from evergram.stores.store import Floats, Rows, Space, Store
 
 OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
-
-
 DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}
-
-
-Reopen = Callable[[], Store]
 
 
 def constant(ids: Sequence[int], version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
@@ -29,8 +24,10 @@ def constant(ids: Sequence[int], version: int = 0, dim: int = 4, value: float = 
 class Pair:
     """A store and the oracle; `upsert` writes to both."""
 
-    def __init__(self, open_again: Reopen, id_type: str) -> None:
-        self._open = open_again
+    def __init__(
+        self, open_again: Callable[[], Store], id_type: str, spaces: Sequence[Space] = (OLD, NEW)
+    ) -> None:
+        self._open, self._spaces = open_again, spaces
         self.id_type = id_type
         self.store = open_again()
         self.oracle = DictionaryStore(id_type)
@@ -39,8 +36,8 @@ class Pair:
 
     def spaces(self) -> Pair:
         for store in self.both:
-            store.add_space(OLD)
-            store.add_space(NEW)
+            for space in self._spaces:
+                store.add_space(space)
         return self
 
     def name(self, number: int) -> Id:
@@ -50,7 +47,8 @@ class Pair:
         return [self.name(n) for n in numbers]
 
     def rows(self, version: int, ids: Sequence[Id]) -> Rows:
-        return Rows(version, self.array(ids), self.floats(len(ids), DIMS[version]))
+        (dim,) = (space.dim for space in self._spaces if space.version == version)
+        return Rows(version, self.array(ids), self.floats(len(ids), dim))
 
     def array(self, ids: Sequence[Id | None]) -> pa.Array:
         return pa.array(ids, self.store.id_type)
@@ -71,7 +69,7 @@ class Pair:
         return self
 
     def queries(self, count: int = 3) -> dict[int, Floats]:
-        return {version: self.floats(count, dim) for version, dim in DIMS.items()}
+        return {space.version: self.floats(count, space.dim) for space in self._spaces}
 
     def opened_again(self) -> Store:
         """Another handle of the same store."""
