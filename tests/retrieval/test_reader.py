@@ -171,14 +171,6 @@ def test_while_stores_are_brought_to_another_version_every_version_is_exact(
                 )
 
 
-def test_a_store_that_was_never_filled_is_named(lineage: Lineage) -> None:
-    with (
-        closing(Reader.open(lineage.path, {"object": DictionaryStore()})) as reader,
-        pytest.raises(LineageError, match=r"was never filled"),
-    ):
-        reader.search(np.ones(10, dtype=np.float32), 3, 2)
-
-
 def test_new_queries_are_computed_at_the_version_that_the_rows_are_of(tmp_path: Path) -> None:
     """While stores are filled with a new version, and then no longer."""
     lineage, met = folding_lineage(tmp_path / "films"), [["c1", "c5"], ["c7"]]
@@ -237,6 +229,8 @@ def test_requests_that_cannot_be_answered_are_refused(lineage: Lineage) -> None:
     for version in (3, True):
         with pytest.raises(UnknownVersionError, match=str(version)):
             reader.embed([5], version)
+    with pytest.raises(LineageError, match="was never filled"):
+        Reader(lineage, {"object": DictionaryStore()}).search(np.ones(10), 3, 2)
 
 
 @pytest.mark.parametrize("unit", [True, False])

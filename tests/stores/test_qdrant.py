@@ -311,12 +311,15 @@ def test_a_server_is_asked_for_exact_searches(tmp_path: Path) -> None:
     local = own_store("qdrant-collection, Euclid", tmp_path / "own", 300, held)
     lineage = lineage_of(tmp_path / "line", canaries=2)
     query = np.linspace(-1, 2, DIMS[0]).astype(np.float32)
-    conditions = {"category": ["news", "sport"], "year": {"gte": 2003}}
+    options: dict[str, Any] = {"filter": {"category": ["news", "sport"], "year": {"gte": 2003}}}
 
     def searched(address: str) -> list[Any]:
         with closing(Reader.open(lineage, {"object": address})) as reader:
-            (hits,) = reader.search(query, 9, 0, ids=list(range(0, 300, 7)), filter=conditions)
-        return [hits.ids.to_pylist(), hits.scores.round(4).tolist(), hits.versions.tolist()]
+            return [
+                (hits.ids.to_pylist(), hits.scores.round(4).tolist(), hits.versions.tolist())
+                for ids in (None, list(range(0, 300, 7)))
+                for hits in reader.search(query, 9, 0, metric="l2", ids=ids, **options)
+            ]
 
     expected = searched(local)
     with qdrant_answers(tmp_path / "own") as server:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from evergram.atomic_files import replacing, write_bytes
+from evergram.compatibility.transforms import ResidualMLPTransform, Transform
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError
-from evergram.exporting.affine_map import (
-    AffineMap,
-    AffineStep,
-    MapSteps,
-    Matrix,
-    affine_map,
-    map_steps,
-)
+from evergram.errors import DataError, ShapeError
+from evergram.exporting.affine_map import AffineMap, about_view, affine_map, checked_name
 from evergram.exporting.encoder_folder import CardPlace
 from evergram.exporting.sentence_transformer_folder import folder_card
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.view import View
 
 
 def literal_rows(way: AffineMap) -> Iterator[tuple[int, str, str]]:
@@ -106,12 +103,12 @@ OPSET, IR_VERSION = 13, 7
 INPUT, OUTPUT = "vectors", "vectors_as"
 
 
-def write_onnx_graph(path: Path, way: MapSteps) -> None:
+def write_onnx_graph(path: Path, view: View, source_dim: int, name: str, about: str) -> None:
     """Write a graph with the input "vectors" and the output "vectors_as", float32.
 
     Affine transforms that follow each other are one node; one of kind residual_mlp is five.
 
-    Raises: DataError: onnx is not installed.
+    Raises: DataError: onnx is not installed. ShapeError: a transform is of another kind.
     """
     try:
         from onnx import TensorProto, checker, helper
@@ -120,14 +117,14 @@ def write_onnx_graph(path: Path, way: MapSteps) -> None:
 
     ends = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", dim))
-        for name, dim in ((INPUT, way.source_dim), (OUTPUT, way.dim))
+        for name, dim in ((INPUT, source_dim), (OUTPUT, view.dim))
     ]
-    nodes, weights = _nodes(way)
-    graph = helper.make_graph(nodes, way.name, ends[:1], ends[1:], weights)
+    nodes, weights = _nodes(view.steps())
+    graph = helper.make_graph(nodes, name, ends[:1], ends[1:], weights)
     model = helper.make_model(
         graph,
         producer_name="evergram",
-        doc_string=way.about,
+        doc_string=about,
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
@@ -135,31 +132,38 @@ def write_onnx_graph(path: Path, way: MapSteps) -> None:
     write_bytes(path, model.SerializeToString())
 
 
-def _nodes(way: MapSteps) -> tuple[list[Any], list[Any]]:
+def _nodes(steps: Sequence[tuple[Tensor, Tensor] | Transform]) -> tuple[list[Any], list[Any]]:
     """Return the nodes of all steps and their tensors; the last node's output is the graph's."""
     from onnx import helper, numpy_helper
 
     nodes: list[Any] = []
     tensors: list[Any] = []
 
-    def product(source: str, name: str, weight: Matrix, offset: Matrix | None) -> str:
-        arrays = {f"{name}_weight": weight}
-        if offset is not None:
-            arrays[f"{name}_offset"] = offset
-        tensors.extend(numpy_helper.from_array(array, key) for key, array in arrays.items())
-        nodes.append(helper.make_node("Gemm", [source, *arrays], [name], transB=1))
+    def product(source: str, name: str, *parts: Tensor) -> str:
+        """Add W z, or W z + b."""
+        keys = [f"{name}_{part}" for part, _ in zip(("weight", "offset"), parts, strict=False)]
+        for key, part in zip(keys, parts, strict=True):
+            array = part.detach().cpu().float().contiguous().numpy()
+            tensors.append(numpy_helper.from_array(array, key))
+        nodes.append(helper.make_node("Gemm", [source, *keys], [name], transB=1))
         return name
 
     last = INPUT
-    for number, step in enumerate(way.steps, 1):
-        name = OUTPUT if number == len(way.steps) else f"step_{number}"
-        if isinstance(step, AffineStep):
-            last = product(last, name, step.weight, step.offset)
+    for number, step in enumerate(steps, 1):
+        name = OUTPUT if number == len(steps) else f"step_{number}"
+        if isinstance(step, tuple):
+            last = product(last, name, *step)
             continue
-        straight = product(last, f"{name}_straight", step.weight, None)
-        hidden = product(last, f"{name}_inner", step.inner.weight, step.inner.offset)
+        if not isinstance(step, ResidualMLPTransform):
+            raise ShapeError(
+                f"A transform on the way is of kind {step.kind}, and an ONNX graph holds affine "
+                "ones and residual_mlp; read the vectors by Evergram, or refit that version's "
+                "transform as one of these."
+            )
+        straight = product(last, f"{name}_straight", step.weight)
+        hidden = product(last, f"{name}_inner", step.inner.weight, step.inner.bias)
         nodes.append(helper.make_node("Relu", [hidden], [f"{name}_relu"]))
-        bent = product(f"{name}_relu", f"{name}_outer", step.outer.weight, step.outer.offset)
+        bent = product(f"{name}_relu", f"{name}_outer", step.outer.weight, step.outer.bias)
         nodes.append(helper.make_node("Add", [straight, bent], [name]))
         last = name
     return nodes, tensors
@@ -226,12 +230,11 @@ def export_transform(
     path = Path(path)
     place = CardPlace(path.name, license)
     view = lineage.view(version, source)
-    way: AffineMap | MapSteps
     if form == GRAPH:
-        way = map_steps(view, lineage.name, name)
+        name, dim = checked_name(view, lineage.name, name), lineage.manifest(view.source).dim
         _check_place(path, overwrite=overwrite)
-        write_onnx_graph(path, way)
-        return Written(path, way.name, view.source, view.version, (way.source_dim, way.dim))
+        write_onnx_graph(path, view, dim, name, about_view(view, lineage.name, dim))
+        return Written(path, name, view.source, view.version, (dim, view.dim))
     way = affine_map(view, lineage.name, name)
     if form == FOLDER:
         # Imported here, as it needs an extra and loads transformers.
