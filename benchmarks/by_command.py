@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,44 @@ def demo(settings: Sequence[str] = ()) -> Demo:
     overrides = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
         answer = run("demo", "--out", folder, *overrides)
-        return Demo(answer, (Path(folder) / "report.png").read_bytes())
+        return Demo(answer, _picture(answer["versions"]))
+
+
+def _picture(versions: Sequence[Mapping[str, Any]]) -> bytes:
+    """Draw the figure of the README as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    quality, consumer, error = figure.subplots(1, 3)
+    for who, label, style in (
+        ("model", "this version", "o-"),
+        ("alone", "same model, trained alone", "s--"),
+        ("popularity", "popularity", "^:"),
+    ):
+        of = [
+            (v["version"], v["metrics"][who]["recall@20"]) for v in versions if who in v["metrics"]
+        ]
+        if of:
+            quality.plot(*zip(*of, strict=True), style, label=label)
+    x = [v["version"] for v in versions]
+    consumer.plot(x, [v["consumer"]["auc_chain"] for v in versions], "o-", label="with chain")
+    consumer.plot(x, [v["consumer"]["auc_raw"] for v in versions], "x--", label="without")
+    consumer.axhline(0.5, color="grey", linewidth=0.8, linestyle=":", label="chance")
+    error.plot(x, [v["drift_relative"] for v in versions], "o-", label="held-out objects")
+    titles = (
+        "Intended task: recall@20",
+        "Version-0 consumer: ROC-AUC",
+        "Alignment error to version 0",
+    )
+    for axes, title in zip((quality, consumer, error), titles, strict=True):
+        axes.set(title=title, xlabel="version", xticks=x)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    quality.set_ylim(bottom=0)
+    error.set_ylim(bottom=0)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=110)
+    return target.getvalue()
 
 
 def tiny_demo() -> Demo:

@@ -26,7 +26,7 @@ SOURCE = ROOT / "src" / "evergram"
 ROOMS = [path.parent.name for path in sorted(SOURCE.glob("*/__init__.py"))]
 PACKAGES = ["evergram", *(f"evergram.{room}" for room in ROOMS)]
 # What no import of a room may load: each takes long, or is not installed everywhere.
-HEAVY = ("torch", "pyarrow", "numpy", "pydantic", "httpx", "fastapi", "matplotlib")
+HEAVY = ("torch", "pyarrow", "numpy", "pydantic", "httpx", "fastapi")
 
 
 def run_python(code: str) -> str:

@@ -43,7 +43,7 @@ def test_a_version_that_loses_too_much_is_not_published(
 def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     evergram: Command, trained_lineage: Path, tmp_path: Path
 ) -> None:
-    plots = tmp_path / "plots.png"
+    plots = tmp_path / "plots.html"
     few = ("--steps", 2, "--every", 1, "--batch", 8)
     ran = evergram("diagnose", trained_lineage, *few, "--out", plots)
     assert ran.code == 0, ran.err
@@ -55,7 +55,7 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
         f"Plots: {plots}",
     ):
         assert words in " ".join(ran.out.split())
-    assert plots.read_bytes().startswith(b"\x89PNG")
+    assert "sogram auto, |B| = 8</li>" in plots.read_text()
     facts = evergram.json("diagnose", trained_lineage, *few)
     assert (facts["lineage"], facts["version"]) == (str(trained_lineage), 2)
     assert len(facts["steps"]) == 2

@@ -23,7 +23,6 @@ from evergram.evaluation.reports.comparison_report import (
     table_rows,
     write_comparison,
 )
-from evergram.evaluation.reports.demo_report import write_report
 from evergram.evaluation.reports.html_page import (
     Axes,
     Line,
@@ -32,19 +31,19 @@ from evergram.evaluation.reports.html_page import (
     page,
     warning_list,
 )
-from evergram.evaluation.reports.model_figures import (
-    histogram_figure,
-    spectrum_figure,
-    training_figures,
-)
-from evergram.evaluation.reports.version_facts import (
+from evergram.evaluation.reports.run_reports import write_demo, write_tuning
+from evergram.evaluation.reports.version_report import (
     KeptPast,
     NotMeasured,
     Spectrum,
     VersionFacts,
     WorstQuery,
+    histogram_figure,
+    kept_sections,
+    spectrum_figure,
+    training_figures,
+    write_version_report,
 )
-from evergram.evaluation.reports.version_report import kept_sections, write_version_report
 
 
 def run(intended: float, auc: float, error: float) -> dict[str, Any]:
@@ -292,15 +291,31 @@ def version(number: int, **metrics: float) -> dict[str, Any]:
     }
 
 
-def test_the_report_is_one_file_with_every_number_that_loads_nothing(tmp_path: Path) -> None:
+def test_the_demos_report_is_one_file_with_every_number_that_loads_nothing(tmp_path: Path) -> None:
     versions = [version(0, model=0.125), version(1, model=0.25, alone=0.75, popularity=0.0625)]
-    path = write_report(tmp_path / "made" / "demo.html", versions, "recall@20")
-    text = path.read_text()
+    text = write_demo(tmp_path / "made" / "demo.html", versions, "recall@20").read_text()
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
     assert rows == [
-        ["0", "8", "0.1250", "–", "–", "0.8750", "0.5000", "0.0000"],
-        ["1", "9", "0.2500", "0.7500", "0.0625", "0.8750", "0.5000", "0.2500"],
+        ["8", "0.1250", "–", "–", "0.8750", "0.5000", "0.0000"],
+        ["9", "0.2500", "0.7500", "0.0625", "0.8750", "0.5000", "0.2500"],
     ]
-    assert "<svg" in text
+    assert text.count('<svg viewBox="0 0 360') == 3
     assert not re.findall(r"<(?:script|link|img)", text)
-    assert (tmp_path / "made" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trials_are_placed_by_numbers_logarithms_and_texts(tmp_path: Path) -> None:
+    values: list[dict[str, Any]] = [
+        {"dim": 8, "rate": 0.001, "kind": "bpr"},
+        {"dim": 16, "rate": 0.1, "kind": "<softmax>"},
+    ]
+    trials = [
+        {"number": number, "values": of, "state": state, "value": 0.25 * number}
+        for number, (of, state) in enumerate(zip(values, ("finished", "pruned"), strict=True), 1)
+    ]
+    trials.append({"number": 3, "values": values[0], "state": "failed", "value": None})
+    text = write_tuning(tmp_path / "trials.html", trials, "recall@20").read_text()
+    assert "recall@20 of 2 trials" in text
+    assert text.count("<figcaption>") == 4
+    assert text.count("<circle") == 2 * 4
+    for named in (">0.001<", ">0.01<", ">0.1<", ">bpr<", ">&lt;softmax&gt;<"):
+        assert named in text

@@ -18,7 +18,7 @@ from torch import Tensor
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.evaluation.reports.pictures import write_diagnosis
+from evergram.evaluation.reports.run_reports import write_diagnosis
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment, exact_moment
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
 from evergram.gramian.sagram import SAGram
@@ -138,7 +138,7 @@ def test_tensorboard_shows_metrics_errors_and_scores(small: Recipe, tmp_path: Pa
     events.Reload()
     tags = events.Tags()
     assert {"objective", "recall@20", f"Gramian error/{OWN}"} <= set(tags["scalars"])
-    assert tags["images"] == ["scores"]
+    assert tags["histograms"] == ["scores/observed", "scores/random"]
     assert len(events.Scalars("recall@20")) == 6
 
 
@@ -236,8 +236,8 @@ def test_without_a_gramian_what_is_published_is_measured_and_the_rest_says_why_n
     assert (report["this_run"], report["steps"], report["sampled"]) == (None, [], {})
     assert report["gramian_errors"] == report["mean_gradient_interval"] == {}
     assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
-    picture = write_diagnosis(tmp_path / "d.png", diagnosis.histograms, [], {}, {})
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture = write_diagnosis(tmp_path / "d.html", diagnosis.histograms, [], {}, {})
+    assert "observed pairs" in picture.read_text()
     fewer = changed(recipe, "data.candidates=150")
     with pytest.raises(DataError, match=r"lacks \d+ of the \d+ objects"):
         diagnose(fewer, lineage, steps=2)

@@ -136,11 +136,11 @@ def upgrade(
     return print_version(lineage, dict(published.metrics), report)
 
 
-@app.command(epilog="Example: evergram diagnose lineages/shop --out diagnosis.png")
+@app.command(epilog="Example: evergram diagnose lineages/shop --out diagnosis.html")
 def diagnose(
     lineage: LineageFolder,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the result in this file.")
+        Path | None, typer.Option(metavar="FILE.html", help="Draw the result in this file.")
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Steps of training to repeat.")] = 200,
     every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 10,
@@ -159,14 +159,14 @@ def diagnose(
     The first steps of its training are repeated, and every estimator is measured against the exact
     Gramian along them. Nothing is published.
     """
-    from evergram.evaluation.reports.pictures import write_diagnosis
+    from evergram.evaluation.reports.run_reports import write_diagnosis
     from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
     from evergram.training.recipe.recipe import refuse_unknown_kinds
 
-    if out is not None and out.suffix != ".png":
-        raise DataError(f"--out {out} must end in .png.")
+    if out is not None and out.suffix != ".html":
+        raise DataError(f"--out {out} must end in .html.")
     if every > steps:
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     opened = Lineage.open(lineage)
@@ -237,7 +237,7 @@ def demo(
     set_: Set = None,
 ) -> None:
     """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
-    from evergram.evaluation.reports.demo_report import write_report
+    from evergram.evaluation.reports.run_reports import write_demo
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, run_demo
 
@@ -246,7 +246,7 @@ def demo(
     lineage = Lineage.create(out / "lineage", recipe.name)
     versions = run_demo(recipe, lineage, device=device, progress=new_progress())
     rows = [version.as_json() for version in versions]
-    report = write_report(out / "report.html", rows, recipe.training.metric)
+    report = write_demo(out / "report.html", rows, recipe.training.metric)
     if is_json():
         dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
         return
@@ -306,7 +306,7 @@ def tune(
     set_: Set = None,
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
-    from evergram.evaluation.reports.pictures import write_tuning
+    from evergram.evaluation.reports.run_reports import write_tuning
     from evergram.training.tuning.best_recipe import write_best
     from evergram.training.tuning.trials import tune as tune_recipe
 
@@ -323,7 +323,7 @@ def tune(
     best = out / "best.toml"
     write_best(best, recipe, [*(set_ or []), *tuned.best.overrides])
     facts = tuned.as_json()
-    picture = write_tuning(out / "trials.svg", facts["trials"], chosen.training.metric)
+    picture = write_tuning(out / "trials.html", facts["trials"], chosen.training.metric)
     if is_json():
         dump({**facts, "recipe": str(best), "picture": str(picture)})
     else:

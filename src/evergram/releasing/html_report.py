@@ -29,15 +29,15 @@ from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.evaluation.large_catalogues.metric_sample import QueryDraw
 from evergram.evaluation.ranking import Relevance, parse_metric
 from evergram.evaluation.relevance import test_relevance
-from evergram.evaluation.reports.version_facts import (
+from evergram.evaluation.reports.version_report import (
     KeptPast,
     Neighbours,
     NotMeasured,
     Spectrum,
     VersionFacts,
     WorstQuery,
+    write_version_report,
 )
-from evergram.evaluation.reports.version_report import write_version_report
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.frozen import split_of_known, stored_in

@@ -1,4 +1,4 @@
-"""Parts of an HTML page that loads nothing from elsewhere: sections, tables, lists."""
+"""Parts of an HTML page that loads nothing from elsewhere: sections, tables, lists, charts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --line: #d8dee4;
@@ -27,12 +28,18 @@ th:first-child, th.words, td.words { text-align: left; } tbody th { font-weight:
 .warnings li { margin-left: 1rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
   gap: 1rem; }
-figure { margin: 0; } figure svg { width: 100%; max-width: 30rem; height: auto; display: block; }
+figure { margin: 0; } figure svg { width: 100%; max-width: 30rem; height: auto; display: block;
+  overflow: visible; }
 figcaption { font-weight: 600; } svg text { fill: var(--text); font: 11px system-ui, sans-serif; }
-.grid { stroke: var(--line); } .one { stroke: var(--one); } .two { stroke: var(--two); }
-.two-dashed { stroke: var(--two); stroke-dasharray: 5 3; } .curve { fill: none; stroke-width: 2; }
-.area-one { fill: var(--one); opacity: .25; } .area-two { fill: var(--two); opacity: .25; }
-.chosen { stroke: var(--text); stroke-dasharray: 2 3; } .dot { fill: var(--one); }
+.grid { stroke: var(--line); } .chosen { stroke: var(--text); stroke-dasharray: 2 3; }
+.curve { fill: none; stroke: var(--ink); stroke-width: 2; } .bar { stroke-width: 1; }
+.area { fill: var(--ink); opacity: .25; } .dot { fill: var(--ink); }
+.d1 { stroke-dasharray: 5 3; } .d2 { stroke-dasharray: 1 3; }
+.c0 { --ink: var(--one); } .c1 { --ink: var(--two); } .c2 { --ink: #009e73; }
+.c3 { --ink: #cc79a7; } .c4 { --ink: #b8860b; } .c5 { --ink: #56b4e9; }
+.c6 { --ink: #8c6d31; } .c7 { --ink: #7f7f7f; }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 0 1rem; }
+figure .legend svg { width: 1.6rem; display: inline; }
 """
 
 NONE = "not measured"
@@ -109,13 +116,17 @@ def table(
     )
 
 
+def figures(*charts: str) -> str:
+    """Return charts next to each other, as many as the screen has room for."""
+    return f'<div class="figures">{"".join(charts)}</div>'
+
+
 # Of the drawing, in the units of its text's 11 pixels; and the margins around the axes.
 WIDTH, HEIGHT = 360, 220
-# Steps between the ends of an axis, at most.
-TICKS = 5
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 24, 36
-STYLES = ("one", "two-dashed")
-AREAS = ("area-one", "area-two")
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 36
+# Steps between the ends of an axis, at most; and points of a line that are marked by dots.
+TICKS, DOTS = 5, 40
+COLOURS, DASHES = 8, 3
 
 
 @dataclass(frozen=True)
@@ -124,12 +135,14 @@ class Line:
 
     Args:
         points: x and y; those that are not finite are left out.
-        steps: whether y holds from each x to the next, as in a histogram.
+        kind: "steps" holds y from each x to the next, as a histogram does; "dots" joins no points.
+        bars: how far the bar of each point reaches up and down; without them there are no bars.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
-    steps: bool = False
+    kind: Literal["line", "steps", "dots"] = "line"
+    bars: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,7 @@ class Axes:
         marked: an x with a vertical line, and its name.
         from_zero: whether y begins at 0.
         logarithmic: whether y is drawn by its logarithm; values of 0 are left out.
+        names: of places on the x axis, in place of round numbers.
     """
 
     title: str
@@ -149,40 +163,46 @@ class Axes:
     marked: tuple[float, str] | None = None
     from_zero: bool = False
     logarithmic: bool = False
+    names: Sequence[tuple[float, str]] = ()
+
+
+Scale = Callable[[float], float]
+# x, y and the length of the bar.
+Point = tuple[float, float, float]
 
 
 def chart(axes: Axes, lines: Sequence[Line]) -> str:
-    """Return a figure of at most two lines, with its caption."""
-    drawn = [[_scaled(axes, p) for p in line.points if _is_drawn(axes, p)] for line in lines]
-    points = [point for line in drawn for point in line]
+    """Return a figure with its caption and, of several lines, a legend."""
+    drawn = [_points(axes, line) for line in lines]
+    every = [point for points in drawn for point in points]
     caption = f"<figcaption>{html.escape(axes.title)}</figcaption>"
-    if not points:
+    if not every:
         return f"<figure>{caption}<p>not measured: there is no point to draw.</p></figure>"
-    xs = [x for x, _ in points] + ([] if axes.marked is None else [axes.marked[0]])
-    ys = [y for _, y in points] + ([0.0] if axes.from_zero else [])
+    xs = [x for x, _, _ in every] + [x for x, _ in axes.names]
+    xs += [] if axes.marked is None else [axes.marked[0]]
+    ys = [y + end for _, y, bar in every for end in (-bar, bar)] + [0.0] * axes.from_zero
     x, y = _axis(xs, LEFT, WIDTH - RIGHT), _axis(ys, HEIGHT - BOTTOM, TOP)
     alt = html.escape(axes.alt)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">']
-    parts += [f"<title>{alt}</title>", *_grid(axes, (xs, ys), x, y)]
-    for place, (line, scaled) in enumerate(zip(lines, drawn, strict=True)):
-        parts += _curve(scaled, x, y, place, steps=line.steps)
-        left = LEFT + place * (WIDTH - LEFT) // 2
-        if len(lines) > 1:
-            parts.append(
-                f'<line x1="{left}" x2="{left + 22}" y1="10" y2="10" '
-                f'class="curve {STYLES[place]}"/>'
-                f'<text x="{left + 28}" y="14">{html.escape(line.name)}</text>'
-            )
+    parts += [f"<title>{alt}</title>", *_grid(axes, xs, ys, x, y)]
+    legend = ""
+    for place, (line, points) in enumerate(zip(lines, drawn, strict=True)):
+        ink = f"c{place % COLOURS} d{place % DASHES}"
+        parts += _curve(points, x, y, ink, line.kind) if points else []
+        legend += (
+            f'<li><svg viewBox="0 0 24 8"><path class="curve {ink}" d="M0,4H24"/></svg> '
+            f"{html.escape(line.name)}</li>"
+        )
     if axes.marked is not None:
         at, name = x(axes.marked[0]), html.escape(axes.marked[1])
-        anchor = "end" if at > (LEFT + WIDTH) / 2 else "start"
-        shift = -5 if anchor == "end" else 5
+        anchor, shift = ("end", -5) if at > (LEFT + WIDTH) / 2 else ("start", 5)
         parts.append(
             f'<line class="chosen" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
             f'<text x="{at + shift:.1f}" y="{HEIGHT - BOTTOM - 6}" text-anchor="{anchor}">{name}'
             "</text>"
         )
-    return f"<figure>{caption}{''.join(parts)}</svg></figure>"
+    names = f'<ul class="legend">{legend}</ul>' if len(lines) > 1 else ""
+    return f"<figure>{caption}{''.join(parts)}</svg>{names}</figure>"
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -196,15 +216,16 @@ def ticks(low: float, high: float) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
-def _is_drawn(axes: Axes, point: tuple[float, float]) -> bool:
-    return all(map(math.isfinite, point)) and (point[1] > 0 or not axes.logarithmic)
+def _points(axes: Axes, line: Line) -> list[Point]:
+    bars = line.bars or [0.0] * len(line.points)
+    points = [(x, y, bar) for (x, y), bar in zip(line.points, bars, strict=True)]
+    points = [point for point in points if all(map(math.isfinite, point))]
+    if axes.logarithmic:
+        return [(x, math.log10(y), 0.0) for x, y, _ in points if y > 0]
+    return points
 
 
-def _scaled(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
-    return (point[0], math.log10(point[1])) if axes.logarithmic else point
-
-
-def _axis(values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
+def _axis(values: Sequence[float], start: float, end: float) -> Scale:
     """Return the function from values to places between `start` and `end`."""
     low, high = min(values), max(values)
     if high <= low:
@@ -212,23 +233,19 @@ def _axis(values: Sequence[float], start: float, end: float) -> Callable[[float]
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
-def _grid(
-    axes: Axes,
-    values: tuple[Sequence[float], Sequence[float]],
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-) -> list[str]:
+def _grid(axes: Axes, xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> list[str]:
     parts = []
-    for at in ticks(min(values[1]), max(values[1])):
+    for at in ticks(min(ys), max(ys)):
         label = f"{10**at:.2g}" if axes.logarithmic else f"{at:.4g}"
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(at):.1f}" '
             f'y2="{y(at):.1f}"/><text x="{LEFT - 5}" y="{y(at) + 4:.1f}" text-anchor="end">'
             f"{label}</text>"
         )
-    for at in ticks(min(values[0]), max(values[0])):
+    for at, label in axes.names or [(at, f"{at:.4g}") for at in ticks(min(xs), max(xs))]:
         parts.append(
-            f'<text x="{x(at):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{at:.4g}</text>'
+            f'<text x="{x(at):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">'
+            f"{html.escape(label)}</text>"
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     label = html.escape(axes.x_label)
@@ -236,24 +253,23 @@ def _grid(
     return parts
 
 
-def _curve(
-    points: Sequence[tuple[float, float]],
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-    place: int,
-    *,
-    steps: bool,
-) -> list[str]:
-    """Return a curve; one of steps with the area under it, and short ones with their points."""
-    at = [(x(a), y(b)) for a, b in points]
-    if steps:
-        path = f"M{at[0][0]:.1f},{at[0][1]:.1f}"
-        path += "".join(f"H{a:.1f}V{b:.1f}" for a, b in at[1:])
-        area = f"M{at[0][0]:.1f},{y(0):.1f}V{at[0][1]:.1f}"
-        area += "".join(f"H{a:.1f}V{b:.1f}" for a, b in at[1:]) + f"V{y(0):.1f}Z"
-        filled = [f'<path class="{AREAS[place]}" d="{area}"/>']
-    else:
+def _curve(points: Sequence[Point], x: Scale, y: Scale, ink: str, kind: str) -> list[str]:
+    """Return a curve: of steps with the area under it, and a short one with dots and bars."""
+    at = [(x(a), y(b)) for a, b, _ in points]
+    if kind == "steps":
+        steps = "".join(f"H{a:.1f}V{b:.1f}" for a, b in at[1:])
+        area = f"M{at[0][0]:.1f},{y(0):.1f}V{at[0][1]:.1f}{steps}V{y(0):.1f}Z"
+        curve = f'<path class="curve {ink}" d="M{at[0][0]:.1f},{at[0][1]:.1f}{steps}"/>'
+        return [f'<path class="area {ink}" d="{area}"/>', curve]
+    parts = [
+        f'<path class="curve bar {ink}" d="M{x(a):.1f},{y(b - bar):.1f}V{y(b + bar):.1f}"/>'
+        for a, b, bar in points
+        if bar
+    ]
+    if kind == "dots" or len(at) <= DOTS:
+        dots = (f'<circle class="dot {ink}" r="2.5" cx="{a:.1f}" cy="{b:.1f}"/>' for a, b in at)
+        parts += dots
+    if kind == "line":
         path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in at)
-        few = at if len(at) <= 40 and place == 0 else []
-        filled = [f'<circle class="dot" r="2.5" cx="{a:.1f}" cy="{b:.1f}"/>' for a, b in few]
-    return [*filled, f'<path class="curve {STYLES[place]}" d="{path}"/>']
+        parts.append(f'<path class="curve {ink}" d="{path}"/>')
+    return parts

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evergram.atomic_files import replace_file
+from evergram.evaluation.breakdown import Stratum
+from evergram.evaluation.gramian_error import Histograms
 from evergram.evaluation.ranking import parse_metric
 from evergram.evaluation.reports.html_page import (
     NONE,
+    Axes,
+    Line,
+    chart,
+    figures,
     not_measured,
     page,
     paragraph,
@@ -17,13 +25,213 @@ from evergram.evaluation.reports.html_page import (
     table,
     warning_list,
 )
-from evergram.evaluation.reports.model_figures import (
-    histogram_figure,
-    number,
-    spectrum_figure,
-    training_figures,
-)
-from evergram.evaluation.reports.version_facts import KeptPast, NotMeasured, VersionFacts
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """Stands where a measure would be.
+
+    Args:
+        why: a sentence.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum of a side's second moment under its measure.
+
+    Args:
+        shares: of the sum of eigenvalues, the largest first, [D].
+        effective_rank: exp of the entropy of `shares`.
+        entities: embeddings of the side.
+    """
+
+    shares: Sequence[float]
+    effective_rank: float
+    entities: int
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A candidate and its nearest others.
+
+    Args:
+        name: of the candidate, or its id.
+        pairs: training pairs of it.
+        popular: True for one of the most popular, False for one drawn at random.
+        nearest: names and cosines, the nearest first.
+    """
+
+    name: str
+    pairs: int
+    popular: bool
+    nearest: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class WorstQuery:
+    """A query whose test pairs rank far down.
+
+    Args:
+        pairs: training pairs of it.
+        tested: test pairs of it, those outside the catalogue left out.
+        best, worst: ranks of the first and of the last of them.
+    """
+
+    id: str
+    pairs: int
+    tested: int
+    best: int
+    worst: int
+
+
+@dataclass(frozen=True)
+class KeptPast:
+    """What is kept of a past version, on the queries and candidates that it knew.
+
+    Args:
+        new: the selection metric of the new version itself on the same queries and candidates.
+        strata: recall of the past version itself ("past"), of the new one through the chain
+            ("chain") and of the new one itself ("new").
+    """
+
+    new: float
+    strata: Sequence[Stratum]
+
+
+@dataclass(frozen=True)
+class VersionFacts:
+    """The measures of one version.
+
+    Args:
+        lineage: its name.
+        version: the number.
+        metric: the selection metric.
+        metrics: as published, JSON.
+        spectra: by side.
+        scores: of observed and of random pairs.
+        worst: the worst query first.
+        by_popularity, by_pairs: recall of the strata of candidates, and of queries.
+        kept: by past version; empty for version 0.
+        warnings: sentences.
+    """
+
+    lineage: str
+    version: int
+    metric: str
+    metrics: Mapping[str, Any]
+    spectra: Mapping[str, Spectrum] | NotMeasured
+    scores: Histograms | NotMeasured
+    neighbours: Sequence[Neighbours] | NotMeasured
+    worst: Sequence[WorstQuery] | NotMeasured
+    by_popularity: Sequence[Stratum] | NotMeasured
+    by_pairs: Sequence[Stratum] | NotMeasured
+    kept: Mapping[str, KeptPast | NotMeasured] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+
+_ENDED = {
+    "patience": "the metric no longer improved (training.patience)",
+    "epochs": "all epochs ran (training.epochs)",
+    "budget": "its time was over (training.budget)",
+    "minutes": "its time was over (--minutes)",
+}
+
+
+def number(value: float | None, error: float | None = None) -> str:
+    """Return a measure's text, with ± its standard error if it has one."""
+    if value is None or math.isnan(value):
+        return NONE
+    known = error is not None and math.isfinite(error)
+    return f"{value:.4f} ± {error:.4f}" if known else f"{value:.4f}"
+
+
+def training_figures(metrics: Mapping[str, Any], metric: str) -> str:
+    """Return the curves of the objective and of the selection metric, and what ended training."""
+    training = metrics.get("training", {})
+    history = training.get("history")
+    if not history:
+        return not_measured("The curve", "This model was not trained here.")
+    chosen = training["best_epoch"]
+    charts = []
+    for key, title in (("objective", "Objective"), (metric, f"{metric} on the selection pairs")):
+        points = [(e["epoch"], e[key]) for e in history if e.get(key) is not None]
+        ends = (
+            "no point"
+            if not points
+            else f"{points[0][1]:.4g} at first, {points[-1][1]:.4g} at last"
+        )
+        axes = Axes(
+            title,
+            f"{title} by epoch: {ends}; chosen epoch {chosen}",
+            "epoch",
+            (chosen, f"chosen: {chosen}"),
+        )
+        charts.append(chart(axes, [Line(title, points)]))
+    refit = training.get("refit")
+    again = (
+        f" Then it was trained once more, on all {refit['interactions']:,} rows that are not test, "
+        f"for {refit['steps']:,} steps."
+        if refit
+        else ""
+    )
+    sentence = (
+        f"Epoch {chosen} of {training['epochs']} was chosen; training ended because "
+        f"{_ENDED.get(training['ended'], training['ended'])}, after {training['seconds']:.1f} "
+        f"seconds without evaluation.{again}"
+    )
+    return paragraph(sentence) + figures(*charts)
+
+
+def histogram_figure(scores: Histograms) -> str:
+    """Return the histograms of observed and of random pairs. [G2] Fig. 4."""
+    edges = scores.edges.tolist()
+    lines = []
+    for name, density in (("observed pairs", scores.observed), ("random pairs", scores.random)):
+        bins = zip(edges[:-1], density.tolist(), strict=True)
+        lines.append(Line(name, [(edges[0], 0.0), *bins, (edges[-1], 0.0)], "steps"))
+    means = f"{scores.means[0]:.4f} on average for observed pairs, {scores.means[1]:.4f} for random"
+    sentence = (
+        f"The score is {means}; an observed one is the higher one {scores.separation:.1%} of the "
+        "time."
+    )
+    alt = f"Histograms of scores: {means}"
+    axes = Axes("Density of scores", alt, "score", from_zero=True)
+    return paragraph(sentence) + figures(chart(axes, lines))
+
+
+def spectrum_figure(spectra: Mapping[str, Spectrum]) -> str:
+    """Return the shares of the eigenvalues of both sides, and their effective ranks."""
+    rows = [
+        [
+            side,
+            f"{s.entities:,}",
+            str(len(s.shares)),
+            f"{s.effective_rank:.2f}",
+            f"{s.shares[0]:.1%}",
+        ]
+        for side, s in spectra.items()
+    ]
+    header = ["side", "embeddings", "dims", "effective rank", "largest share"]
+    lines = [Line(side, list(enumerate(s.shares, 1))) for side, s in spectra.items()]
+    ranks = ", ".join(
+        f"{s.effective_rank:.2f} of {len(s.shares)} ({side})" for side, s in spectra.items()
+    )
+    axes = Axes(
+        "Share of each eigenvalue",
+        f"Shares of eigenvalues, largest first; effective rank {ranks}",
+        "eigenvalue, the largest first",
+        logarithmic=True,
+    )
+    figure = figures(chart(axes, lines))
+    note = paragraph(
+        "Of the second moment of each side under its measure. The effective rank is the number of "
+        "equal eigenvalues with the same entropy.",
+        "dim",
+    )
+    return table("Spectrum", header, rows) + note + figure
 
 
 def kept_sections(facts: VersionFacts, metrics: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,6 @@ from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.evaluation.gramian_error import score_histograms
-from evergram.evaluation.reports.pictures import draw_histograms
 from evergram.training.callbacks import Callback, Point
 from evergram.training.monitors.gramian_tracking import Tracking
 
@@ -66,8 +65,21 @@ class TensorBoard(Callback):
         run = at.training
         now = run.encoder.embed_all(run.scene)
         query, candidate = (now[side].cpu() for side in SIDES)
-        figure = draw_histograms(score_histograms(query, candidate, self.pairs))
-        self.writer.add_figure("scores", figure, at.step)
+        scores = score_histograms(query, candidate, self.pairs)
+        ends, middles = scores.edges[1:], (scores.edges[1:] + scores.edges[:-1]) / 2
+        for name, density in (("observed", scores.observed), ("random", scores.random)):
+            shares = density * scores.edges.diff()
+            self.writer.add_histogram_raw(
+                f"scores/{name}",
+                min=float(scores.edges[0]),
+                max=float(ends[-1]),
+                num=1,
+                sum=float(shares @ middles),
+                sum_squares=float(shares @ middles.square()),
+                bucket_limits=ends.tolist(),
+                bucket_counts=shares.tolist(),
+                global_step=at.step,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"written": self.written}
