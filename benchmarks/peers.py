@@ -22,8 +22,7 @@ from torch import Tensor
 from benchmarks import gowalla
 from benchmarks.peer_models import Result, implicit_als, implicit_bpr, irspack_ials, irspack_rp3beta
 from evergram.data.split import RowPairs, Split
-from evergram.evaluation.ranking import Relevance, rank_metrics
-from evergram.evaluation.relevance import relevance_of
+from evergram.evaluation.ranking import Relevance, rank_metrics, relevance_of
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.recipe import Recipe
 

@@ -20,8 +20,7 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from evergram.data.corpus import Corpus, PairRule
 from evergram.data.split import RowPairs, Split
-from evergram.evaluation.ranking import rank_metrics
-from evergram.evaluation.relevance import relevance_of
+from evergram.evaluation.ranking import rank_metrics, relevance_of
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.recipe import Recipe

@@ -19,8 +19,7 @@ from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
-from evergram.evaluation.ranking import rank_metrics
-from evergram.evaluation.relevance import test_relevance
+from evergram.evaluation.ranking import rank_metrics, test_relevance
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder

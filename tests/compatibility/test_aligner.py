@@ -30,7 +30,7 @@ from tests.support.planted_maps import (
 from tests.support.publishing import publish_next
 
 from evergram.compatibility import Aligner, Chain, certify
-from evergram.compatibility.aligner import arrays, grouped_moments
+from evergram.compatibility.aligner import arrays, solution
 from evergram.compatibility.aligner.aligner_file import KEY, content_digest
 from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.closed_form_solvers import RIDGES
@@ -401,7 +401,7 @@ def test_held_out_rows_that_repeat_count_once_in_any_division(
     for aligner in (whole, parts, again):
         assert aligner.step_error().objects == objects
     # Of many, the number is estimated; one standard deviation is 1 / √500, 4.5 %.
-    monkeypatch.setattr(grouped_moments, "KEPT_HASHES", 500)
+    monkeypatch.setattr(solution, "KEPT_HASHES", 500)
     new, old, _ = planted_map(40_000, 1, 2)
     objects = int(groups_of(new, 0.2)["held"].sum())
     many = Aligner(held_out=0.2).fit(new, old)

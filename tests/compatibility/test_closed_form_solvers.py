@@ -15,7 +15,7 @@ from tests.support.thread_processes import in_threads
 from torch import Tensor
 
 from evergram.compatibility import AlignmentLoss, Chain, fit_by_gradient
-from evergram.compatibility.alignment_loss import history_metric
+from evergram.compatibility.alignment_loss import GradientFit, history_metric
 from evergram.compatibility.closed_form_fit import (
     FOR_RIDGE,
     KINDS,
@@ -32,7 +32,6 @@ from evergram.compatibility.closed_form_solvers import (
     reduced_rank,
     ridge,
 )
-from evergram.compatibility.gradient_fit import GradientFit
 from evergram.compatibility.second_moments import PANEL, SecondMoments
 from evergram.compatibility.transforms import LinearTransform, TruncateTransform
 from evergram.errors import DataError, ShapeError

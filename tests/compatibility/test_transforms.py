@@ -18,11 +18,16 @@ from torch import Tensor, nn
 
 import evergram.compatibility
 from evergram.compatibility import BackwardAlignment, fit_closed_form
-from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight, history_metric
+from evergram.compatibility.alignment_loss import (
+    AlignmentLoss,
+    GradientFit,
+    alignment_weight,
+    fit_by_gradient,
+    history_metric,
+)
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
 from evergram.compatibility.consumers import consumer_metric
-from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import (
     TRANSFORMS,
     LinearSettings,

@@ -9,8 +9,7 @@ import torch
 from evergram.data import generate, random_split
 from evergram.data.split import HeldOut
 from evergram.data.synthetic import Planted
-from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.evaluation.relevance import relevance_of
+from evergram.evaluation.ranking import popularity_metrics, rank_metrics, relevance_of
 
 
 def test_the_same_arguments_give_the_same_corpus() -> None:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import evergram.encoders
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.candidates_at_hand import CandidatesAtHand
-from evergram.encoders.encoder import Embeddings, Encoder
+from evergram.encoders.encoder import CandidatesAtHand, Embeddings, Encoder
 from evergram.encoders.encoder_inputs import columns_of, inputs_of
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.factory import build_encoder, restore_encoder

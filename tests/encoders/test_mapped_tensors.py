@@ -16,21 +16,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.encoders.hashed_rows import HashedRows
+from evergram.encoders import embedding_tables
+from evergram.encoders.embedding_tables import (
+    draw_normal,
+    embedding_table,
+    join_blocks,
+    look_up,
+    unit_rows,
+)
+from evergram.encoders.features import HashedRows
 from evergram.encoders.mapped_tensors import (
     copied_beside,
     mapped_zeros,
     mapping_folder,
     zeros_beside,
 )
-from evergram.encoders.tables import embedding_tables
-from evergram.encoders.tables.embedding_tables import (
-    draw_normal,
-    embedding_table,
-    join_blocks,
-    look_up,
-)
-from evergram.encoders.tables.unit_rows import unit_rows
 from evergram.errors import TrainingError
 
 

@@ -18,13 +18,13 @@ from evergram.collectives import ALONE
 from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs
 from evergram.errors import DataError, RecipeError, ShapeError
-from evergram.evaluation import relevance as module
+from evergram.evaluation import ranking as module
 from evergram.evaluation import score_blocks
 from evergram.evaluation.auc import roc_auc
-from evergram.evaluation.discriminating import discriminating
 from evergram.evaluation.ranking import (
     NOT_FINITE,
     Relevance,
+    discriminating,
     measured_by_all,
     query_metrics,
     rank_metrics,

@@ -37,12 +37,12 @@ from evergram.gramian.averaging_rate import (
 from evergram.gramian.estimator import (
     EntityBatch,
     GramianEstimator,
+    HostBuffers,
     batch_moment,
     batch_noise,
     projected,
 )
 from evergram.gramian.exact import ExactGramian
-from evergram.gramian.host_buffers import HostBuffers
 from evergram.gramian.kinds import (
     ESTIMATORS,
     BatchEstimatorSettings,

@@ -11,15 +11,15 @@ from torch import Tensor
 from evergram.data.pools import PoolSampler
 from evergram.data.sampling import EntitySampler, measure
 from evergram.errors import ShapeError
-from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
 from evergram.gramian.penalty import (
     BatchSide,
+    contributions,
     orthogonal_penalty,
     penalty_of_batch,
+    preconditioner,
     quadratic_penalty,
 )
-from evergram.gramian.preconditioner import preconditioner
 
 
 def shares(n: int, draw: torch.Generator) -> Tensor:

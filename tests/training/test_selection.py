@@ -31,7 +31,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import Schema
-from evergram.evaluation import relevance
+from evergram.evaluation import ranking
 from evergram.evaluation.large_catalogues.metric_sample import MetricSample
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.releasing.upgrade import train
@@ -240,7 +240,7 @@ def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     draw = torch.Generator().manual_seed(0)
     vectors = {"query": torch.randn(300, 4, generator=draw)}
     vectors["candidate"] = torch.randn(80, 4, generator=draw)
-    test = relevance.test_relevance(split)
+    test = ranking.test_relevance(split)
     whole = final_metrics(vectors, split, names)
     assert whole.sample is None
     assert whole.queries == len(test)
@@ -356,12 +356,12 @@ def test_what_is_measured_and_published_has_the_factor(popular: Corpus, mapped: 
     trained = fit_encoder(chosen, split, 0, RunContext(CPU))
     assert_factor(trained.candidate, split, 0.5)
     vectors = trained.query, trained.candidate
-    test = relevance.test_relevance(split)
+    test = ranking.test_relevance(split)
     expected = rank_metrics(*vectors, test, [METRIC])[METRIC]
     assert trained.metrics["model"][METRIC] == pytest.approx(expected)
     assert trained.popularity is not None
     assert trained.popularity.as_json() == {"exponent": 0.5, "reason": "model.popularity"}
-    held = relevance.relevance_of(split.training, split.selection)
+    held = ranking.relevance_of(split.training, split.selection)
     best = rank_metrics(*vectors, held, [METRIC])[METRIC]
     assert max(record[METRIC] for record in trained.history) == pytest.approx(best)
 

@@ -21,9 +21,8 @@ from evergram.data.sampling import Batch, ExampleSampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError, ShapeError
-from evergram.gramian.estimator import Moment
-from evergram.gramian.host_buffers import HostBuffers
-from evergram.gramian.preconditioner import preconditioner
+from evergram.gramian.estimator import HostBuffers, Moment
+from evergram.gramian.penalty import preconditioner
 from evergram.tasks.task import Encoded, Spread
 from evergram.training.build import pick_device, prepare
 from evergram.training.loop import run_epoch

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.candidates_at_hand import CandidatesAtHand
+from evergram.encoders.embedding_tables import ROWS
+from evergram.encoders.encoder import CandidatesAtHand
 from evergram.encoders.features import SIDES
 from evergram.encoders.graph.graph_encoder import GraphEncoder
 from evergram.encoders.graph.graphsage import GraphSage
-from evergram.encoders.tables.embedding_tables import ROWS
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade

@@ -12,8 +12,8 @@ Two classes need nothing else of Evergram (docs/aligner.md):
 Read in this order:
 
 1. `transforms`, the maps, with their table in `kinds`; `chain`, their composition.
-2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix),
-   `backward_alignment` and `gradient_fit`.
+2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
+   `backward_alignment`.
 3. Solved transforms: `second_moments`, `closed_form_solvers`, `closed_form_fit` (which solver, and
    the choice of the ridge) and `aligner/`.
 4. Consumers that are known: `consumers/`, what they make of an error, and its closed form.
@@ -34,13 +34,13 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.compatibility.aligner.aligner import Aligner as Aligner
     from evergram.compatibility.alignment_loss import AlignmentLoss as AlignmentLoss
+    from evergram.compatibility.alignment_loss import fit_by_gradient as fit_by_gradient
     from evergram.compatibility.backward_alignment import BackwardAlignment as BackwardAlignment
     from evergram.compatibility.certificate import certify as certify
     from evergram.compatibility.chain import Chain as Chain
     from evergram.compatibility.closed_form_fit import fit_closed_form as fit_closed_form
     from evergram.compatibility.consumers import consumer_metric as consumer_metric
     from evergram.compatibility.consumers import input_fisher as input_fisher
-    from evergram.compatibility.gradient_fit import fit_by_gradient as fit_by_gradient
     from evergram.compatibility.second_moments import SecondMoments as SecondMoments
     from evergram.compatibility.transforms import Transform as Transform
 

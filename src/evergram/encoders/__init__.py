@@ -12,8 +12,7 @@ Read in this order:
 5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
 6. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
 7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
-   `tables`: tables of embeddings, and rows of unit norm; `mapped_tensors` keeps them in files;
-   `candidates_at_hand` embeds all candidates for a loss.
+   `embedding_tables`: tables, and rows of unit norm; `mapped_tensors` keeps them in files.
 """
 
 from __future__ import annotations

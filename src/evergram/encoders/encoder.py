@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from evergram.data.corpus import Corpus
+from evergram.encoders.embedding_tables import ROWS, join_blocks, unit_rows
 from evergram.encoders.features import SIDES, EntityInputs, Schema, refuse_other_types
 from evergram.encoders.popularity.popularity_factor import PopularityFactor, scaled_blocks
-from evergram.encoders.tables.embedding_tables import ROWS, join_blocks
-from evergram.encoders.tables.unit_rows import unit_rows
 from evergram.errors import ShapeError
 
 
@@ -247,3 +247,49 @@ def _learned(encoder: Encoder) -> dict[str, Tensor]:
     """Return an encoder's state without the counts of its candidates, which are of its corpus."""
     state = encoder.state_dict()
     return {name: value for name, value in state.items() if not name.startswith("popularity.")}
+
+
+class CandidatesAtHand(Embeddings):
+    """Embeddings of which all candidates are computed once, with gradient, and shared by all that a
+    step asks.
+
+    Where they are more than `rows`, they are embedded in blocks that the backward pass embeds
+    again: of a tower's layers only one block is in memory.
+
+    Args:
+        embeddings: of a scene at the current parameters.
+        size: N, of the candidates.
+        device: of the ids that are looked up.
+        rows: of a block.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, size: int, device: torch.device, rows: int = ROWS
+    ) -> None:
+        self.embeddings = embeddings
+        whole = embeddings.whole("candidate")
+        if whole is None and size <= rows:
+            whole = embeddings.rows("candidate", torch.arange(size, device=device))
+        elif whole is None:
+            places = torch.split(torch.arange(size, device=device), rows)
+            whole = torch.cat([self._again(ids) for ids in places])
+        self.candidates: Tensor = whole
+
+    def _again(self, ids: Tensor) -> Tensor:
+        """Return the rows of a block, of which the backward pass computes the layers again."""
+        rows: Tensor = checkpoint(self.embeddings.rows, "candidate", ids, use_reentrant=False)
+        return rows
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        if side == "candidate":
+            return self.candidates.index_select(0, ids)
+        return self.embeddings.rows(side, ids)
+
+    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embeddings.of_pairs(query, candidate)
+
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
+        return self.embeddings.blocks(side, batch_size)
+
+    def whole(self, side: str) -> Tensor | None:
+        return self.candidates if side == "candidate" else self.embeddings.whole(side)

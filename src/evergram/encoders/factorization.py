@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from evergram.encoders.embedding_tables import embedding_table, look_up
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.encoders.row_encoder import RowEncoder
-from evergram.encoders.tables.embedding_tables import embedding_table, look_up
 
 
 class Factorization(RowEncoder):

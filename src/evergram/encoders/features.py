@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
 from evergram.data.feature_types import bucket_starts, is_measure, positions, type_name
-from evergram.encoders.hashed_rows import HashedRows
+from evergram.data.pair_hash import PairHash
 from evergram.errors import DataError
 
 SIDES = ("query", "candidate")
@@ -200,3 +200,41 @@ def _vocabulary_of(corpus: Corpus, feature: str) -> Vocabulary:
     given = np.concatenate([values[column.indices.numpy()] for column in columns])
     missing = any(bool((c.offsets[1:] == c.offsets[:-1]).any()) for c in columns)
     return Vocabulary(bucket_starts(given, vocabulary.keys.type, missing=missing))
+
+
+@dataclass(frozen=True)
+class HashedRows:
+    """The row of an id is h(id) mod N; ids with the same row share a vector.
+
+    h is the first eight bytes, little endian, of BLAKE2b of the id's text, keyed by BLAKE2b of the
+    table's name and the seed (`PairHash.of_ids`): the same in every process and version, whatever
+    the other ids are. 5 and "5" are one id.
+
+    Args:
+        count: N.
+        seed: another one gives independent rows.
+    """
+
+    count: int
+    seed: int = 0
+
+    def rows(self, ids: pa.Array, table: str) -> Tensor:
+        """Return the row of each id, int64 [n]; -1 for an id that is missing.
+
+        Args:
+            table: the name of the ids' vocabulary; tables of two names have independent rows.
+        """
+        hashes = PairHash(f"hash_rows {self.seed}").of_ids(ids, table)
+        rows = torch.from_numpy((hashes % np.uint64(self.count)).astype(np.int64))
+        if ids.null_count:
+            rows[torch.from_numpy(ids.is_null().to_numpy(zero_copy_only=False).copy())] = -1
+        return rows
+
+    def shared(self, ids: pa.Array, table: str) -> float:
+        """Return the share of distinct ids [n] that have their row together with another of them.
+
+        The expectation is 1 − (1 − 1/N)^(n − 1).
+        """
+        counts = torch.bincount(self.rows(ids, table), minlength=self.count)
+        alone = int((counts == 1).sum())
+        return 1 - alone / len(ids) if len(ids) else 0.0

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Side
+from evergram.encoders.embedding_tables import ROWS, join_blocks
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import EntityInputs
 from evergram.encoders.popularity.popularity_factor import scaled_blocks
-from evergram.encoders.tables.embedding_tables import ROWS, join_blocks
 
 
 class RowEncoder(Encoder):

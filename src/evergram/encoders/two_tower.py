@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from evergram.encoders.embedding_tables import embedding_table, look_up
 from evergram.encoders.features import SIDES, EntityInputs, Schema, table_name
 from evergram.encoders.row_encoder import RowEncoder
-from evergram.encoders.tables.embedding_tables import embedding_table, look_up
 
 
 class TwoTower(RowEncoder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.host_buffers import HostBuffers
+from evergram.gramian.estimator import HostBuffers
 
 # Batches in a window of which the drift is measured, and the range of an automatic rate.
 WINDOW = 32

@@ -5,12 +5,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
-from evergram.gramian.host_buffers import HostBuffers
+
+
+class HostBuffers(nn.Module):
+    """A module some of whose buffers stay where they are when it moves to a device.
+
+    A step counter on a GPU would stop the processor at each `if`, until the GPU has done all that
+    was asked of it before.
+
+    Attributes:
+        on_host: names of these buffers; numbers of no dims, which a device takes as arguments.
+    """
+
+    on_host: tuple[str, ...] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        kept = {name: getattr(self, name) for name in self.on_host}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            setattr(self, name, buffer)
+        return self
+
 
 # Every entity's embedding, its share of the measure and its factors, in blocks:
 # ([b, D], [b], [b, K]).

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from evergram.collectives import ALONE, Collectives
-from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
+from evergram.compatibility.alignment_loss import (
+    AlignmentLoss,
+    GradientFit,
+    alignment_weight,
+    fit_by_gradient,
+)
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
 from evergram.compatibility.consumers import SideMoments, fit_sides, held_error
-from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus

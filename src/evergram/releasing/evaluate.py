@@ -23,8 +23,8 @@ from evergram.evaluation.ranking import (
     popularity_metrics,
     query_metrics,
     rank_metrics,
+    test_relevance,
 )
-from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.frozen import (
     split_of_known,

@@ -27,8 +27,7 @@ from evergram.evaluation.breakdown import (
 )
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.evaluation.large_catalogues.metric_sample import QueryDraw
-from evergram.evaluation.ranking import Relevance, parse_metric
-from evergram.evaluation.relevance import test_relevance
+from evergram.evaluation.ranking import Relevance, parse_metric, test_relevance
 from evergram.evaluation.reports.version_report import (
     KeptPast,
     Neighbours,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.gramian.clusters.cluster_moments import ClusterMoments, Clusters
+from evergram.gramian.cluster_moments import ClusterMoments, Clusters
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 # How candidates are pushed: by averages of past batches, or by the others of the batch.

@@ -13,7 +13,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.encoders.mapped_tensors import zeros_beside
 from evergram.errors import RecipeError
-from evergram.gramian.preconditioner import preconditioner
+from evergram.gramian.penalty import preconditioner
 from evergram.tasks.task import Encoded, Moments
 from evergram.training.joint import JointAlignment
 from evergram.training.recipe.training import StepSettings

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from evergram.data.split import Split
-from evergram.evaluation.discriminating import discriminating
-from evergram.evaluation.relevance import relevance_of
+from evergram.evaluation.ranking import discriminating, relevance_of
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 

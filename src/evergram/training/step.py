@@ -12,12 +12,11 @@ from torch import Tensor
 from evergram.collectives import ALONE, Collectives
 from evergram.data.pools import Pool
 from evergram.data.sampling import Batch, Draw
-from evergram.encoders.candidates_at_hand import CandidatesAtHand
-from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder import CandidatesAtHand, Embeddings, Encoder, Scene
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
-from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
+from evergram.gramian.penalty import contributions
 from evergram.tasks.objective import Loss, Objective
 from evergram.tasks.task import Encoded, Moments, Spread
 from evergram.training.distributed.shares import (

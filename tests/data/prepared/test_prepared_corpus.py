@@ -45,8 +45,8 @@ from evergram.data.prepared.record import NAME, PreparedRecord
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, known_pairs
 from evergram.errors import DataError, FormatError
-from evergram.evaluation.relevance import relevance_of
-from evergram.evaluation.relevance import test_relevance as relevance_of_test
+from evergram.evaluation.ranking import relevance_of
+from evergram.evaluation.ranking import test_relevance as relevance_of_test
 from evergram.training.checkpoints.run_identity import corpus_digest
 
 

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergram.gramian.clusters.cluster_changes import centres, rebalanced, scatter, seeds
-from evergram.gramian.clusters.cluster_moments import ClusterMoments, nearest
+from evergram.gramian.cluster_moments import (
+    ClusterMoments,
+    centres,
+    nearest,
+    rebalanced,
+    scatter,
+    seeds,
+)
 
 K, DIM = 6, 4
 

@@ -1,2 +1,1 @@
-"""Two arrays aligned: `aligner` is the class; the other files are its parts, from the array inward:
-`arrays`, `grouped_moments`, `settings`, `report`, `aligner_file`."""
+"""Two arrays aligned by the class in `aligner`, of `arrays`, `solution` and `aligner_file`."""

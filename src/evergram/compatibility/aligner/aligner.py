@@ -12,10 +12,13 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from evergram.compatibility.aligner.aligner_file import AlignerState, read_aligner, write_aligner
 from evergram.compatibility.aligner.arrays import BLOCK, VectorReader, map_vectors, open_vectors
-from evergram.compatibility.aligner.grouped_moments import GroupedMoments
-from evergram.compatibility.aligner.report import AlignerReport
-from evergram.compatibility.aligner.settings import AlignerSettings
-from evergram.compatibility.aligner.solution import Solution, solve
+from evergram.compatibility.aligner.solution import (
+    AlignerReport,
+    AlignerSettings,
+    GroupedMoments,
+    Solution,
+    solve,
+)
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.did_you_mean import Guided

@@ -24,10 +24,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from evergram.atomic_files import replacing
-from evergram.compatibility.aligner.grouped_moments import GroupedMoments
-from evergram.compatibility.aligner.report import AlignerReport
-from evergram.compatibility.aligner.settings import AlignerSettings
-from evergram.compatibility.aligner.solution import Solution
+from evergram.compatibility.aligner.solution import (
+    AlignerReport,
+    AlignerSettings,
+    GroupedMoments,
+    Solution,
+)
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
 from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, IntegrityError, ShapeError

@@ -18,11 +18,11 @@ from torch.autograd.function import once_differentiable
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, Draw
+from evergram.encoders.embedding_tables import ROWS
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.row_encoder import RowEncoder
-from evergram.encoders.tables.embedding_tables import ROWS
 
 Rows = TypeVar("Rows", Batch, Draw, Tensor)
 

@@ -24,8 +24,8 @@ from evergram.evaluation.ranking import (
     popularity_metrics,
     query_metrics,
     rank_metrics,
+    test_relevance,
 )
-from evergram.evaluation.relevance import test_relevance
 from evergram.training.loop import Trainer
 
 # The largest share of training's work that evaluation takes by "auto".

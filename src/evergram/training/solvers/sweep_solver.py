@@ -11,7 +11,7 @@ from torch import Tensor
 from evergram.encoders.features import SIDES
 from evergram.errors import TrainingError
 from evergram.gramian.estimator import Moment
-from evergram.gramian.preconditioner import preconditioner
+from evergram.gramian.penalty import preconditioner
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Clusters of candidates, as moments that batches are averaged into."""
