@@ -12,6 +12,7 @@ recipe is checked at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -75,6 +76,12 @@ def keys_of(settings: type[BaseModel], table: str) -> dict[str, Any]:
         else:
             types |= nested.types_of_keys(path, table)
     return types
+
+
+def imported(name: str) -> Any:
+    """Return the object that a dotted name leads to, and import its file now."""
+    module, _, own = name.rpartition(".")
+    return getattr(import_module(module), own)
 
 
 def traits_where(conditions: Mapping[Trait, object]) -> frozenset[Trait]:

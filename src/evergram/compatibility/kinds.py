@@ -5,12 +5,11 @@ Importing this does not import torch.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evergram.errors import ShapeError
-from evergram.kinds import Kinds, KindSettings, Positive, Weight
+from evergram.kinds import Kinds, KindSettings, Positive, Weight, imported
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +24,18 @@ LambdaUnit = Literal["norm", "paper"]
 class TransformSettings(KindSettings):
     """Settings of a transform, and how it is made."""
 
+    # The name of the class that `transform_class` returns.
+    built: ClassVar[str]
     # True if `fit_closed_form` solves for it.
     has_closed_form: ClassVar[bool] = False
     # True if it has parameters.
     is_learned: ClassVar[bool] = True
 
     @classmethod
-    @abstractmethod
     def transform_class(cls) -> type[Transform]:
         """Return the class, which is built by (old_dim, new_dim, generator=…, **options)."""
+        made: type[Transform] = imported(cls.built)
+        return made
 
     def options(self) -> dict[str, Any]:
         """Return the keywords of `transform_class()` other than the dims, as JSON for artefacts."""
@@ -44,79 +46,49 @@ class LinearSettings(TransformSettings):
     """W z."""
 
     kind: Literal["linear"] = "linear"
+    built = "evergram.compatibility.transforms.LinearTransform"
     has_closed_form = True
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import LinearTransform
-
-        return LinearTransform
 
 
 class TruncateSettings(TransformSettings):
     """The first coordinates."""
 
     kind: Literal["truncate"] = "truncate"
+    built = "evergram.compatibility.transforms.TruncateTransform"
     is_learned = False
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import TruncateTransform
-
-        return TruncateTransform
 
 
 class AffineSettings(TransformSettings):
     """W z + b."""
 
     kind: Literal["affine"] = "affine"
+    built = "evergram.compatibility.transforms.AffineTransform"
     has_closed_form = True
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import AffineTransform
-
-        return AffineTransform
 
 
 class OrthogonalSettings(TransformSettings):
     """Q z with orthonormal rows."""
 
     kind: Literal["orthogonal"] = "orthogonal"
+    built = "evergram.compatibility.transforms.OrthogonalTransform"
     has_closed_form = True
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import OrthogonalTransform
-
-        return OrthogonalTransform
 
 
 class LowRankSettings(TransformSettings):
     """L R z of rank `rank`."""
 
     kind: Literal["low_rank"] = "low_rank"
+    built = "evergram.compatibility.transforms.LowRankTransform"
     has_closed_form = True
     rank: Positive = 32
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import LowRankTransform
-
-        return LowRankTransform
 
 
 class LambdaOrthogonalSettings(TransformSettings):
     """W z, with `orthogonality` · ‖W Wᵀ − I‖² in training."""
 
     kind: Literal["lambda_orthogonal"] = "lambda_orthogonal"
+    built = "evergram.compatibility.transforms.LambdaOrthogonalTransform"
     orthogonality: Weight = 0.1
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import LambdaOrthogonalTransform
-
-        return LambdaOrthogonalTransform
 
     def options(self) -> dict[str, Any]:
         return {"strength": self.orthogonality}
@@ -126,12 +98,7 @@ class ResidualMLPSettings(TransformSettings):
     """W z + V relu(U z + a) + b, with 128 hidden units."""
 
     kind: Literal["residual_mlp"] = "residual_mlp"
-
-    @classmethod
-    def transform_class(cls) -> type[Transform]:
-        from evergram.compatibility.transforms import ResidualMLPTransform
-
-        return ResidualMLPTransform
+    built = "evergram.compatibility.transforms.ResidualMLPTransform"
 
     def options(self) -> dict[str, Any]:
         return {"hidden": 128}

@@ -5,7 +5,6 @@ Importing this does not import torch.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -17,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, Rate, traits_where
+from evergram.kinds import Kinds, KindSettings, PerVersion, Positive, Rate, imported, traits_where
 from evergram.requirements import Needs, Trait
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ def _exponent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 class EncoderSettings(KindSettings):
     """Settings of an encoder, what training must provide for it, and how it is made."""
 
+    # The name of the class that `encoder_class` returns.
+    built: ClassVar[str]
     # False for an encoder that is passed in from Python: the recipe then does not set its size.
     made_by_recipe: ClassVar[bool] = True
     # True if it reads features besides ids.
@@ -70,9 +71,10 @@ class EncoderSettings(KindSettings):
     ] = 0.0
 
     @classmethod
-    @abstractmethod
     def encoder_class(cls) -> type[Encoder]:
         """Return the class, which is built by (schema, **options, generator=…)."""
+        made: type[Encoder] = imported(cls.built)
+        return made
 
     def options(self, version: int) -> dict[str, Any]:
         """Return the keywords of `encoder_class()` for a version, as JSON for artefacts.
@@ -160,6 +162,7 @@ class FactorizationSettings(IdTableSettings):
     """A free vector for each entity."""
 
     kind: Literal["factorization"] = "factorization"
+    built = "evergram.encoders.factorization.Factorization"
     reads_features = False
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
     # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
@@ -183,12 +186,6 @@ class FactorizationSettings(IdTableSettings):
         own = {Trait.OWN_ROWS} if self.hash_rows is None else set()
         return (super().traits - {Trait.RANDOM_START}) | {Trait.FREE_VECTORS, start} | own
 
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.factorization import Factorization
-
-        return Factorization
-
 
 class TwoTowerSettings(IdTableSettings):
     """Ids and features through layers.
@@ -199,6 +196,7 @@ class TwoTowerSettings(IdTableSettings):
     """
 
     kind: Literal["two_tower"] = "two_tower"
+    built = "evergram.encoders.two_tower.TwoTower"
     mixes_precision = True
     size_keys: ClassVar[tuple[str, ...]] = ("input_dim", "hidden")
     input_dim: Positive | None = None
@@ -207,12 +205,6 @@ class TwoTowerSettings(IdTableSettings):
 
     def options(self, version: int) -> dict[str, Any]:
         return {**super().options(version), "concatenate": not self.residual}
-
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.two_tower import TwoTower
-
-        return TwoTower
 
     def layer_numbers(self, dim: int, version: int) -> int:
         layers = self.hidden or not self.residual
@@ -229,6 +221,7 @@ class GraphSageSettings(EncoderSettings):
     """
 
     kind: Literal["graphsage"] = "graphsage"
+    built = "evergram.encoders.graph.graphsage.GraphSage"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
@@ -238,12 +231,6 @@ class GraphSageSettings(EncoderSettings):
     ids: bool = False
     repeats: bool = False
     layers: PerVersion = Field(default=[2])
-
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.graph.graphsage import GraphSage
-
-        return GraphSage
 
     def options(self, version: int) -> dict[str, Any]:
         return {
@@ -262,32 +249,22 @@ class LightGCNSettings(EncoderSettings):
     """Free vectors, smoothed `layers` times over the graph."""
 
     kind: Literal["lightgcn"] = "lightgcn"
+    built = "evergram.encoders.graph.lightgcn.LightGCN"
     needs_graph = True
     passes_over_graph = True
     rates: ClassVar[tuple[str, ...]] = ("layer_rate",)
     per_version: ClassVar[tuple[str, ...]] = ("layers",)
     layers: PerVersion = Field(default=[2])
 
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.graph.lightgcn import LightGCN
-
-        return LightGCN
-
 
 class MeanOfCandidatesSettings(EncoderSettings):
     """A free vector for each candidate; a query is the mean of those that it met."""
 
     kind: Literal["mean_of_candidates"] = "mean_of_candidates"
+    built = "evergram.encoders.graph.mean_of_candidates.MeanOfCandidates"
     reads_features = False
     needs_graph = True
     rates: ClassVar[tuple[str, ...]] = ("table_rate",)
-
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
-
-        return MeanOfCandidates
 
     def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
         return candidates
@@ -297,16 +274,11 @@ class ModuleSettings(EncoderSettings):
     """The user's own modules, passed in from Python as `EncoderModules`."""
 
     kind: Literal["module"] = "module"
+    built = "evergram.encoders.module_encoder.ModuleEncoder"
     made_by_recipe = False
     mixes_precision = True
     reads_features = False
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "layer_rate")
-
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.module_encoder import ModuleEncoder
-
-        return ModuleEncoder
 
 
 ENCODERS: Kinds[EncoderSettings] = Kinds(

@@ -6,7 +6,7 @@ Such a model is another team's program: `probe_process` runs this module in a pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,86 +17,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
 from evergram.errors import DataError
-
-# For each message that leads to tensors: the message in each field, by its number.
-FIELDS: dict[str, dict[int, str]] = {
-    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
-    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
-    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
-    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
-    "NodeProto": {5: "AttributeProto"},
-    "AttributeProto": {
-        5: "TensorProto",
-        6: "GraphProto",
-        10: "TensorProto",
-        11: "GraphProto",
-        22: "SparseTensorProto",
-        23: "SparseTensorProto",
-    },
-    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
-}
-# Fields of a tensor: the name of its file, and a flag that it has one.
-EXTERNAL_DATA, DATA_LOCATION = 13, 14
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-def has_external_data(model: bytes) -> bool:
-    """Return True if a tensor in any graph, attribute or function of the model is in another file.
-
-    Raises: ValueError: the bytes are not a message of protocol buffers.
-    """
-    waiting = [("ModelProto", memoryview(model))]
-    while waiting:
-        kind, message = waiting.pop()
-        for field, wire, value in _fields(message):
-            if kind == "TensorProto":
-                if field == EXTERNAL_DATA or (field == DATA_LOCATION and value):
-                    return True
-            elif wire == _BYTES and field in FIELDS[kind] and isinstance(value, memoryview):
-                waiting.append((FIELDS[kind][field], value))
-    return False
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Yield number, wire type and content of each field."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        if tag >= 1 << 32:
-            # Some readers keep only the lower bits, and would see another field.
-            raise ValueError("a field has a number that is too large")
-        field, wire = tag >> 3, tag & 7
-        value: int | memoryview
-        if wire == _VARINT:
-            value, at = _varint(message, at)
-        elif wire in (_FIXED64, _FIXED32, _BYTES):
-            if wire == _BYTES:
-                size, at = _varint(message, at)
-            else:
-                size = 8 if wire == _FIXED64 else 4
-            if at + size > len(message):
-                raise ValueError("a field ends after its message")
-            value = message[at : at + size]
-            at += size
-        else:
-            raise ValueError(f"a field has the wire type {wire}")
-        yield field, wire, value
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and the place after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            raise ValueError("a number ends after its message")
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if not byte & 0x80:
-            return value, at
-    raise ValueError("a number has more than ten bytes")
-
 
 SUFFIXES = (".onnx", ".safetensors")
 # Rows that a model is given at once.
@@ -233,27 +153,29 @@ class OnnxModel(ProbeModel):
 
     def __init__(self, path: Path, content: bytes) -> None:
         try:
+            import onnx
             import onnxruntime
         except ImportError:
             raise DataError(
-                f"The probe {path} needs onnxruntime: pip install 'evergram[onnx]'."
+                f"The probe {path} needs onnx and onnxruntime: pip install 'evergram[onnx]'."
             ) from None
         self.path = path
         try:
-            external = has_external_data(content)
-        except ValueError as error:
-            raise DataError(
-                f"{path} cannot be read as ONNX: {error}; export the model again."
-            ) from error
-        if external:
-            raise DataError(
-                f"{path} keeps numbers in other files (external data), which are not part of a "
-                "probe; save the model as one file."
-            )
-        try:
+            model = onnx.load_from_string(content)
+            if has_external_data(model):
+                raise DataError(
+                    f"{path} keeps numbers in other files (external data), which are not part of "
+                    "a probe; save the model as one file."
+                )
+            # What `onnx` does not know it has not looked at, so onnxruntime may not see it.
+            model.DiscardUnknownFields()
             self._session = onnxruntime.InferenceSession(
-                content, _options(onnxruntime), providers=["CPUExecutionProvider"]
+                model.SerializeToString(),
+                _options(onnxruntime),
+                providers=["CPUExecutionProvider"],
             )
+        except DataError:
+            raise
         except Exception as error:
             _refuse_memory(error)
             raise DataError(
@@ -320,9 +242,22 @@ def _options(onnxruntime: Any) -> Any:
     # One thread: results, time and memory do not depend on the number of processors.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    # Otherwise it would also take a format of its own, which `has_external_data` does not read.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return options
+
+
+def has_external_data(model: Any) -> bool:
+    """Return True if a tensor in any graph, attribute or function of a model is in another file."""
+    waiting = [model]
+    while waiting:
+        message = waiting.pop()
+        for field, value in message.ListFields():
+            if message.DESCRIPTOR.name == "TensorProto":
+                if field.name == "external_data" or (field.name == "data_location" and value):
+                    return True
+            elif field.message_type is not None:
+                waiting += [value] if hasattr(value, "ListFields") else list(value)
+    return False
 
 
 def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:

@@ -195,8 +195,8 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the lines to write; none follows an error."""
     try:
         if job["model"].lower().endswith(".onnx"):
-            # Imported before the limits, as its own memory is not the model's. `OnnxModel` says so
-            # if it is not installed.
+            # Imported before the limits, as their own memory is not the model's. `OnnxModel` says
+            # so if one is not installed.
             with suppress(ImportError):
                 import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])

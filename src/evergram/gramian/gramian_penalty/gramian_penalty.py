@@ -48,60 +48,15 @@ class GramianPenalty(nn.Module):
     >>> max(errors) < 0.1
     True
 
-    A call uses the Gramians of earlier batches and then, in training mode, folds its own batch in:
-    *the estimate used in a gradient never contains that gradient's own batch*, or positives would
-    repel each other. So the first call pushes nothing. In `eval()` and in inference mode nothing is
-    folded in or counted (under `no_grad` in training mode it is), and a side that has every entity
-    seen weighs them by its measure; fewer must be drawn as in training. Make the module an
-    attribute of your model, or call `penalty.eval()` and `.to(device)` yourself.
+    *The estimate used in a gradient never contains that gradient's own batch*, or positives would
+    repel each other: a call uses the Gramians of earlier batches and then, in training mode, folds
+    its own batch in. So the first call pushes nothing. `docs/penalty.md` has the rest: counts and
+    measures, the choice of λ, micro-batches, the two calls a step more of "sagram", half precision,
+    state and several processes.
 
     **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and Ĝ the estimates: g to
     first order, with the exact gradient ∇ĝ of [G2] Eq. (7), and g itself where S and Ĝ are exact.
     It may be below zero for a moment, where the estimate lags behind embeddings that shrink.
-
-    **Measure.** With ids, by default every distinct entity seen so far counts alike. Without ids
-    rows count as they come: an entity that is in 3 % of the rows has 3 % of the measure. Each side
-    may have ids or not, in all of its calls.
-
-    **λ.** With ½(s − 1)² as the task, averaged over the batch, [G2] has λ = 10 on Wikipedia (§4.1,
-    chosen for the sampled baselines; App. D, Fig. 5: 0.01 is far too little, 1000 too much), and 1
-    on MovieLens (App. F). Try 1, 10, 100. The equal of implicit ALS with weight α₀ on all pairs is
-    λ = ½ α₀ |A||B| / n, with n observed pairs and the uniform measure.
-
-    **Several calls a step.** Micro-batches whose gradients are accumulated may each be a call of
-    their own; inside `with penalty.accumulate():` they are folded in as one batch. What recomputes
-    a loss (activation checkpointing, LBFGS) would fold it in twice; keep the penalty out of it.
-
-    **SAGram** takes two more calls a step, in this order ([G2] Algorithm 1). `before_step` with a
-    second batch, drawn like the first and apart from it, corrects the estimate; `after_step` with
-    the step's own batch, embedded again, updates the cache. Of embedding tables by plain SGD the
-    Gramian is then exact after every step.
-
-    >>> penalty = GramianPenalty(dim=8, estimator="sagram")
-    >>> optimizer = torch.optim.SGD([*users.parameters(), *items.parameters()], lr=0.1)
-    >>> for step in range(200):
-    ...     a, b = torch.randint(50, (64,)), torch.randint(20, (64,))
-    ...     other_a, other_b = torch.randint(50, (64,)), torch.randint(20, (64,))
-    ...     with torch.no_grad():
-    ...         penalty.before_step(users(other_a), items(other_b), other_a, other_b)
-    ...     loss = penalty(users(a), items(b), query_ids=a, candidate_ids=b)
-    ...     optimizer.zero_grad()
-    ...     loss.backward()
-    ...     optimizer.step()
-    ...     with torch.no_grad():
-    ...         penalty.after_step(users(a), items(b))
-    >>> max(penalty.gramian_error(users.weight, items.weight)) < 1e-5
-    True
-
-    **Numbers.** Half precision is computed with in float32, also under autocast; the value is
-    float32, or float64 of float64. `.half()` and `.bfloat16()` leave the state as it is. Where an
-    embedding is NaN or infinite so is the value, and that batch is neither counted nor folded in:
-    an overflow leaves no trace. A side without rows is taken to be as its estimate.
-
-    **DDP.** The state is this process's. Keep the module outside of what DistributedDataParallel
-    wraps, which would replace every rank's state by rank 0's, or fail where streamed counts differ
-    in size. Each rank then estimates from its own batches: right in expectation where its rows are
-    a random part of all. Give the counts of all data, and save the state of every rank.
 
     Args:
         dim: D.
