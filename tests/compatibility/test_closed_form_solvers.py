@@ -135,16 +135,6 @@ def test_multi_step_ridge_is_where_descent_ends(rho: float) -> None:
     torch.testing.assert_close(metric @ solved @ new_new + rho * solved, metric @ cross)
 
 
-def test_a_planted_map_is_found_exactly() -> None:
-    new, planted, offset = randn(0, 50, 6), randn(1, 4, 6), randn(2, 4)
-    linear = ridge(Spectrum.of(moments_of(new @ planted.T, new)))
-    torch.testing.assert_close(linear, planted, rtol=1e-10, atol=1e-11)
-    moments = moments_of(new @ planted.T + offset, new)
-    weight, shift = affine(moments, ridge(Spectrum.of(moments, centred=True)))
-    torch.testing.assert_close(weight, planted, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(shift, offset, rtol=1e-10, atol=1e-11)
-
-
 class TestSingular:
     """Trap 11: C_kk without an inverse."""
 

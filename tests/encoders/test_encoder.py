@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -516,20 +515,6 @@ def test_a_table_of_any_kind_is_read_like_a_list_of_mappings(genres: list[Any]) 
     ]
     for table in tables:
         assert [sorted(bag) for bag in bags(table)] == expected
-
-
-def test_columns_are_taken_apart_whatever_holds_them() -> None:
-    for ids in (
-        [1, 2],
-        (1, 2),
-        np.array([1, 2]),
-        torch.tensor([1, 2]),
-        pa.chunked_array([[1], [2]]),
-    ):
-        assert columns_of(ids) == {"id": pa.array([1, 2])}
-    categories = pa.array(["a", "b", "a"]).dictionary_encode()
-    assert columns_of(categories)["id"].to_pylist() == ["a", "b", "a"]
-    assert columns_of(iter([3, 4]))["id"].to_pylist() == [3, 4]
 
 
 @pytest.mark.parametrize(

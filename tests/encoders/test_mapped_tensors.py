@@ -55,17 +55,6 @@ def test_a_mapped_tensor_holds_numbers_in_a_file_without_a_name(tmp_path: Path) 
     assert maps_of(tmp_path) == []
 
 
-def test_views_and_parameters_say_where_they_are_mapped(tmp_path: Path) -> None:
-    table = mapped_zeros((4, 3), tmp_path)
-    for tensor in (table, table[1:], torch.nn.Parameter(table), table.detach()):
-        assert mapping_folder(tensor) == tmp_path
-    path = tmp_path / "another"
-    path.write_bytes(bytes(16))
-    other = torch.from_file(str(path), shared=True, size=4)
-    for tensor in (table.clone(), torch.zeros(3), other, torch.eye(2).to_sparse()):
-        assert mapping_folder(tensor) is None
-
-
 @settings(deadline=None)
 @given(st.booleans(), st.booleans())
 def test_copies_and_zeros_are_where_the_tensor_is(mapped: bool, again: bool) -> None:

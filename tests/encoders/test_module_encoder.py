@@ -165,7 +165,10 @@ def test_ids_may_be_of_any_library() -> None:
     for ids in (
         torch.tensor([9, 7]),
         np.array([9, 7], dtype=np.int32),
+        (9, 7),
+        iter([9, 7]),
         pa.chunked_array([[9], [7]]),
+        pa.array([9, 7]).dictionary_encode(),
         pa.table({"id": [9, 7]}),
         [{"id": 9}, {"id": 7}],
     ):
@@ -193,29 +196,25 @@ def test_tuples_are_positional_and_dicts_are_keywords(inputs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Flatten(0), r"The query module returned \[8\] for 2 ids; .* float tensor \[2, D\]"),
-        (nn.LSTM(4, 4), "returned tuple for 2 ids"),
-    ],
+    ("module", "named"), [(nn.Flatten(0), r"\[8\] for 2 ids"), (nn.LSTM(4, 4), "tuple")]
 )
-def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, message: str) -> None:
+def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, named: str) -> None:
     own = EncoderModules(module, module, lambda ids: torch.ones(len(ids), 4), torch.tensor)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(ShapeError, match=named):
         outputs_of(own, "query", [1, 2])
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "named"),
     [
-        (lambda ids: np.ones((len(ids), 4)), "candidate_inputs returned a NumPy array.*from_numpy"),
-        (lambda ids: (np.ones((len(ids), 4)),), "candidate_inputs returned a NumPy array"),
-        (lambda ids: {"input": torch.ones(len(ids), 4).double()}, r"of float64.*\.float\(\)"),
+        (lambda ids: np.ones((len(ids), 4)), "from_numpy"),
+        (lambda ids: (np.ones((len(ids), 4)),), "from_numpy"),
+        (lambda ids: {"input": torch.ones(len(ids), 4).double()}, "float64"),
     ],
 )
-def test_inputs_that_a_module_cannot_take_are_named(inputs: Any, message: str) -> None:
+def test_inputs_that_a_module_cannot_take_are_named(inputs: Any, named: str) -> None:
     own = EncoderModules(nn.Linear(4, 2), nn.Linear(4, 2), inputs, inputs)
-    with pytest.raises(ShapeError, match=message):
+    with pytest.raises(ShapeError, match=f"candidate_inputs .*{named}"):
         outputs_of(own, "candidate", [1, 2])
 
 

@@ -238,15 +238,15 @@ def test_ids_of_an_evaluation_file_are_int64_or_texts() -> None:
 
 
 def test_an_evaluation_file_that_cannot_be_used_is_refused() -> None:
-    for content, message in [
-        (b"x", "d cannot be read as Parquet"),
-        (parquet(id=[1]), "with the columns id and label"),
-        (parquet(id=pa.array([], pa.int64()), label=pa.array([], pa.int64())), "at least one row"),
-        (parquet(id=[1, None], label=[1, 1]), "a row without an id or without a label"),
-        (parquet(id=[1, 2], label=[1.0, float("nan")]), "a row without an id or without a label"),
-        (parquet(id=[1.5], label=[1]), "ids of the evaluation file are not int64"),
+    for content, named in [
+        (b"x", "Parquet"),
+        (parquet(id=[1]), "columns id and label"),
+        (parquet(id=pa.array([], pa.int64()), label=pa.array([], pa.int64())), "one row"),
+        (parquet(id=[1, None], label=[1, 1]), "without an id"),
+        (parquet(id=[1, 2], label=[1.0, float("nan")]), "without a label"),
+        (parquet(id=[1.5], label=[1]), "not int64"),
     ]:
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=named):
             evaluation(Path("d"), content)
 
 
@@ -273,25 +273,19 @@ def test_three_rows_of_weights_give_classes_and_no_score() -> None:
     assert answers.predicted.to_pylist() == expected
 
 
-def test_tensors_that_are_no_linear_model_are_refused() -> None:
-    cases: list[Any] = [
-        ({"bias": np.ones(1)}, r"has no tensor 'weight' of .*; its tensors are: bias \[1\]"),
-        ({"weight": np.ones((1, 1, 2))}, r"its tensors are: weight \[1, 1, 2\]"),
-        ({"weight": np.ones(DIM), "what": np.ones(1)}, "the tensor 'what'; weight, bias, mean and"),
-        ({"weight": np.ones(DIM), "mean": np.ones(3)}, f"'mean' has 3 numbers; {DIM} are needed"),
-        ({"weight": np.ones(DIM, dtype=bool)}, "'weight' holds BOOL; it must be of F64, F32"),
+def test_tensors_that_are_no_linear_model_and_other_dims_are_refused() -> None:
+    cases: list[tuple[dict[str, np.ndarray], str]] = [
+        ({"bias": np.ones(1)}, r"'weight' .* bias \[1\]"),
+        ({"weight": np.ones((1, 1, 2))}, r"weight \[1, 1, 2\]"),
+        ({"weight": np.ones(DIM), "what": np.ones(1)}, "'what'"),
+        ({"weight": np.ones(DIM), "mean": np.ones(3)}, "'mean' has 3 numbers"),
+        ({"weight": np.ones(DIM, dtype=bool)}, "BOOL"),
+        ({"weight": np.ones(DIM), "scale": np.zeros(1)}, "NaN"),
+        ({"weight": np.ones(3)}, f"dim 3, .* have {DIM}"),
     ]
-    for tensors, message in cases:
-        with pytest.raises(DataError, match=message):
-            LinearModel(LINEAR, save(tensors))
-
-
-def test_answers_that_are_not_finite_and_other_dims_are_refused() -> None:
-    model = LinearModel(LINEAR, save({"weight": np.ones(DIM), "scale": np.zeros(1)}))
-    with pytest.raises(DataError, match="gives a NaN or an infinity"):
-        model.answers(VECTORS)
-    with pytest.raises(DataError, match=f"reads embeddings of dim {DIM}, .* have 3"):
-        model.answers(VECTORS[:, :3])
+    for tensors, named in cases:
+        with pytest.raises(DataError, match=named):
+            LinearModel(LINEAR, save(tensors)).answers(VECTORS)
 
 
 def test_an_onnx_model_is_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

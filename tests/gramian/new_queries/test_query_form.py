@@ -154,14 +154,13 @@ def form_without_centre(length: Length) -> QueryForm:
 
 
 def test_shapes_and_numbers_are_checked() -> None:
+    wide = Interactions(torch.tensor([0]), torch.ones(1, 3), torch.ones(1), torch.ones(1))
     with pytest.raises(ShapeError, match=r"\[n, 5\]"):
-        form_of().minimise(
-            Interactions(torch.tensor([0]), torch.ones(1, 3), torch.ones(1), torch.ones(1))
-        )
-    with pytest.raises(DataError, match="matrices of a query's form has a NaN"):
+        form_of().minimise(wide)
+    with pytest.raises(DataError, match="NaN"):
         QueryForm.of("exact", [Term(1.0, 0.0, torch.eye(2) * torch.nan, torch.zeros(2))])
     one = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(ShapeError, match=r"matrices of a query's form .* float64 \[1, 2, 2\]"):
+    with pytest.raises(ShapeError, match=r"\[1, 2, 2\]"):
         QueryForm("exact", one, one, torch.ones(1, 2, 3).double(), torch.ones(1, 2).double())
 
 
