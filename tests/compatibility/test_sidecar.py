@@ -198,7 +198,8 @@ def test_arrays_of_numpy_are_taken_and_returned(change: Any) -> None:
     assert weight is not None
     arrays = change(new.numpy()), change(old.numpy())
     tensors = [torch.from_numpy(np.array(a, dtype=np.float64, order="C")) for a in arrays]
-    mine, expected = (Sidecar.fit(weight, offset, *both, 3) for both in (arrays, tensors))
+    mine = Sidecar.fit(weight, offset, arrays[0], arrays[1], 3)
+    expected = Sidecar.fit(weight, offset, tensors[0], tensors[1], 3)
     codes = mine.encode(*arrays)
     assert isinstance(codes, np.ndarray)
     np.testing.assert_array_equal(codes, expected.encode(*tensors).numpy())

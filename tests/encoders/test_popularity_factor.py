@@ -24,7 +24,7 @@ from evergram.encoders.module_encoder import (
     check_vectors,
     restore_module_encoder,
 )
-from evergram.encoders.popularity.popularity_factor import (
+from evergram.encoders.popularity_factor import (
     PopularityFactor,
     popularity_factors,
 )

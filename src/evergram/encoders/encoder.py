@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from evergram.data.corpus import Corpus
 from evergram.encoders.embedding_tables import ROWS, join_blocks, unit_rows
 from evergram.encoders.features import SIDES, EntityInputs, Schema, refuse_other_types
-from evergram.encoders.popularity.popularity_factor import PopularityFactor, scaled_blocks
+from evergram.encoders.popularity_factor import PopularityFactor, scaled_blocks
 from evergram.errors import ShapeError
 
 

@@ -12,7 +12,7 @@ from evergram.data.corpus import Side
 from evergram.encoders.embedding_tables import ROWS, join_blocks
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import EntityInputs
-from evergram.encoders.popularity.popularity_factor import scaled_blocks
+from evergram.encoders.popularity_factor import scaled_blocks
 
 
 class RowEncoder(Encoder):

@@ -15,7 +15,7 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.encoders.popularity.popularity_factor import popularity_factors
+from evergram.encoders.popularity_factor import popularity_factors
 from evergram.errors import RecipeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage

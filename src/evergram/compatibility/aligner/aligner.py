@@ -230,8 +230,6 @@ class Aligner(Guided):
     def load(cls, path: str | Path) -> Aligner:
         """Read what `save` wrote; it transforms bit by bit as the saved aligner does.
 
-        A file of an Evergram that stored no SHA-256 with it yet is read without that check.
-
         Raises: IntegrityError: the content differs from what was saved, if only by a bit.
             DataError: the file is missing, cannot be read, of a later format, or no aligner file.
         """

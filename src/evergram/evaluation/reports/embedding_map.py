@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergram.atomic_files import write_bytes
 from evergram.errors import ShapeError
+from evergram.evaluation.reports.html_page import page
 
 WIDTH, HEIGHT, EDGE = 720, 480, 16
 # Colours that are told apart by people who do not see all of them (Okabe and Ito 2008), and grey.
@@ -101,10 +102,8 @@ class EmbeddingMap:
 
     def save(self, path: str | Path) -> Path:
         """Write the map as a page; return its path. Raises: OSError: it cannot be written."""
-        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Embeddings</title>'
         target = Path(path)
-        body = f"<main><h1>Embeddings</h1>{self._repr_html_()}</main>"
-        write_bytes(target, f"{head}{body}</html>\n".encode())
+        write_bytes(target, page("Embeddings", [self._repr_html_()]).encode())
         return target
 
     def _colours(self) -> dict[str, str]:

@@ -27,8 +27,7 @@ class EntityMeasure(nn.Module):
     E[(1/B) Σ μ u⊗u] = Σ p_a u_a⊗u_a over the entities seen, exactly and from the first batch on:
     there is no wrong start that an average would have to forget.
 
-    A state is of its measure, and is refused by another one; those saved by an Evergram that did
-    not store which are loaded without that check.
+    A state is of its measure, and is refused by another one.
 
     Args:
         measure: "uniform" (every distinct entity alike), "example" (every row alike), γ ≥ 0 for

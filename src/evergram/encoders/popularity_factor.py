@@ -12,7 +12,7 @@ def popularity_factors(counts: Tensor, exponent: float) -> Tensor:
     """Return max(count, 1)^γ, float32 of the shape of `counts`; computed in float64.
 
     >>> import torch
-    >>> from evergram.encoders.popularity.popularity_factor import popularity_factors
+    >>> from evergram.encoders.popularity_factor import popularity_factors
     >>> popularity_factors(torch.tensor([0, 1, 100]), 0.5)
     tensor([ 1.,  1., 10.])
 
