@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.support.encoders import lineage_with_encoder, two_tower
+from tests.support.encoders import lineage_with_encoder
 from tests.support.fits import changed
 from tests.support.lineages import lineage_of
 
@@ -108,14 +108,6 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
         recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
         assert recorded.data.kind == "python"
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
-
-
-def test_a_published_encoder_is_read_as_it_was(tmp_path: Path) -> None:
-    lineage, encoder = lineage_with_encoder(tmp_path / "l"), two_tower()
-    loaded = load_encoder(lineage, 0)
-    assert not loaded.training
-    for name, value in encoder.state_dict().items():
-        assert torch.equal(value, loaded.state_dict()[name])
 
 
 def test_an_encoder_that_is_not_there_or_needs_no_module_is_refused(tmp_path: Path) -> None:

@@ -133,17 +133,6 @@ def test_a_run_ends_its_callbacks_by_an_error_too(small: Recipe) -> None:
         FiniteLoss({"table_rate": 0.3}).on_epoch(run, float("nan"), last=False)
 
 
-def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> None:
-    plain, watched = trainer_of(small), trainer_of(small, Recorder())
-    state = torch.get_rng_state()
-    plain.fit(epochs=2)
-    assert torch.equal(torch.get_rng_state(), state), "the global generator was moved"
-    torch.rand(3)
-    watched.fit(epochs=2)
-    for name, value in plain.parameters().items():
-        assert torch.equal(value, watched.parameters()[name])
-
-
 @pytest.mark.long  # it trains pilots
 def test_the_python_of_the_training_page_runs() -> None:
     page = Path(__file__).parents[2] / "docs" / "training.md"

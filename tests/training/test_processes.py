@@ -12,7 +12,6 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,14 +43,12 @@ from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import EvergramError, RecipeError, TrainingError
-from evergram.training.callbacks import Callback
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.distributed import shares
 from evergram.training.distributed.agreement import (
     begin_shared,
     decided,
     share_step,
-    whole_look_ahead,
 )
 from evergram.training.distributed.process_group import _leave, join_processes
 from evergram.training.distributed.shares import embed_together, part_of, rows_of_all, sum_gradients
@@ -408,40 +405,6 @@ def test_a_small_table_is_summed_whole_and_of_a_large_one_touched_rows(
         for together, one in zip(result, alone, strict=True):
             torch.testing.assert_close(together, one)
     assert processes[0].kinds.count(tables) == 1
-
-
-class Saving(Callback):
-    def __init__(self, wants: bool) -> None:
-        self.wants = wants
-
-    def wants_state(self, run: Any) -> bool:
-        return self.wants
-
-
-@pytest.mark.parametrize("wants", [True, False])
-def test_shares_are_put_together_only_where_one_is_saved(wants: bool) -> None:
-    callbacks = [Saving(wants), Saving(False)]
-    rows = {"query": torch.arange(10.0).view(5, 2), "candidate": torch.full((1, 2), 7.0)}
-
-    def saved(process: Threads) -> Any:
-        # Of one row two processes have none, and one stands in.
-        ahead = {side: each[part_of(each, len(each), process).place] for side, each in rows.items()}
-        sizes = {side: len(each) for side, each in rows.items()}
-        step = SimpleNamespace(
-            collectives=process, wants_before=True, look_ahead=ahead, look_ahead_rows=sizes
-        )
-        run: Any = SimpleNamespace(step=step, look_ahead=None)
-        with whole_look_ahead(run, callbacks if process.is_first else []) as wanting:
-            inside = run.look_ahead
-        assert run.look_ahead is None
-        return inside, list(wanting)
-
-    results, processes = in_threads(3, saved)
-    assert [wanting for _, wanting in results] == [callbacks[:wants], [], []]
-    for inside, _ in results:
-        assert (inside is not None) == wants
-        assert not wants or all(torch.equal(inside[side], each) for side, each in rows.items())
-    assert processes[0].kinds == ["counts"] + ["look ahead"] * (2 * wants)
 
 
 def encoder_of(kind: str) -> Encoder:

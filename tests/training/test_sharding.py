@@ -22,7 +22,6 @@ from torch import Tensor, nn
 import evergram
 from evergram import PretrainedEncoder
 from evergram.collectives import ALONE, Collectives
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import RecipeError, TrainingError
 from evergram.lineage.artefact import Artefact
@@ -35,7 +34,6 @@ from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding import sharded_table
 from evergram.training.sharding.sharded_factorization import (
-    GatheredFactorization,
     ShardedFactorization,
     mapped_rows,
 )
@@ -229,17 +227,3 @@ def test_rows_are_mapped_from_a_file_without_a_name(
     with pytest.raises(TrainingError, match=r"120 bytes, .*No space left"):
         mapped_rows(pieces(rows), (10, 3), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_its_embeddings_are_those_of_a_factorization(tmp_path: Path, normalize: bool) -> None:
-    whole = Factorization(SCHEMA, 4, generator=torch.Generator().manual_seed(2))
-    whole.normalize = normalize
-    gathered = GatheredFactorization(SCHEMA, 4, normalize=normalize)
-    gathered.folder = tmp_path
-    gathered.set_rows("query", whole.query.weight.detach())
-    gathered.set_rows("candidate", whole.candidate.weight.detach())
-    for side, vectors in gathered.eval().embed_all(CORPUS).items():
-        assert vectors.equal(whole.eval().embed_all(CORPUS)[side])
-    state = gathered.state_dict()
-    assert all(value.equal(state[name]) for name, value in whole.state_dict().items())
