@@ -25,8 +25,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
-from evergram.training.solvers.sweep_solver import PairSquares, SweepSolver
-from evergram.training.solvers.sweep_step import SweepStep, squares_of
+from evergram.training.sweeps import PairSquares, SweepSolver, SweepStep, squares_of
 
 SIZES = {"query": 7, "candidate": 5}
 

@@ -28,7 +28,6 @@ from evergram.training.priors.factors import build_measures, prior_constant
 from evergram.training.priors.kinds import FilesSettings, SVDSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import Strengths
-from evergram.training.solvers.sweep_step import SweepStep, squares_of
 from evergram.training.starting_vectors import (
     STARTS,
     NormalisedMatrix,
@@ -36,6 +35,7 @@ from evergram.training.starting_vectors import (
     smooth_start,
     svd_start,
 )
+from evergram.training.sweeps import SweepStep, squares_of
 
 
 def corpus_of(seed: int = 0) -> Corpus:

@@ -41,11 +41,10 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.frozen import split_of_known, stored_in
 from evergram.releasing.past_versions import known_relevance, known_vectors, past_model
-from evergram.training.corpora import final_split, split_for
+from evergram.training.corpora import final_split, split_for, with_selecting_metric
 from evergram.training.diagnose import effective_rank, spectrum
 from evergram.training.priors.factors import build_measures
 from evergram.training.recipe import Recipe
-from evergram.training.selecting_metric import with_selecting_metric
 
 # Candidates of each kind whose neighbours are shown, and neighbours of each.
 SHOWN, NEAREST = 10, 5

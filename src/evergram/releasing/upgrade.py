@@ -52,6 +52,7 @@ from evergram.training.corpora import (
     recorded_recipe,
     salt_of,
     split_for,
+    with_selecting_metric,
 )
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
@@ -59,7 +60,6 @@ from evergram.training.pilots import expected_time, in_words, run_pilots, wants_
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe, flat
-from evergram.training.selecting_metric import with_selecting_metric
 
 
 def train(

@@ -34,9 +34,8 @@ from evergram.releasing.known_consumers import (
     weigh_consumers,
 )
 from evergram.releasing.past_versions import PastModel, past_model
-from evergram.training.corpora import final_split, salt_of, split_for
+from evergram.training.corpora import final_split, salt_of, split_for, with_selecting_metric
 from evergram.training.recipe import Recipe
-from evergram.training.selecting_metric import with_selecting_metric
 
 log: logging.Logger = logging.getLogger(__name__)
 

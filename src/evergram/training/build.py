@@ -41,9 +41,9 @@ from evergram.training.priors.factors import build_measures, prior_constant, spa
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import StepSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
-from evergram.training.solvers.sweep_step import SweepStep
 from evergram.training.starting_vectors import start_tables
 from evergram.training.step import Step
+from evergram.training.sweeps import SweepStep
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from evergram.data.split import (
 )
 from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
+from evergram.evaluation.ranking import discriminating, relevance_of
 from evergram.kinds import kind_of
 from evergram.lineage.catalog import PairHistory
 from evergram.lineage.lineage import Lineage
+from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.split import GivenSplit, RandomSplit, SplitSettings, TimeSplit
 
@@ -200,3 +202,30 @@ def final_split(split: Split, *, refits: bool) -> Split:
 def salt_of(name: str, history: PairHistory | None = None) -> str:
     """Return the salt of held-out pairs: the lineage's, which is its first recipe's name."""
     return name if history is None or history.salt is None else history.salt
+
+
+def with_selecting_metric(
+    recipe: Recipe, split: Split, progress: Progress | None = None
+) -> tuple[Recipe, list[str]]:
+    """Return the recipe with a `training.metric` that can tell models apart on its selection pairs,
+    and a sentence if it is another one.
+
+    Args:
+        progress: says that sentence; None says nothing.
+    Raises: DataError: no metric can.
+    """
+    written, candidates = recipe.training.metric, len(split.training.candidates)
+    relevance = relevance_of(split.training, split.selection)
+    metric = discriminating(written, relevance, candidates)
+    if metric == written:
+        return recipe, []
+    sentence = (
+        f"{written} holds nearly all of the {candidates} candidates, whatever the model; "
+        f"training.metric is {metric} here."
+    )
+    if progress is not None:
+        progress.say(sentence)
+    names = [metric if name == written else name for name in recipe.metrics]
+    training = recipe.training.model_copy(update={"metric": metric})
+    metrics = list(dict.fromkeys(names))
+    return recipe.model_copy(update={"training": training, "metrics": metrics}), [sentence]

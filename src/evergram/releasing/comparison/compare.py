@@ -26,12 +26,11 @@ from evergram.releasing.comparison.trained_models import REFERENCE, trained_mode
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import corpus_for, split_for
+from evergram.training.corpora import corpus_for, split_for, with_selecting_metric
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.split import TimeSplit
 from evergram.training.recipe.upgrade import ComparedUpgrade, CompareSettings
-from evergram.training.selecting_metric import with_selecting_metric
 
 
 def compare(

@@ -22,12 +22,11 @@ from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.journal import Journal
 from evergram.training.checkpoints.run_identity import RunIdentity
-from evergram.training.corpora import corpus_for, split_for
+from evergram.training.corpora import corpus_for, split_for, with_selecting_metric
 from evergram.training.fit import RunContext, Trained, ends_after, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.values import value_of
-from evergram.training.selecting_metric import with_selecting_metric
 from evergram.training.tuning.search_space import KeyRange, SearchSpace, default_space
 
 if TYPE_CHECKING:

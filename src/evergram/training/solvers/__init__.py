@@ -1,1 +1,0 @@
-"""`training.optimizer = "als"`: alternating least squares on the run's own objective."""
