@@ -139,15 +139,18 @@ def group_threads() -> list[str]:
     return [name for name in names if "gloo" in name]
 
 
-def found_by_pilots(**more: Any) -> list[Any]:
+def evaluations(task: dict[str, float], **more: Any) -> list[Any]:
     """Return what ends a training, its pilots, and its evaluations, which rank some queries."""
     evaluation_work.FREE, evaluation_work.LEAST = 1, 5
     data = {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 500}
     training = {"epochs": 2, "patience": 1, "evaluate_share": 0.001, "metric": "ndcg@20"}
-    recipe = Recipe.of({"data": data, "model": {"dim": 4}, "training": training})
+    recipe = Recipe.of({"data": data, "model": {"dim": 4}, "task": task, "training": training})
     metrics = evergram.train(recipe, progress=False, **more).metrics
     found = metrics["training"]
-    return [found["ended"], found["pilots"], untimed(found["history"]), metrics["metrics"]]
+    return [found["ended"], found.get("pilots"), untimed(found["history"]), metrics["metrics"]]
+
+
+NUMBERS = {"penalty": 5.0, "l2": 0.1}
 
 
 def choose_pilots_and_leave(folder: str) -> None:
@@ -165,7 +168,8 @@ def choose_pilots_and_leave(folder: str) -> None:
     own: dict[str, Any] = {"folder": Path(folder) / "pilots"} if processes.is_first else {}
     limits: list[dict[str, Any]] = [{"minutes": 0} if processes.is_first else {}, {}]
     for limit in limits:
-        sys.stdout.write(f"{json.dumps(found_by_pilots(**own, **limit))}\n")
+        sys.stdout.write(f"{json.dumps(evaluations({}, **own, **limit))}\n")
+    sys.stdout.write(f"{json.dumps(evaluations(NUMBERS))}\n")
     assert group_threads()
     _leave()
     sys.stdout.write(f"left: {group_threads()}\n")
@@ -187,18 +191,18 @@ def test_processes_choose_the_pilots_of_the_first_and_leave_no_thread_of_their_g
         for _, output in results
     )
     assert second == first
-    limited, whole = first
+    limited, whole, together = first
     assert (limited[0], len(limited[1])) == ("minutes", 1)
+    assert whole[0] != "minutes"
     assert (len(whole[1]), whole[1][0]) == (8, limited[1][0])
     # Parameters are those of one process up to rounding, so metrics are, as no two scores are near.
     for name in ("FREE", "LEAST"):
         monkeypatch.setattr(evaluation_work, name, getattr(evaluation_work, name))
-    ended, pilots, history, metrics = found_by_pilots()
-    assert whole[0] == ended
-    assert all("standard_error" in record for record in history)
-    for mine, theirs in ((pilots, whole[1]), (history, whole[2])):
-        assert [pytest.approx(record, rel=1e-5) for record in mine] == theirs
-    assert whole[3] == metrics
+    ended, _, history, metrics = evaluations(NUMBERS)
+    assert together[0] == ended
+    assert all(record["standard_error"] > 0 for record in history)
+    assert [pytest.approx(record, rel=1e-5) for record in history] == together[2]
+    assert together[3] == metrics
 
 
 def train_perhaps_killed(folder: str, fatal: str, *overrides: str) -> None:
