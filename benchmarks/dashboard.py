@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.demo import demo_recipe, rated_above_median
 from evergram.releasing.probes import measured_probe, with_probes

@@ -30,8 +30,8 @@ import torch
 
 from benchmarks.gowalla import DATA
 from evergram.data.corpus import Vocabulary
+from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import AlignSettings, align
 from evergram.releasing.files.transform_file import transform_file
 from evergram.vector_files.open_embeddings import open_embeddings

@@ -28,7 +28,7 @@ from evergram.atomic_files import (
     write_text,
 )
 from evergram.errors import DataError, EvergramError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import training_claim
 from evergram.stores.open_store import open_store

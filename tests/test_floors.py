@@ -55,7 +55,7 @@ FOLDERS = {path.parent for path in FILES}
 
 
 def module_of(path: Path) -> str:
-    """Return a file's dotted name below the package, such as "lineage.consumers.record"; for an
+    """Return a file's dotted name below the package, such as "lineage.consumers"; for an
     __init__.py that of its folder."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

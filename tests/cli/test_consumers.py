@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tests.support.command import Command, exit_code
 from tests.support.text_encoders import ADDRESSES, encoded
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 

@@ -16,7 +16,7 @@ from tests.support.command import parsed, run_in_shell, shell_environment
 from tests.support.lineages import lineage_of, publish, read_as
 from tests.support.running_service import running
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.connections import DRAIN
 from evergram.serving.settings import ADMIN_TOKEN, ServiceSettings

@@ -416,7 +416,7 @@ def held(command: str, lock: str) -> Case:
         (folder / lock).parent.mkdir(parents=True, exist_ok=True)
         (folder / lock).touch()
 
-    patience = patched("evergram.lineage.consumers.registry.PATIENCE", 0.1)
+    patience = patched("evergram.lineage.consumers.PATIENCE", 0.1)
     return Case(command, "Another process", make, (locked(lock), patience), f"held: {command}")
 
 

@@ -15,7 +15,7 @@ from tests.support.command import exit_code
 from tests.support.lineages import lineage_of
 from tests.support.serving_process import newest_vectors, serving
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 
 BOSS = {"Authorization": "Bearer boss"}
 IDS = {"input": [1]}

@@ -12,8 +12,7 @@ import pytest
 from tests.support.probe_files import add_probe
 
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
-from evergram.lineage.consumers.record import Baseline, Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry, pinned_to
+from evergram.lineage.consumers import Baseline, ConsumerRegistry, Probe, pinned_to
 from evergram.lineage.lineage import Lineage
 
 
@@ -260,7 +259,7 @@ def test_a_probe_that_cannot_be_added_again_leaves_its_copies(
     if failing == "copy":
         monkeypatch.setattr(shutil, "copyfile", full)
     elif failing == "exchange":
-        monkeypatch.setattr("evergram.lineage.consumers.registry.exchange_folders", full)
+        monkeypatch.setattr("evergram.lineage.consumers.exchange_folders", full)
     else:
         probe = probe.model_copy(update={"data_sha256": "0" * 64})
     with pytest.raises(LineageError):

@@ -21,12 +21,18 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.lineage import publication, unseen_objects
+from evergram.lineage import canary_check, publication
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
+from evergram.lineage.canary_check import (
+    CompatibilityLimits,
+    canary_rows,
+    diagnose_lineage,
+    id_hash,
+    past_limits,
+    unseen_share,
+)
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import sha256
-from evergram.lineage.unseen_objects import canary_rows, id_hash, unseen_share
 from evergram.lineage.version_warnings import (
     below_popularity,
     sample_sentence,
@@ -122,7 +128,7 @@ def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
 def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unseen_objects, "CANARIES", 40)
+    monkeypatch.setattr(canary_check, "CANARIES", 40)
     hashes = id_hash(Vocabulary(IDS))
     rows = canary_rows(IDS, hashes)
     share = hashes[rows] / 2**32

@@ -31,7 +31,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import (
     LOCK,

@@ -23,7 +23,7 @@ from evergram.errors import (
     LineageError,
     UnknownVersionError,
 )
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import FORMAT_VERSION, LineageRecord, Withdrawal
 

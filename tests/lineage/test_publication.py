@@ -37,8 +37,9 @@ from evergram.errors import (
 )
 from evergram.lineage import publish_statistics
 from evergram.lineage.artefact import Artefact, checked_block, checked_blocks
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publication import beginning
 from evergram.lineage.publication_checks import CanaryCheck, check_transform_on_canaries
 from evergram.lineage.publish_statistics import RowSample
 
@@ -206,7 +207,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def begin(lineage: Lineage, then: Callable[[Lineage], object]) -> None:
     """Begin a lineage, and call `then` with it opened anew, when it has version 0."""
-    with lineage.beginning(artefact(2)):
+    with beginning(lineage, artefact(2)):
         then(Lineage.open(lineage.address))
 
 
@@ -225,7 +226,7 @@ def test_without_the_second_nothing_is_left_and_it_can_begin_again(tmp_path: Pat
     refused(lineage)
     assert list(tmp_path.iterdir()) == []
     assert (lineage.versions, lineage.next_version) == ([], 0)
-    with lineage.beginning(artefact(2)):
+    with beginning(lineage, artefact(2)):
         publish_next(lineage, artefact(3, 2, seed=1))
     assert Lineage.open(tmp_path / "lineages" / "l").newest == 1
 

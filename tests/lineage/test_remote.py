@@ -24,10 +24,9 @@ from tests.support.dying import is_alone
 from tests.support.publishing import publish_next
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote_storage import (
+from evergram.lineage.remote import (
     RemoteStorage,
     local_folder,
     remote_lock,

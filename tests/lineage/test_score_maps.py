@@ -18,9 +18,9 @@ from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vect
 
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError, LineageError, UnknownVersionError
+from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
-from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import AlignSettings, align
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader

@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from tests.support.text_encoders import ADDRESSES, CALLS, endpoint, sentences, word_vectors
 
 from evergram.errors import DataError
+from evergram.migration import encoded_files as encoding
 from evergram.migration.cascade import KeptVectors
-from evergram.migration.finish_migration import (
+from evergram.migration.encoded_files import (
     KeptFiles,
+    Texts,
     check_kept,
+    encode_file,
     finish_migration,
     plan_rest,
     read_kept,
 )
-from evergram.releasing.files import encode_file as encoding
-from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.releasing.files.past_file import text_encoder_of
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.endpoint import EndpointEncoder

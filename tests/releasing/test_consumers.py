@@ -35,8 +35,7 @@ from evergram.errors import (
 from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.evaluation.probes.probe_program import measure
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import KnownConsumer, known_consumers, probes
 from evergram.releasing.known_consumers import probe_sensitivity

@@ -33,8 +33,8 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError, DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
+from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import (
     RANK,
     AlignSettings,
@@ -43,7 +43,6 @@ from evergram.releasing.files.align import (
     refuse_degenerate,
     refuse_error,
 )
-from evergram.releasing.files.import_file import import_embeddings
 from evergram.releasing.files.pair_moments import (
     id_hashes,
     pair_groups,
@@ -55,6 +54,7 @@ from evergram.releasing.files.past_file import (
     SAME,
     SIDE,
     checked_past,
+    import_embeddings,
 )
 from evergram.releasing.files.transform_file import transform_file, transform_shards
 from evergram.training.checkpoint import held_out

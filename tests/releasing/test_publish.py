@@ -18,8 +18,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes

@@ -40,8 +40,7 @@ from evergram.releasing.past_versions import (
     reading_report,
 )
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
-from evergram.releasing.upgrade import train, upgrade
-from evergram.releasing.upgrade_steps import version_report
+from evergram.releasing.upgrade import train, upgrade, version_report
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -52,20 +53,21 @@ from evergram.releasing.frozen import (
 from evergram.releasing.html_report import ReportedVersion
 from evergram.releasing.past_versions import StoredModel, known_vectors, past_model
 from evergram.releasing.publish import degradation, publish, worst_degradation
-from evergram.releasing.upgrade import train, upgrade
+from evergram.releasing.upgrade import (
+    FittedUpgrade,
+    _companions,
+    fit_upgrade,
+    measure_upgrade,
+    package_upgrade,
+    train,
+    upgrade,
+)
 from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
     UpgradePlan,
     plan_upgrade,
     trained_encoder,
     with_modules,
-)
-from evergram.releasing.upgrade_steps import (
-    FittedUpgrade,
-    _companions,
-    fit_upgrade,
-    measure_upgrade,
-    package_upgrade,
 )
 from evergram.retrieval.reader import Reader
 from evergram.training.checkpoint import load_encoder
@@ -261,11 +263,8 @@ def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_error
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both models, and all readings as a version, are of one sample each; the gate reads it."""
-    for module in (
-        "evergram.training.monitors.evaluation_work",
-        "evergram.releasing.upgrade_steps",
-    ):
-        monkeypatch.setattr(f"{module}.LEAST", 12)
+    for module in ("training.monitors.evaluation_work", "releasing.upgrade"):
+        monkeypatch.setattr(sys.modules[f"evergram.{module}"], "LEAST", 12)
     size = "data.queries=150", "data.interactions=3000", 'metrics=["recall@3"]'
     lineage, corpus = Lineage.create(tmp_path / "lineage"), load_corpus(tiny_recipe(*size))
     publish(lineage, train(tiny_recipe(*size), corpus, progress=False))
@@ -648,7 +647,7 @@ def test_models_that_are_trained_already_have_the_power_of_the_recipe(
     lineage, corpus = grown
     model = load_encoder(lineage, 0)
 
-    def taken(popularity: float | str) -> Encoder:
+    def taken(popularity: float | str) -> Encoder | None:
         return trained_encoder(model, corpus, recipe_of(small, popularity).model)
 
     assert taken(0.5) is taken("auto") is model

@@ -18,7 +18,7 @@ from tests.support.lineages import DIMS, lineage_of, publish
 from tests.support.running_service import Running, refused, running
 
 from evergram.errors import ServiceError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.serving.settings import ServiceSettings
 
 ADMIN = "the-administrators"

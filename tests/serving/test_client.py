@@ -27,7 +27,7 @@ from tests.support.text_encoders import ADDRESSES
 
 from evergram import Client
 from evergram.errors import DataError, EvergramError, LineageError, ServiceError, ShapeError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.app import create_app
 from evergram.serving.frameworks import pinned_texts

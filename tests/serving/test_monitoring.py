@@ -36,7 +36,7 @@ from tests.support.running_service import Running, http_of, running, until
 from evergram import tracing
 from evergram.errors import IntegrityError
 from evergram.lineage.canary_check import diagnose_lineage
-from evergram.lineage.consumers.record import Baseline, Consumer, Probe
+from evergram.lineage.consumers import Baseline, Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.backfilling.backfill_progress import UNREADABLE

@@ -14,7 +14,7 @@ from tests.support.browser import ENTER, TAB, Browser, missing, open_browser
 from tests.support.dashboards import Service, make_lineage, serve
 from tests.support.running_service import server
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.dashboard.data import dashboard_data, health

@@ -27,7 +27,7 @@ from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
 from tests.support.running_service import CountedStore, Running, http_of, refused, running, until
 
 from evergram.errors import EvergramError, IntegrityError, StoreError, UnknownVersionError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.features import MOST_FEATURES

@@ -40,7 +40,7 @@ from tests.support.store_kinds import STORES
 from evergram.compatibility.transforms import AffineTransform
 from evergram.errors import ServiceError, StoreError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
 from evergram.retrieval.fill import fill

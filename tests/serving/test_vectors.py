@@ -42,7 +42,7 @@ from evergram.encoders.features import Schema
 from evergram.encoders.two_tower import TwoTower
 from evergram.errors import DataError, LineageError, ServiceError
 from evergram.lineage.artefact import Artefact, EncoderParts
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
 from evergram.releasing.files.align import AlignSettings, align

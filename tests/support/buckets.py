@@ -12,7 +12,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from evergram.lineage.remote_storage import cache_folder
+from evergram.lineage.remote import cache_folder
 
 PLACE = "memory://bucket/shop"
 

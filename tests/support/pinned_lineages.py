@@ -12,8 +12,8 @@ from tests.support.running_service import server
 from tests.support.text_encoders import ADDRESSES, sentences, word_vectors
 
 from evergram.lineage.lineage import Lineage
+from evergram.migration.encoded_files import Texts, encode_file
 from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.encode_file import Texts, encode_file
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.text_encoders import ServedTexts

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 
 

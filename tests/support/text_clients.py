@@ -12,10 +12,10 @@ import pytest
 from tests.support.running_service import server
 from tests.support.text_encoders import encoded
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.import_file import import_embeddings
+from evergram.releasing.files.past_file import import_embeddings
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.text_encoders import ServedTexts

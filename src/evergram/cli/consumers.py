@@ -16,7 +16,7 @@ from evergram.errors import DataError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
-    from evergram.lineage.consumers.record import Consumer, Probe, Threshold
+    from evergram.lineage.consumers import Consumer, Probe, Threshold
     from evergram.lineage.lineage import Lineage
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
@@ -66,7 +66,7 @@ def list_consumers(
     lineage: LineageFolder,
 ) -> None:
     """List the consumers of a lineage, their versions, and their probes' last values."""
-    from evergram.lineage.consumers.registry import ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     opened = Lineage.open(lineage)
@@ -120,7 +120,7 @@ def add(
     threshold_metric: ScoreMetric = "cosine",
 ) -> None:
     """Register a consumer of a lineage, and the model that every new version is tried with."""
-    from evergram.lineage.consumers.registry import ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     options = _ProbeOptions(probe, data, side, metric, least, most)
@@ -159,7 +159,7 @@ def pin(
     threshold_metric: ScoreMetric = "cosine",
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
-    from evergram.lineage.consumers.registry import ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     if drop_probe and (probe is not None or data is not None):
@@ -183,7 +183,7 @@ def token(
     name: Name,
 ) -> None:
     """Issue a consumer's token for the service; the token before it stops working."""
-    from evergram.lineage.consumers.registry import ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry
 
     registry = ConsumerRegistry.open(lineage)
     token = registry.issue_token(name)
@@ -196,7 +196,7 @@ def remove(
     name: Name,
 ) -> None:
     """Remove a consumer, its probe and its token."""
-    from evergram.lineage.consumers.registry import ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry
 
     ConsumerRegistry.open(lineage).remove(name)
     if is_json():
@@ -267,7 +267,7 @@ class _ProbeOptions:
         from pydantic import ValidationError
 
         from evergram.lineage.catalog import side_of
-        from evergram.lineage.consumers.record import Probe
+        from evergram.lineage.consumers import Probe
         from evergram.releasing.probes import measured_probe
         from evergram.validation import sentence_of
 
@@ -291,7 +291,7 @@ def _threshold(value: float | None, metric: str) -> Threshold | None:
     """Return the threshold of the options. Raises: DataError: it cannot be one."""
     from pydantic import ValidationError
 
-    from evergram.lineage.consumers.record import Threshold
+    from evergram.lineage.consumers import Threshold
     from evergram.validation import sentence_of
 
     if value is None:

@@ -142,10 +142,9 @@ def check(
         past_limits,
     )
     from evergram.lineage.canary_check import as_json as reading_json
-    from evergram.lineage.contradictions import contradictions
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.score_maps import threshold_counts
-    from evergram.lineage.version_warnings import version_warnings
+    from evergram.lineage.version_warnings import contradictions, version_warnings
 
     opened = Lineage.open(lineage)
     readings = diagnose_lineage(opened)

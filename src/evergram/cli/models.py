@@ -68,12 +68,14 @@ def train(
     from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
     from evergram.releasing.html_report import refuse_unwritable
+    from evergram.releasing.upgrade import train as train_version
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     chosen = load_recipe(recipe, set_, unread=("upgrade", "compare"), thorough=thorough)
     if not is_first_process():
-        return release.take_part_in_training(chosen, device=device)
+        train_version(chosen, device=device, progress=False)
+        return
     refuse_unwritable(report)  # before a lineage is made
     artefact = release.train_and_publish(
         chosen,
@@ -111,6 +113,7 @@ def upgrade(
     """Train the next version with its backward transform, and publish it."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
+    from evergram.releasing.upgrade import upgrade as upgrade_version
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
@@ -118,9 +121,9 @@ def upgrade(
     chosen = load_recipe(recipe, set_, unread=("compare",), thorough=thorough)
     opened = Lineage.open(lineage)
     if not is_first_process():
-        return release.take_part_in_upgrade(
-            chosen, opened, device=device, allow_small_overlap=allow_small_overlap
-        )
+        small = allow_small_overlap
+        upgrade_version(chosen, opened, device=device, progress=False, allow_small_overlap=small)
+        return
     small, promote = allow_small_overlap, not no_promote
     published = release.upgrade_and_publish(
         chosen,

@@ -72,7 +72,7 @@ def encode(
 
     A run that was killed goes on with the parts that it wrote.
     """
-    from evergram.releasing.files.encode_file import Texts, encode_file
+    from evergram.migration.encoded_files import Texts, encode_file
     from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
 
@@ -140,8 +140,8 @@ def finish_migration(
 
     A run that was killed goes on with the parts that it wrote.
     """
-    from evergram.migration import finish_migration as migration
-    from evergram.releasing.files.encode_file import Texts
+    from evergram.migration import encoded_files as migration
+    from evergram.migration.encoded_files import Texts
     from evergram.texts.addresses import open_with_prompts
     from evergram.texts.text_files import read_texts
     from evergram.vector_files.writers import check_writable

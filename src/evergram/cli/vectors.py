@@ -323,7 +323,7 @@ def import_(
     The file is Parquet, Arrow, .npy or safetensors.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.import_file import import_embeddings
+    from evergram.releasing.files.past_file import import_embeddings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     vectors = open_embeddings(file, ids=ids, **columns_of([file], column))

@@ -16,7 +16,7 @@ import torch
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote_storage import local_folder
+from evergram.lineage.remote import local_folder
 from evergram.lineage.view import View
 from evergram.retrieval.id_lookup import IdLookup
 from evergram.vector_files.base import first_not_finite, not_finite, out_of_range

@@ -11,7 +11,7 @@ Read in this order:
 5. `lineage`: `Lineage`, a catalog with views and every change.
 6. `canary_check` and `version_warnings`: how well each version is read, and what its readers should
    know. `consumers/`: who reads which version.
-7. `locks`, `mirror` and `remote_storage`: one writer at a time; lineages at `s3://…` and the like.
+7. `locks` and `remote`: one writer at a time; lineages at `s3://…` and the like.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evergram.lineage.artefact import Artefact as Artefact
     from evergram.lineage.canary_check import Reading as Reading
     from evergram.lineage.canary_check import past_limits as past_limits
-    from evergram.lineage.consumers.registry import ConsumerRegistry as ConsumerRegistry
+    from evergram.lineage.consumers import ConsumerRegistry as ConsumerRegistry
     from evergram.lineage.lineage import Lineage as Lineage
     from evergram.lineage.manifest import Manifest as Manifest
     from evergram.lineage.view import View as View

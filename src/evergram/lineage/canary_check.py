@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,9 +19,8 @@ from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog import Catalog
-from evergram.lineage.unseen_objects import id_hash, unseen_share
 
-# A certificate is belied by an error of so many times its bound, and by more than rounding.
+# An error contradicts a certificate if it is more than this multiple of its bound plus rounding.
 BELIED = 2.0
 ROUNDING = 1e-5
 
@@ -313,3 +313,45 @@ def is_belied(bound: float, witness: Measured | None) -> bool:
 def as_json(reading: Reading) -> dict[str, Any]:
     """Return a reading as plain JSON, with its error first."""
     return {"error": reading.error, **asdict(reading)}
+
+
+# Canaries of each side: enough for a mean, and few enough to keep for ever.
+CANARIES = 1000
+
+
+def id_hash(vocabulary: Vocabulary) -> Tensor:
+    """Return a number in [0, 2³²) for each id, the same on every machine, int64 [N]."""
+    texts = vocabulary.keys.cast(pa.string()).to_pylist()
+    return torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
+
+
+def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> Tensor:
+    """Return the rows of the objects whose vectors are kept, at most `CANARIES`: those that the
+    version before kept, then those with the lowest and the highest hashes.
+
+    Alignment holds out low hashes and is fitted to high ones, so that canaries are of both kinds.
+
+    Args:
+        hashes: `id_hash` of the ids, int64 [N].
+        past: ids that the version before kept, as strings.
+    """
+    order = torch.argsort((hashes - 2**31).abs(), descending=True, stable=True)
+    if past is not None:
+        rows = Vocabulary(ids.cast(pa.string())).rows(past)
+        rows = rows[rows >= 0]
+        order = torch.cat([rows, order[~torch.isin(order, rows)]])
+    return order[:CANARIES]
+
+
+def unseen_share(lineage: Catalog, version: int) -> float | None:
+    """Return the share of the objects that the alignment of a version never saw: those whose
+    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if neither the
+    version's metrics nor its recipe record it."""
+    if version in lineage.withdrawn:
+        return 1.0  # an identity
+    share = lineage.metrics(version).get("overlap", {}).get("held_out_share")
+    if share is None:
+        recipe = lineage.manifest(version).recipe
+        settings = recipe.get("align") or recipe.get("upgrade") or {}
+        share = 1.0 if settings.get("fit") == "none" else settings.get("held_out")
+    return float(share) if isinstance(share, int | float) else None

@@ -23,7 +23,6 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
 from evergram.lineage.locks import unchanged
 from evergram.lineage.manifest import EncoderRecord, Manifest, check_files, read_manifest
-from evergram.lineage.mirror import RECORD, Remote
 from evergram.lineage.paths import check_inside, check_name, check_parts, refuse_occupied
 from evergram.lineage.publish_statistics import Moments
 from evergram.lineage.record import (
@@ -33,7 +32,7 @@ from evergram.lineage.record import (
     parse_record,
     read_record,
 )
-from evergram.lineage.remote_storage import local_folder
+from evergram.lineage.remote import RECORD, Remote, local_folder
 from evergram.lineage.version_files import PAIRS, VersionReader
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import read_embeddings

@@ -15,7 +15,7 @@ from torch import Tensor
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog import Catalog
-from evergram.lineage.consumers.registry import pinned_to
+from evergram.lineage.consumers import pinned_to
 from evergram.lineage.fold_in import Missing
 from evergram.lineage.id_lists import Lists
 from evergram.lineage.locks import (
@@ -25,16 +25,10 @@ from evergram.lineage.locks import (
     write_record,
     writing,
 )
-from evergram.lineage.publication import (
-    beginning,
-    check_id_types,
-    forget_lost,
-    publish_version,
-    read_lost,
-)
+from evergram.lineage.publication import check_id_types, forget_lost, publish_version, read_lost
 from evergram.lineage.publication_checks import check_artefact
 from evergram.lineage.record import NEWEST, STABLE, LineageRecord, Withdrawal
-from evergram.lineage.remote_storage import training_note
+from evergram.lineage.remote import training_note
 from evergram.lineage.version_files import VersionReader
 from evergram.lineage.view import View, view_of
 
@@ -101,7 +95,7 @@ class Lineage(Catalog):
         Args:
             version: that they are read as; production by default. They are computed from the
                 candidates that `view` reads for this version.
-            candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
+            candidates, weights, values, missing: see `View.fold_in`, whose errors it raises too.
         Raises: UnknownVersionError.
         """
         return self.view(version).fold_in(candidates, weights, values, missing=missing)
@@ -219,27 +213,6 @@ class Lineage(Catalog):
         """
         check_artefact(self, artefact)
         return publish_version(self, artefact, promote=promote)
-
-    @contextmanager
-    def beginning(self, first: Artefact) -> Iterator[None]:
-        """Publish version 0 of a new lineage for a block that publishes version 1.
-
-        If the block raises, and neither version 1 nor a consumer is there, version 0 is removed
-        again, with the folders that were created for it.
-
-        Raises: as `publish`.
-        """
-        with beginning(self, first):
-            yield
-
-    def check_artefact(self, artefact: Artefact) -> None:
-        """Refuse an artefact that cannot be the next version; `publish` does so, too.
-
-        Raises: LineageError: it was made after another version, or a side has no proper name.
-            DataError: its metrics are of another form, or it has no embeddings. ShapeError: its
-            transform, error or canaries do not fit.
-        """
-        check_artefact(self, artefact)
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
         """Refuse ids, by side, that are text where those of the newest version are integers.

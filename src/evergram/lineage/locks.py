@@ -16,10 +16,9 @@ from safetensors import SafetensorError
 from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
 from evergram.file_lock import FileLock, file_lock
-from evergram.lineage.mirror import RECORD, Remote
 from evergram.lineage.paths import check_parts, file_mode
 from evergram.lineage.record import LineageRecord, read_record
-from evergram.lineage.remote_storage import describe_process, this_process
+from evergram.lineage.remote import RECORD, Remote, describe_process, this_process
 from evergram.system_errors import reason_and_remedy
 
 LOCK, OWNER = "training.lock", "training.json"
@@ -145,7 +144,7 @@ def refuse_unwritable(work: Path, lineage: str) -> None:
     """Find out whether a version could be published; what is made for that is removed again.
 
     Args:
-        work, lineage: as of `training_claim`.
+        work, lineage: see `training_claim`.
     Raises: LineageError: nothing can be written there.
     """
     made = [folder for folder in (work, work.parent) if not folder.exists()]

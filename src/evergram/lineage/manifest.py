@@ -8,17 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
 from evergram.errors import IntegrityError
 from evergram.lineage.paths import is_name
-from evergram.lineage.record import (
-    ChecksumError,
-    ChecksummedRecord,
-    FrozenRecord,
-    first_problem,
-)
+from evergram.lineage.record import ChecksummedRecord, FrozenRecord
 from evergram.texts.record import TextEncoderRecord
 
 KIND = r"^[a-z][a-z0-9_]{0,63}$"
@@ -139,15 +134,12 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest in a version's folder. Raises: IntegrityError: missing or damaged."""
     path = folder / "manifest.json"
     try:
-        return Manifest.of_json(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise IntegrityError(
-            f"{path} cannot be read: {error.strerror}; restore it from a backup."
+            f"{path} cannot be read: {error.strerror}; restore it from a copy of the lineage."
         ) from error
-    except (ValidationError, ChecksumError) as error:
-        raise IntegrityError(
-            f"{path} is damaged: {first_problem(error, Manifest)}; restore it from a backup."
-        ) from error
+    return Manifest.of_json(text, path)
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:

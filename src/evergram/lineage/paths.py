@@ -75,7 +75,7 @@ def check_parts(root: Path) -> None:
 def refuse_occupied(folder: Path, name: str) -> None:
     """Refuse a folder for a new lineage that holds other files, some of which it would remove.
 
-    What a killed first publication left may be there, beside its lock; hidden files, too.
+    Hidden files are allowed, and so is what a killed first publication left next to its lock.
 
     Args:
         name: of the new lineage.

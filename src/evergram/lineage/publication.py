@@ -15,10 +15,9 @@ from evergram.errors import DataError, EvergramError, IntegrityError, LineageErr
 from evergram.ids import refuse_other_form
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog import Catalog, PairHistory
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.locks import clear_left, clear_work, unchanged, write_record, writing
 from evergram.lineage.manifest import Manifest, read_manifest, sha256
-from evergram.lineage.mirror import RECORD
 from evergram.lineage.paths import check_tree, file_mode
 from evergram.lineage.publication_checks import (
     blocks_with_id_type,
@@ -30,6 +29,7 @@ from evergram.lineage.publication_checks import (
 )
 from evergram.lineage.publish_statistics import RowSample, forward_map
 from evergram.lineage.record import LineageRecord
+from evergram.lineage.remote import RECORD
 from evergram.lineage.version_files import PublicationFacts, VersionReader, write_version
 from evergram.vector_files.writers import write_embeddings
 
@@ -44,22 +44,23 @@ def not_there_yet(path: Path) -> list[Path]:
     return [part for part in parts if not part.exists()]
 
 
+def remove_made(made: Sequence[Path]) -> None:
+    """Remove the lock and the empty folders that a failed publication made, see `not_there_yet`."""
+    for part in made:
+        # Another process may have been quicker, and the lock is then its lineage's.
+        if part.name == LOCK and part.with_name(RECORD).exists():
+            break
+        with suppress(OSError):
+            part.unlink() if part.name == LOCK else part.rmdir()
+
+
 @contextmanager
 def removed_on_failure(made: Sequence[Path]) -> Iterator[None]:
-    """Remove a lock and empty folders if the block raises; the lock is held until it ends.
-
-    Args:
-        made: as of `not_there_yet`.
-    """
+    """Remove what was made if the block raises; the lock is held until it ends."""
     try:
         yield
     except BaseException:
-        for part in made:
-            # Another process may have been quicker, and the lock is then its lineage's.
-            if part.name == LOCK and part.with_name(RECORD).exists():
-                break
-            with suppress(OSError):
-                part.unlink() if part.name == LOCK else part.rmdir()
+        remove_made(made)
         raise
 
 
@@ -160,7 +161,7 @@ def _unchanged_record(catalog: Catalog, artefact: Artefact) -> LineageRecord:
 def _write(
     catalog: Catalog, artefact: Artefact, pairs: PairHistory, canary_error: float | None
 ) -> Manifest:
-    """Write both folders of a version, each beside its place and renamed into it."""
+    """Write both folders of a version, each under another name and then renamed."""
     number = catalog.next_version
     old = _files_before(catalog)
     dims = [artefact.dim, *([catalog.manifest(catalog.newest).dim] if old else [])]
@@ -223,10 +224,14 @@ def _files_before(catalog: Catalog) -> Mapping[str, Path]:
 
 @contextmanager
 def beginning(catalog: Catalog, first: Artefact) -> Iterator[None]:
-    """Publish version 0 for a block that publishes version 1; see `Lineage.beginning`."""
-    path = catalog.path
-    created = [folder for folder in (path, *path.parents) if not folder.exists()]
-    empty, locked = catalog.record, (path / LOCK).exists()
+    """Publish version 0 of a new lineage for a block that publishes version 1.
+
+    If the block raises, and neither version 1 nor a consumer is there, version 0 is removed again,
+    with the folders that were made for it.
+
+    Raises: as `Lineage.publish`.
+    """
+    empty, made = catalog.record, not_there_yet(catalog.path)
     check_artefact(catalog, first)
     publish_version(catalog, first)
     try:
@@ -240,7 +245,7 @@ def beginning(catalog: Catalog, first: Artefact) -> Iterator[None]:
         if taken:
             catalog.record = empty
             catalog.manifests.clear()
-            _remove_empty(path, created, locked=locked)
+            remove_made(made)
         raise
 
 
@@ -265,12 +270,3 @@ def _take_back(catalog: Catalog) -> bool:
             if remote is not None:
                 remote.storage.keep_only(name, ())
     return True
-
-
-def _remove_empty(path: Path, created: list[Path], *, locked: bool) -> None:
-    """Remove the lock if it was not there before, and the folders that were created, if empty."""
-    with suppress(OSError):
-        if not locked:
-            (path / LOCK).unlink(missing_ok=True)
-        for folder in created:
-            folder.rmdir()

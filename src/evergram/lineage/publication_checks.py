@@ -26,8 +26,7 @@ from evergram.ids import INTEGER
 from evergram.lineage.artefact import Artefact, Block, EncoderParts, are_metrics, checked_blocks
 from evergram.lineage.canary_check import Measured, is_belied, measure_canaries
 from evergram.lineage.catalog import Catalog
-from evergram.lineage.consumers.record import Consumer, Resolve
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
 from evergram.lineage.paths import check_name
 from evergram.lineage.version_files import plain_numbers
 from evergram.texts.record import TextEncoderRecord
@@ -199,9 +198,13 @@ def _measured(artefact: Artefact, past: Mapping[str, Block]) -> Measured | None:
 
 
 def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
-    """Refuse an artefact that cannot be the next version; see `Lineage.check_artefact`.
+    """Refuse an artefact that cannot be the next version.
 
     Ids and vectors are checked as they are written, and canaries compared with them.
+
+    Raises: LineageError: it was made after another version, or a side has no proper name.
+        DataError: its metrics are of another form, or it has no embeddings. ShapeError: its
+        transform, error or canaries do not fit.
     """
     if isinstance(artefact.dim, bool) or not isinstance(artefact.dim, int) or artefact.dim < 1:
         raise ShapeError(f"dim is {artefact.dim!r}; it must be a whole number ≥ 1.")

@@ -25,16 +25,16 @@ from evergram.vector_files.writers import vectors_from_arrow
 # The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
 Moments = tuple[int, Tensor, Tensor]
 
-# Rows of a side that are sampled for each dim of the old and the new space: at most so many, and
-# at least half of them, so that the fitted map has an excess error of a few percent. More would
+# Sampled rows of a side for each dim of the old and the new space: at most this many, and at least
+# half of them, so that the fitted map has an excess error of a few percent. More would
 # cost more than writing the vectors does.
 ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
-# Pairs that the forward map is fitted to, at least, if there are so many.
+# The forward map is fitted to at least this many pairs, if there are as many.
 LEAST_PAIRS = 4096
 # Rows that are converted to float64 at once.
 CHUNK = 4096
-# One pair in so many is held out to choose the ridge.
+# One pair in this many is held out to choose the ridge.
 FOR_RIDGE = 10
 
 

@@ -30,8 +30,8 @@ class FrozenRecord(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
-class ChecksumError(ValueError):
-    """A record's checksum is not that of its fields; the caller knows which file it is."""
+class _Format(BaseModel):
+    format_version: int | None = None
 
 
 class ChecksummedRecord(FrozenRecord):
@@ -45,19 +45,33 @@ class ChecksummedRecord(FrozenRecord):
     check: str = ""
 
     @classmethod
-    def of_json(cls, text: str | bytes) -> Self:
-        """Return the record in a file, after comparing its checksum.
+    def of_json(cls, text: str | bytes, path: str | Path) -> Self:
+        """Return the record in the text of a file, after comparing its checksum.
 
-        Raises: ValidationError: it is no such record. ChecksumError: it was changed, or has no
-            checksum.
+        Raises: FormatError: it is of another format. IntegrityError: it is damaged, or its checksum
+            is missing or another.
         """
-        record = cls.model_validate_json(text)
-        written = json.loads(text)
-        if "check" not in written:
-            raise ChecksumError("it has no checksum")
-        if written.pop("check") != _digest(written):
-            raise ChecksumError("its checksum is not that of its contents")
-        return record
+        try:
+            # The rest of a later format's fields may mean anything.
+            version = _Format.model_validate_json(text).format_version
+            if version not in (None, FORMAT_VERSION):
+                raise FormatError(
+                    f"{path} has format_version {version}; this Evergram reads {FORMAT_VERSION}, "
+                    "so upgrade Evergram to read it."
+                )
+            record, written = cls.model_validate_json(text), json.loads(text)
+        except ValidationError as error:
+            problem = sentence_of(error, cls).rstrip(".")
+        else:
+            if "check" not in written:
+                problem = "it has no checksum"
+            elif written.pop("check") != _digest(written):
+                problem = "its checksum is not that of its contents"
+            else:
+                return record
+        raise IntegrityError(
+            f"{path} is damaged: {problem}; restore it from a copy of the lineage."
+        )
 
     def to_json(self) -> str:
         """Return the text to write to a file: the record with its checksum."""
@@ -345,35 +359,11 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
     Args:
         text: None if there is no such file.
         where: the lineage's folder or address.
-    Raises: LineageError: there is no file. FormatError: it is of a later format. IntegrityError: it
-        is damaged.
+    Raises: LineageError: there is no file. Others as `ChecksummedRecord.of_json`.
     """
-    path = f"{where}/lineage.json"
     if text is None:
         raise LineageError(
             f"{where} is not a lineage (it has no lineage.json); "
             "'evergram train RECIPE.toml --lineage DIR' makes one."
         )
-    try:
-        # The rest of a later format's fields may mean anything.
-        header = _Format.model_validate_json(text)
-        if header.format_version != FORMAT_VERSION:
-            raise FormatError(
-                f"{path} has format_version {header.format_version}; this Evergram reads "
-                f"{FORMAT_VERSION}, so upgrade Evergram to read it."
-            )
-        return LineageRecord.of_json(text)
-    except (ValidationError, ChecksumError) as error:
-        problem = first_problem(error, LineageRecord)
-        raise IntegrityError(f"{path} is damaged: {problem}; restore it from a backup.") from error
-
-
-class _Format(BaseModel):
-    format_version: int
-
-
-def first_problem(error: ValidationError | ChecksumError, model: type[BaseModel]) -> str:
-    """Return which field of a record is wrong, and why, without a full stop."""
-    if isinstance(error, ChecksumError):
-        return str(error)
-    return sentence_of(error, model).rstrip(".")
+    return LineageRecord.of_json(text, f"{where}/lineage.json")

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from evergram.compatibility.score_map import LEAST_PAIRS, Doubles, ScoreMap
 from evergram.errors import DataError, LineageError
-from evergram.lineage.consumers.registry import ConsumerRegistry, pinned_to
+from evergram.lineage.consumers import ConsumerRegistry, pinned_to
 from evergram.lineage.lineage import Lineage
 from evergram.stores.rows import Hits
 
 Metric = Literal["ip", "l2", "cosine"]
-# Who made query vectors: the version's own model, or the way back, of production's.
+# What made the query vectors: the version's own model, or the backward transform of production's.
 QueryVectors = Literal["own", "read_back"]
 
 
 class ScoredSearch(NamedTuple):
-    """What decides the scores of a search, beside the versions of its rows.
+    """What decides the scores of a search, apart from the versions of its rows.
 
     Args:
         target: the version that it is made at.
@@ -81,7 +81,7 @@ class ScoreMaps:
     def pair_scores(self, source: int, search: ScoredSearch) -> tuple[Doubles, Doubles]:
         """Return the scores of all pairs of canaries, now and as the target gave them, both [P].
 
-        Raises: as of `of`.
+        Raises: as `of`.
         """
         target, sides, metric, of_queries = search
         same = sides[0] == sides[1]
@@ -162,7 +162,7 @@ def query_version_of(query_vectors: QueryVectors | int | None, target: int, prod
 
 
 def _pairs(count: int, *, both_ways: bool) -> Tensor:
-    """Return each two of so many objects, int64 [2, n], in one order or in both."""
+    """Return all pairs of `count` objects, int64 [2, n], in one order or in both."""
     one_way = torch.triu_indices(count, count, 1)
     # Too few objects are too few both ways, too, and are refused.
     if not both_ways or one_way.shape[1] < LEAST_PAIRS:

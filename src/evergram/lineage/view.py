@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from evergram.texts.record import checked_dims, cut
 from evergram.vector_files.base import first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
-
-if TYPE_CHECKING:
-    pass
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
@@ -171,7 +168,7 @@ class View:
             side: as for `embeddings`.
             batch: rows that are transformed at once.
             overwrite: whether to write over a file that is there.
-            dimensions: keep so many of the first coordinates, with length 1; one of the numbers
+            dimensions: keep this many of the first coordinates, with length 1; one of the numbers
                 that the record of version j's encoder declares. The file is then marked with no
                 fingerprint, as its vectors are in no version's space.
         Returns: rows written.

@@ -56,7 +56,7 @@ def make_sidecar(
         old: vectors of the version before; None takes those that the lineage still stores.
         version: v, whose vectors the lineage stores; the newest by default.
         side: of the lineage; may be left out if there is one.
-        size: bytes beside each vector. error: the most that the relative error may be, which
+        size: bytes for each vector. error: the most that the relative error may be, which
             chooses the bytes; give one of the two. Of objects with more than `SAMPLE` coordinates
             in all, a sample of this size chooses, and a larger error over all objects is logged as
             a warning.

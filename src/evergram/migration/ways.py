@@ -168,7 +168,7 @@ class WaySettings:
     Args:
         pairs: share of the texts, drawn, that the backward transform of queries is fitted to.
         depth: hits of the old index that a cascade re-ranks.
-        sidecar_bytes: beside each new vector; None is a tenth of the bytes of an old vector.
+        sidecar_bytes: next to each new vector; None is a tenth of the bytes of an old vector.
         sidecar_error: the relative error that a sidecar may leave, which then chooses its bytes.
         similarity: "cosine" searches by vectors that are divided by their lengths; "dot" by the
             inner product of vectors as they are.

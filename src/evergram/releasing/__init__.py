@@ -3,14 +3,13 @@
 Read in this order:
 
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
-   papers, which know nothing of each other, meet here. `upgrade_plan` and `upgrade_steps` are its
-   parts; `backward_transform` fits the transform; `past_versions` measures the new version read as
+   papers, which know nothing of each other, meet here. `upgrade_plan` is made first;
+   `backward_transform` fits the transform; `past_versions` measures the new version read as
    each past one. `known_consumers`: consumers weigh the alignment error. `frozen`: the model stays.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
-3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`,
-   `encode_file`).
+3. `files/`: vectors of models that are not ours (`align`, `past_file`, `transform_file`).
 4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.files.align import AlignSettings as AlignSettings
     from evergram.releasing.files.align import align as align
-    from evergram.releasing.files.encode_file import Texts as Texts
-    from evergram.releasing.files.encode_file import encode_file as encode_file
-    from evergram.releasing.files.import_file import import_embeddings as import_embeddings
+    from evergram.releasing.files.past_file import import_embeddings as import_embeddings
     from evergram.releasing.files.transform_file import transform_file as transform_file
     from evergram.releasing.known_consumers import KnownConsumer as KnownConsumer
     from evergram.releasing.probes import run_probes as run_probes

@@ -28,7 +28,7 @@ from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
-from evergram.lineage.unseen_objects import id_hash
+from evergram.lineage.canary_check import id_hash
 from evergram.releasing.past_versions import PastModel, held_out_rows, known_vectors
 from evergram.training.build import build_sampler
 from evergram.training.joint import JointAlignment, JointAlignmentSettings

@@ -41,7 +41,7 @@ class Ranking:
     """How test queries are ranked.
 
     Args:
-        queries: so many, drawn by the recipe's seed; None is all.
+        queries: how many, drawn by the recipe's seed; None is all.
         index: the kind of index that finds the candidates; None compares every candidate.
     """
 

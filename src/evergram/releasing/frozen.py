@@ -99,7 +99,7 @@ def split_of_known(split: Split, known: Mapping[str, Tensor]) -> Split:
 
 def with_known_queries(split: Split, known: Mapping[str, Tensor]) -> Split:
     """Return the split with the test pairs of known queries alone; its corpus stays whole, for a
-    model that is trained on it beside one that knows less."""
+    model that is trained on it and compared with one that knows less."""
     kept = known["query"][split.test.query]
     if bool(kept.all()):
         return split

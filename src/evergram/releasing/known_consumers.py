@@ -21,8 +21,7 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
-from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.training.recipe.upgrade import UpgradeSettings, WeighingUpgrade
 

@@ -32,7 +32,7 @@ RANKINGS = 5
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A past version whose encoder is not at hand: it knows the objects it has embeddings of.
+    """A past version without its encoder: it knows the objects that it has embeddings of.
 
     Args:
         dim: D.

@@ -21,8 +21,7 @@ from evergram.errors import DataError, DegradationError, EvergramError, LineageE
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.ids import INTEGER, refuse_other_form
 from evergram.lineage.artefact import Artefact, Block
-from evergram.lineage.consumers.record import Baseline, Consumer, Probe
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import Baseline, Consumer, ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import sha256
 from evergram.vector_files.open_embeddings import open_embeddings

@@ -11,11 +11,13 @@ from typing import Any
 from evergram.errors import DegradationError
 from evergram.evaluation.large_catalogues.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publication import publish_version
+from evergram.lineage.publication_checks import check_artefact
 from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
+from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
 log: logging.Logger = logging.getLogger(__name__)
@@ -70,10 +72,9 @@ def publish(
     Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
         Others as `Lineage.publish`.
     """
-    lineage.check_artefact(artefact)
+    check_artefact(lineage, artefact)
     if max_degradation is not None:
-        kept = any(lineage.work_dir.glob("*.safetensors"))
-        refuse_degradation(artefact, lineage.readable, max_degradation, kept=kept)
+        refuse_degradation(artefact, lineage.readable, max_degradation)
     readings: list[ProbeReading] = []
     if lineage.versions:
         artefact, readings = with_probes(artefact, lineage)
@@ -88,24 +89,9 @@ def publish(
     return Published(number, artefact.metrics, readings, warnings)
 
 
-@dataclass(frozen=True)
-class PlannedMetrics:
-    """The measures that an upgrade will make of its model.
-
-    Args:
-        metric: the one that limits of degradation are set on, `training.metric`.
-        metrics: names of all that are measured.
-        unaligned: whether the same model is also trained without alignment, to compare with.
-    """
-
-    metric: str
-    metrics: Sequence[str]
-    unaligned: bool
-
-
 def refuse_unmeasurable(
     lineage: Lineage,
-    planned: PlannedMetrics,
+    recipe: Recipe,
     *,
     max_degradation: float | None,
     strict_probes: bool,
@@ -120,9 +106,9 @@ def refuse_unmeasurable(
     if max_degradation is None:
         return
     _refuse_no_number(max_degradation)
-    if planned.metric not in planned.metrics:
-        raise DegradationError(REFUSED + _not_measured(planned.metric))
-    if not planned.unaligned:
+    if recipe.training.metric not in recipe.metrics:
+        raise DegradationError(REFUSED + _not_measured(recipe.training.metric))
+    if not recipe.upgrade.alone:
         raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
 
 
@@ -172,15 +158,12 @@ def _loss_error(sampled: Any, reference: str, metric: str) -> float:
     return float(sampled) if _is_number(sampled) and sampled >= 0 else math.inf
 
 
-def refuse_degradation(
-    artefact: Artefact, past: Sequence[int], limit: float, *, kept: bool = False
-) -> None:
+def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
     """Raises: DegradationError: the model, or a past version that the new one is read as, loses
     more than `limit` percent of `training.metric`; or the loss of one could not be measured.
 
     Args:
         past: the versions that must have been measured.
-        kept: whether the lineage has the training's checkpoints, so that a command goes on there.
     """
     _refuse_no_number(limit)
     metric = artefact.recipe.get("training", {}).get("metric")
@@ -199,12 +182,8 @@ def refuse_degradation(
     if unknown:
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(unknown)}. "
-            + (
-                "Its training is kept: without the limit the same command publishes it."
-                if kept
-                else "Publish the artefact without the limit."
-            )
+            f"{'; '.join(unknown)}. Publish it without the limit: a command that is run again "
+            "without it goes on from its checkpoints."
         )
     worst = {k: v for k, v in worst_degradation(report, metric).items() if not v <= limit}
     if not worst:
@@ -216,13 +195,9 @@ def refuse_degradation(
         for name, value in worst.items()
     )
     raise DegradationError(
-        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. "
-        + (
-            "Its training is kept: the same command with another --max-degradation goes on from "
-            "there; or change the recipe."
-            if kept
-            else "Publish the artefact with another max_degradation, or change the recipe."
-        )
+        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. Change the "
+        "recipe, or publish it with another limit: a command that is run again with another "
+        "--max-degradation goes on from its checkpoints."
     )
 
 

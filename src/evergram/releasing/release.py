@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
@@ -13,12 +15,13 @@ from evergram.releasing.html_report import (
     refuse_unwritable,
     write_published,
 )
-from evergram.releasing.publish import PlannedMetrics, Published, publish, refuse_unmeasurable
+from evergram.releasing.publish import Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
-from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
+from evergram.training.checkpoints.settings import AUTOMATIC
 from evergram.training.corpora import corpus_for
-from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+
+QUIET: Mapping[str, Any] = {"progress": False}
 
 
 @dataclass(frozen=True)
@@ -44,68 +47,29 @@ class ReleaseOptions:
 
 
 def train_and_publish(
-    recipe: Recipe,
-    lineage: Lineage,
-    *,
-    device: str = "auto",
-    progress: Progress | None = None,
-    board: Path | None = None,
-    checkpoints: CheckpointSettings = AUTOMATIC,
-    report: Path | None = None,
-    minutes: float | None = None,
+    recipe: Recipe, lineage: Lineage, *, report: Path | None = None, **training: Any
 ) -> Artefact:
-    """Train version 0 and publish it in a new lineage.
+    """Train version 0 and publish it in a new lineage; return it.
 
     An interrupted training resumes when it is called again.
 
     Args:
         lineage: without versions, see `Lineage.create`.
-        progress: where progress is shown; by default nowhere.
-        board: folder for TensorBoard's files.
-        checkpoints: when they are written, how many are kept, whether they are read.
         report: an HTML file to write of the version.
-        minutes: after which training ends, see `train`.
-    Returns: the published version.
+        training: arguments of `train`; no progress is shown by default.
     Raises: DataError: the report cannot be written. LineageError: the lineage cannot. Others as
         `train` and `Lineage.publish`.
     """
     refuse_unwritable(report)
     lineage.refuse_unwritable()
-    shown = Progress(quiet=True) if progress is None else progress
     corpus = None if report is None else corpus_for(recipe, None)
     with lineage.training() as folder:
-        artefact = train(
-            recipe,
-            corpus,
-            device=device,
-            progress=shown,
-            folder=folder,
-            checkpoints=checkpoints,
-            board=board,
-            minutes=minutes,
-        )
-    if corpus is None or report is None:
-        publish(lineage, artefact)
-        return artefact
-    facts = ReportedVersion(recipe, lineage, corpus, 0).facts(artefact)
+        artefact = train(recipe, corpus, folder=folder, **{**QUIET, **training})
+    facts = None if corpus is None else ReportedVersion(recipe, lineage, corpus, 0).facts(artefact)
     published = publish(lineage, artefact)
-    write_published(report, facts, published.metrics, published.warnings)
+    if facts is not None and report is not None:
+        write_published(report, facts, published.metrics, published.warnings)
     return artefact
-
-
-def take_part_in_training(recipe: Recipe, *, device: str = "auto") -> None:
-    """Train version 0 together with the first process, which publishes it. Raises: as `train`."""
-    train(recipe, device=device, progress=False)
-
-
-def take_part_in_upgrade(
-    recipe: Recipe, lineage: Lineage, *, device: str = "auto", allow_small_overlap: bool = False
-) -> None:
-    """Train the next version together with the first process, which publishes it.
-
-    Raises: as `upgrade`.
-    """
-    upgrade(recipe, lineage, device=device, progress=False, allow_small_overlap=allow_small_overlap)
 
 
 def upgrade_and_publish(
@@ -113,12 +77,8 @@ def upgrade_and_publish(
     lineage: Lineage,
     options: ReleaseOptions = ReleaseOptions(),
     *,
-    device: str = "auto",
-    progress: Progress | None = None,
-    board: Path | None = None,
-    checkpoints: CheckpointSettings = AUTOMATIC,
     report: Path | None = None,
-    minutes: float | None = None,
+    **training: Any,
 ) -> Published:
     """Train the next version with its backward transform, and publish it if the limits allow.
 
@@ -126,50 +86,29 @@ def upgrade_and_publish(
     refused before it.
 
     Args:
-        progress: where progress is shown; by default nowhere.
-        board: folder for TensorBoard's files.
-        checkpoints: when they are written, how many are kept, whether they are read.
         report: an HTML file to write of the version, if it is published.
-        minutes: after which training ends, see `upgrade`.
+        training: arguments of `upgrade`; no progress is shown by default.
     Raises: DegradationError: a limit is passed, or cannot be measured. DataError: TensorBoard's
         files or checkpoints are asked for where no model is trained, or the report cannot be
         written. Others as `upgrade` and `publish`.
     """
     refuse_unwritable(report)
-    frozen = recipe.upgrade.start == "frozen"
-    if (options.kept or frozen) and (board is not None or checkpoints != AUTOMATIC):
-        why = "--kept" if options.kept else "upgrade.start = 'frozen'"
-        raise DataError(
-            f"{why} trains no model; leave out --tensorboard, --checkpoint-every and --resume."
-        )
+    _refuse_idle(recipe, options.kept, training)
     refuse_unmeasurable(
         lineage,
-        PlannedMetrics(recipe.training.metric, recipe.metrics, recipe.upgrade.alone),
+        recipe,
         max_degradation=options.max_degradation,
         strict_probes=options.strict_probes,
     )
     lineage.refuse_unwritable()
-    shown = Progress(quiet=True) if progress is None else progress
-    small = options.allow_small_overlap
     corpus = None if report is None else corpus_for(recipe, None, lineage)
     version = lineage.lost().manifest.version if options.kept else lineage.next_version
+    asked = {**QUIET, **training, "allow_small_overlap": options.allow_small_overlap}
     if options.kept:
-        artefact = upgrade_lost(
-            recipe, lineage, corpus, device=device, progress=shown, allow_small_overlap=small
-        )
+        asked = {k: v for k, v in asked.items() if k not in ("board", "checkpoints", "minutes")}
+        artefact = upgrade_lost(recipe, lineage, corpus, **asked)
     else:
-        artefact = upgrade(
-            recipe,
-            lineage,
-            corpus,
-            device=device,
-            progress=shown,
-            folder=lineage.work_dir,
-            checkpoints=checkpoints,
-            board=board,
-            minutes=minutes,
-            allow_small_overlap=small,
-        )
+        artefact = upgrade(recipe, lineage, corpus, folder=lineage.work_dir, **asked)
     facts = None
     if corpus is not None:
         facts = ReportedVersion(recipe, lineage, corpus, version).facts(artefact)
@@ -185,3 +124,13 @@ def upgrade_and_publish(
     if facts is not None and report is not None:
         write_published(report, facts, published.metrics, published.warnings)
     return published
+
+
+def _refuse_idle(recipe: Recipe, kept: bool, training: Mapping[str, Any]) -> None:
+    """Raises: DataError: a training that there will not be is to be watched or saved."""
+    asked = training.get("board") is not None or training.get("checkpoints", AUTOMATIC) != AUTOMATIC
+    if asked and (kept or recipe.upgrade.start == "frozen"):
+        why = "--kept" if kept else "upgrade.start = 'frozen'"
+        raise DataError(
+            f"{why} trains no model; leave out --tensorboard, --checkpoint-every and --resume."
+        )

@@ -1,44 +1,48 @@
-"""Train a version, and the next one with its backward transform. The two papers meet here."""
+"""Report a version's training and data, as JSON for its metrics."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import torch
+from torch import Tensor
 
-from evergram.collectives import is_first_process
+from evergram.collectives import ALONE, Collectives, is_first_process
+from evergram.compatibility.certificate import StepError, certify
 from evergram.data.corpus import Corpus
+from evergram.data.features import summaries
+from evergram.data.pair_hash import TrainedPairs
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
+from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.backward_transform import PairFit
 from evergram.releasing.known_consumers import KnownConsumer
+from evergram.releasing.past_versions import RANKINGS, PastReading, past_model, reading_report
 from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
+    UpgradePlan,
     own_encoder,
     plan_upgrade,
     refuse_both,
     trained_encoder,
     with_modules,
 )
-from evergram.releasing.upgrade_steps import (
-    board_callbacks,
-    fit_upgrade,
-    measure_upgrade,
-    package_upgrade,
-    say_features,
-    version_report,
-)
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
+    BackwardStep,
     Provenance,
     make_artefact,
     options_of,
@@ -56,10 +60,310 @@ from evergram.training.corpora import (
 )
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, ends_after, fit_encoder, judge
-from evergram.training.pilots import expected_time, in_words, run_pilots, wants_pilots
+from evergram.training.monitors.evaluation_work import LEAST
+from evergram.training.monitors.popularity_choice import PopularityChoice
+from evergram.training.pilots import Pilots, expected_time, in_words, run_pilots, wants_pilots
 from evergram.training.progress import Progress
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe, flat
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+def version_report(version: int, split: Split, trained: Trained) -> dict[str, Any]:
+    """Return a version's metrics as JSON: its own, its training's, and its data's size.
+
+    Args:
+        split: the one that it was last trained on, and tested by.
+    """
+    training = split.training
+    features = summaries(training.queries, training.candidates) if reads_features(trained) else []
+    return {
+        "version": version,
+        "dim": trained.query.shape[1],
+        "metrics": dict(trained.metrics),
+        **({} if trained.sample is None else {"sampled": trained.sample.as_json()}),
+        **({"untested": split.untested} if split.untested else {}),
+        "training": {
+            **training_report(trained),
+            "history": trained.history,
+            "gramian_bytes": trained.state_bytes,
+        },
+        "data": {
+            "queries": len(training.queries),
+            "candidates": len(training.candidates),
+            "interactions": len(training),
+            "repeats": training.repeats,
+            "test_pairs": len(split.test),
+            "test_queries": len(torch.unique(split.test.query)),
+            "unknown_test_candidates": int((split.test.candidate < 0).sum()),
+            "unknown_queries": split.unknown_queries,
+            "trained_before": split.trained_before,
+            "in_training": split.in_training,
+            **({"features": [asdict(one) for one in features]} if features else {}),
+        },
+    }
+
+
+def reads_features(trained: Trained) -> bool:
+    """Return whether an encoder has features of any side among its inputs."""
+    schema = getattr(trained.encoder, "schema", None)  # modules of a user's own have none
+    return schema is not None and any(len(inputs) > 1 for inputs in schema.inputs.values())
+
+
+def say_features(recipe: Recipe, corpus: Corpus, progress: Progress) -> None:
+    """Say what each feature of a corpus is, and warn of those that say nothing of a new object; of
+    a model that reads them."""
+    if not recipe.model.reads_features:
+        return
+    for feature in summaries(corpus.queries, corpus.candidates):
+        progress.say(feature.sentence)
+        if feature.warning and is_first_process():
+            log.warning(feature.warning)
+
+
+def training_report(trained: Trained) -> dict[str, Any]:
+    """Return how a model was trained, as JSON: seconds, epochs, strengths, warnings."""
+    return {
+        "seconds": round(trained.seconds, 3),
+        "best_epoch": trained.best_epoch,
+        "epochs": int(trained.history[-1]["epoch"]) if trained.history else 0,
+        "ended": trained.ended,
+        "refit": trained.refit,
+        "penalty": list(trained.penalty),
+        "l2": trained.l2,
+        "l2_measure": trained.l2_measure,
+        "optimizer": trained.optimizer,
+        "batch_size": trained.batch_size,
+        "table_rate": trained.table_rate,
+        **({} if trained.temperature is None else {"temperature": trained.temperature}),
+        **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),
+        **({"pilots": trained.pilots} if trained.pilots else {}),
+        "warnings": trained.warnings,
+    }
+
+
+def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
+    """Return the callbacks that write a version's training, with its Gramians' errors, for
+    TensorBoard; none without a folder, or where another process writes them."""
+    if folder is None or not is_first_process():
+        return []
+    from evergram.training.monitors.gramian_tracking import Tracking
+    from evergram.training.monitors.tensorboard import TensorBoard
+
+    corpus = split.training
+    tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)
+    pairs = (corpus.column("query"), corpus.column("candidate"))
+    return [tracking, TensorBoard(Path(folder) / f"version-{version}", pairs, tracking)]
+
+
+@dataclass
+class FittedUpgrade:
+    """A trained model, and the same model trained without alignment.
+
+    Args:
+        error: of the transform, on objects that alignment never saw.
+        unaligned: None if it was not trained; the model itself if it had no alignment.
+    """
+
+    trained: Trained
+    error: StepError
+    unaligned: Trained | None
+
+    @property
+    def embeddings(self) -> dict[str, Tensor]:
+        """The embeddings of the training corpus's entities, [N, D] of each side."""
+        return {"query": self.trained.query, "candidate": self.trained.candidate}
+
+
+def fit_upgrade(
+    plan: UpgradePlan, context: RunContext, board: str | Path | None = None
+) -> FittedUpgrade:
+    """Train the model and fit its transform; then train the same model without alignment, if the
+    recipe asks what alignment cost.
+
+    Args:
+        board: a folder for TensorBoard's files.
+    Raises: TrainingError: the loss is not finite.
+    """
+    settings = plan.recipe.upgrade
+    for sentence in plan.said:
+        context.progress.say(sentence)
+    trains = settings.start != "frozen" and plan.trained is None
+    pilots = Pilots(plan.recipe)
+    if trains and settings.start == "fresh":
+        pilots = run_pilots(plan.recipe, plan.split, plan.version, context)
+    companions, refit = _companions(plan)
+    if trains:
+        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
+        again = settings.alone and (companions.joint is not None or settings.start != "fresh")
+        ends = context.share_of_time(0.5) if again else context.ends
+        watched = replace(context, callbacks=watching, ends=ends)
+        trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
+        trained.pilots = pilots.tried
+        if plan.keeps_popularity:
+            reason = f"that of version {plan.past_version}, which this one is aligned to"
+            trained.popularity = PopularityChoice(plan.recipe.model.exponent or 0.0, reason)
+    else:
+        model = plan.before if settings.start == "frozen" else plan.trained
+        assert isinstance(model, Encoder)
+        trained = judge(model, plan.published, plan.recipe, together=context.collectives)
+    trained.warnings = [*plan.said, *trained.warnings]
+    started = time.perf_counter()
+    new = {"query": trained.query, "candidate": trained.candidate}
+    pairs = None
+    if plan.backward.fits_over_pairs:
+        pairs = PairFit.of(plan.recipe, plan.published.training, plan.version)
+    plan.backward.finish(new, pairs, context.collectives)
+    trained.seconds += time.perf_counter() - started
+    error = plan.backward.error(new)
+    if not settings.alone:
+        return FittedUpgrade(trained, error, None)
+    if companions.joint is None and settings.start == "fresh":
+        return FittedUpgrade(trained, error, trained)
+    free = {"joint": None, "start": None}
+    unaligned = fit_encoder(
+        pilots.recipe,
+        plan.split,
+        plan.version,
+        replace(
+            context,
+            title=f"{context.title} alone",
+            callbacks=(),
+            test_queries=trained.test_queries,  # the same queries
+        ),
+        replace(companions, **free),
+        None if refit is None else Refit(refit.split, replace(refit.companions, **free)),
+    )
+    return FittedUpgrade(trained, error, unaligned)
+
+
+def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
+    """Return the companions of the search for the best epoch, and the refit, if there is one.
+
+    The published transform is trained in the last of the two; the search has one of its own.
+    """
+    start = None
+    if plan.recipe.upgrade.start == "previous":
+        assert isinstance(plan.before, Encoder)
+        start = plan.before
+    backward, corpus = plan.backward, plan.final.training
+    if plan.published is not plan.final:  # of which the transform is
+        backward = plan.backward_for(corpus)
+    joint = backward.joint(plan.factors(corpus))
+    last = Companions(joint, backward.past, start, plan.own(corpus))
+    if plan.final is plan.split:
+        return last, None
+    backward, corpus = plan.backward_for(plan.split.training), plan.split.training
+    joint = backward.joint(plan.factors(corpus))
+    search = Companions(joint, backward.past, start, plan.own(corpus))
+    return search, Refit(plan.final, last)
+
+
+def measure_upgrade(
+    plan: UpgradePlan, fitted: FittedUpgrade, together: Collectives = ALONE
+) -> dict[str, Any]:
+    """Return the new version's metrics as JSON: its own, those of the model trained alone, what
+    reading it as each past version keeps, and the certificate.
+
+    Args:
+        together: processes that each call this with the same upgrade, and share its rankings.
+    Source: [BC] §4; the certificate, docs/method.md.
+    """
+    lineage, new = plan.lineage, fitted.embeddings
+    report = version_report(plan.number, plan.published, fitted.trained)
+    if fitted.unaligned is not None:
+        report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
+        report |= _sampled_beside(fitted.trained, fitted.unaligned)
+        if fitted.unaligned is not fitted.trained:
+            report["training"]["alone"] = training_report(fitted.unaligned)
+    if plan.weighing.consumers:
+        report["consumers"] = plan.weighing.as_json()
+    if any(plan.unknown.values()) and not plan.options.keep_unknown:
+        report["data"]["unknown_to_model"] = dict(plan.unknown)
+    report["overlap"] = plan.backward.overlap.as_json()
+    longer = lineage.chain.extended(plan.backward.transform)
+    errors = {**lineage.step_errors, plan.number: fitted.error}
+    readings: dict[str, Any] = {}
+    unread, draw = [], _reading_draw(plan, fitted)
+    for j in lineage.readable if plan.options.readings else ():
+        model = past_model(lineage, j, plan.options.past_encoders.get(j))
+        if model is None:
+            unread.append(j)
+            continue
+        reading = PastReading(longer, j, model, together)
+        readings[str(j)] = reading_report(
+            reading, new, plan.published, plan.backward.held_out, plan.recipe.metrics, draw
+        )
+    if unread:
+        log.warning(
+            "Reading the new version as version %s is not measured: its modules were not given "
+            "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
+            "…)}.",
+            ", ".join(map(str, unread)),
+            unread[0],
+        )
+    report["compatibility"] = readings
+    report["certificate"] = {
+        str(j): asdict(certificate)
+        for j in lineage.readable
+        if (certificate := certify(longer, errors, plan.number, j)) is not None
+    }
+    measured: dict[str, Any] = together.from_first(lambda: report)  # seconds differ by the process
+    return measured
+
+
+def _sampled_beside(trained: Trained, unaligned: Trained) -> dict[str, Any]:
+    """Return `sampled` of a report, with what alignment lost and its error; empty where all queries
+    were ranked, or not the same of both models."""
+    ours, theirs = trained.sample, unaligned.sample
+    if ours is None or theirs is None or trained.test_queries != unaligned.test_queries:
+        return {}
+    values = {**ours.values, "alone": theirs.values["model"]}
+    sample = SampledRanking(values, ours.population)
+    return {"sampled": sample.as_json({"alone": ("model", "alone")})}
+
+
+def _reading_draw(plan: UpgradePlan, fitted: FittedUpgrade) -> QueryDraw:
+    """Return the queries by which readings as past versions are measured: all, where the metrics
+    are of all; else all readings' rankings together are of as many as the metrics."""
+    if fitted.trained.sample is None:
+        return QueryDraw()
+    rankings = RANKINGS * max(1, len(plan.lineage.readable))
+    return QueryDraw(max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed)
+
+
+def package_upgrade(
+    plan: UpgradePlan, fitted: FittedUpgrade, report: Mapping[str, Any]
+) -> Artefact:
+    """Return the artefact of a fitted and measured upgrade."""
+    trained = fitted.trained
+    if plan.recipe.upgrade.start == "frozen":
+        record = plan.lineage.manifest(plan.past_version).encoder
+        assert record is not None
+        options: Mapping[str, Any] = record.options
+        # A frozen model was trained on nothing that its own version does not remember.
+        trained_on = plan.salt, TrainedPairs()
+        form = plan.lineage.query_form(plan.past_version)
+    else:
+        options = options_of(trained.encoder, plan.recipe.model, plan.version)
+        trained_on = trained_pairs(plan.final.training, plan.salt)
+        form = plan.options.query_form
+        if form is None:
+            form = query_form(plan.recipe, plan.final.training, trained)
+    artefact = make_artefact(
+        trained,
+        plan.published,
+        report,
+        Provenance(plan.recorded.model_dump(mode="json"), options, trained_on, form),
+        BackwardStep(
+            plan.backward.transform,
+            fitted.error,
+            plan.lineage.canaries(plan.past_version),
+            plan.lineage.manifest(plan.past_version).fingerprint,
+        ),
+    )
+    return replace(artefact, unknown=plan.unknown) if plan.options.keep_unknown else artefact
 
 
 def train(
@@ -218,7 +522,7 @@ def upgrade(
     1
 
     Args:
-        corpus, device, progress, folder, checkpoints, callbacks, board, minutes: as of `train`.
+        corpus, device, progress, folder, checkpoints, callbacks, board, minutes: see `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
         past_encoders: by past version, the modules of your own that it was trained with; without

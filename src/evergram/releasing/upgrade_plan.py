@@ -13,6 +13,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import publish_by_popularity
+from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.popularity_factor import popularity_factors
@@ -53,7 +54,7 @@ class UpgradeOptions:
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: whether to go on where so few objects are in common with the version
             before that the transform's error cannot be measured.
-        consumers: of past versions, beside those of the lineage; they weigh the alignment error.
+        consumers: of past versions, in addition to those of the lineage; they weigh the error.
         keep_unknown: whether a frozen model is measured and published with the objects that it
             knows nothing of.
     """
@@ -74,15 +75,12 @@ class UpgradePlan:
     """The parts of an upgrade, after every refusal that needs no training.
 
     Args:
-        number: of the new version.
         version: whose data and seed it is trained with.
-        past_version: the newest one, which it is aligned to.
         split: chooses for how long to train.
         final: its model is trained and judged on it; the same as `split` without a refit.
         published: of the objects that the version has vectors of; the same as `final`, but for a
             frozen model, which has none of the others.
         unknown: how many objects of each side a frozen model does not know; empty of another.
-        salt: of the split.
         before: the model of `past_version`.
         trained: a model of this version that is not trained again.
         backward: the transform, from its start.
@@ -94,20 +92,32 @@ class UpgradePlan:
     recipe: Recipe
     lineage: Lineage
     options: UpgradeOptions
-    number: int
     version: int
-    past_version: int
     split: Split
     final: Split
     published: Split
     unknown: Mapping[str, int]
-    salt: str
     before: PastModel
     trained: Encoder | None
     backward: BackwardTransformFit
     weighing: ConsumerWeighing
     said: Sequence[str] = ()
     keeps_popularity: bool = False
+
+    @property
+    def number(self) -> int:
+        """The number of the new version."""
+        return self.lineage.next_version
+
+    @property
+    def past_version(self) -> int:
+        """The newest version, which the new one is aligned to."""
+        return self.lineage.newest
+
+    @property
+    def salt(self) -> str:
+        """The salt of the split."""
+        return salt_of(self.recipe.name, self.lineage.pair_history)
 
     @property
     def recorded(self) -> Recipe:
@@ -206,12 +216,17 @@ def trained_encoder(
     return trained
 
 
-def _with_past_popularity(recipe: Recipe, lineage: Lineage, past_version: int) -> Recipe:
+def _with_past_popularity(recipe: Recipe, lineage: Lineage) -> tuple[Recipe, bool]:
     """Return the recipe with a number in the place of `model.popularity = "auto"`, for a model that
     is aligned while it is trained: it must know its factors then, and has the past version's power.
 
+    Returns: also whether there was such a place.
     Raises: RecipeError: the past version has none.
     """
+    settings, past_version = recipe.upgrade, lineage.newest
+    aligned = settings.fit == "joint" and settings.start != "frozen"
+    if recipe.model.popularity != "auto" or not aligned:
+        return recipe, False
     manifest = lineage.manifest(past_version)
     # A version whose own "auto" was the 0 of the one before it has no factor.
     zero = 0.0 if manifest.recipe.get("model", {}).get("popularity") == "auto" else None
@@ -222,7 +237,23 @@ def _with_past_popularity(recipe: Recipe, lineage: Lineage, past_version: int) -
             f"version {past_version} has none; give a number, or set upgrade.fit = 'posthoc'."
         )
     model = recipe.model.model_copy(update={"popularity": past})
-    return recipe.model_copy(update={"model": model})
+    return recipe.model_copy(update={"model": model}), True
+
+
+def _known_parts(
+    recipe: Recipe, split: Split, before: PastModel, options: UpgradeOptions
+) -> tuple[Split, Split, Split, dict[str, int]]:
+    """Return `split`, `final`, `published` and `unknown` of the plan."""
+    final = final_split(split, refits=recipe.refits)
+    if recipe.upgrade.start != "frozen":
+        return split, final, final, {}
+    assert isinstance(before, Encoder)
+    known = known_to(before, final.training)
+    unknown = unknown_counts(known)
+    if options.keep_unknown:
+        return split, final, final, unknown
+    tested = with_known_queries(final, known)  # by the model that is trained alone, too
+    return tested if final is split else split, tested, split_of_known(final, known), unknown
 
 
 def plan_upgrade(
@@ -234,56 +265,37 @@ def plan_upgrade(
     """
     refuse_both(options.encoder, options.trained)
     recipe = with_modules(recipe, options.encoder or options.trained)
-    past_version, number = lineage.newest, lineage.next_version
+    past_version, settings = lineage.newest, recipe.upgrade
     for past in options.past_encoders:
         lineage.manifest(past)  # refuses a version that there is not
-    version = number if options.trained_as is None else options.trained_as
-    keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
-    lineage.check_ids(keys)
+    version = lineage.next_version if options.trained_as is None else options.trained_as
+    sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+    lineage.check_ids({side: entities.vocabulary.keys for side, entities in sides})
     history = lineage.pair_history
     split = split_for(recipe, corpus, version, history)
     recipe, said = with_selecting_metric(recipe, split)
-    final = final_split(split, refits=recipe.refits)
-    normalize = recipe.model.normalize
-    settings = recipe.upgrade
-    aligned = settings.fit == "joint" and settings.start != "frozen"
-    keeps_popularity = recipe.model.popularity == "auto" and aligned
-    if keeps_popularity:
-        recipe = _with_past_popularity(recipe, lineage, past_version)
+    recipe, keeps_popularity = _with_past_popularity(recipe, lineage)
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
             "trained= needs upgrade.fit = 'posthoc' or 'none', and upgrade.start = 'fresh'; they "
             f"are {settings.fit!r} and {settings.start!r}."
         )
-    before = _before(lineage, past_version, settings.start, options)
-    if settings.start == "frozen":
-        modules = options.encoder or options.past_encoders.get(past_version)
-        kept = recipe if modules is None else with_modules(recipe, modules)
-        refuse_other_model(kept, lineage.recipe(past_version), past_version)
+    before = _before(recipe, lineage, past_version, options)
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
+    split, final, published, unknown = _known_parts(recipe, split, before, options)
     trained = trained_encoder(options.trained, final.training, recipe.model)
-    published, unknown = final, {}
     if settings.start == "frozen":
         new_dim = before.dim
-        assert isinstance(before, Encoder)
-        known = known_to(before, final.training)
-        unknown = unknown_counts(known)
-        if not options.keep_unknown:
-            published = split_of_known(final, known)
-            tested = with_known_queries(final, known)  # by the model that is trained alone, too
-            split, final = tested if final is split else split, tested
     elif trained is not None:
         new_dim = trained.dim
-    elif (own := own_encoder(options.encoder, final.training, normalize=normalize)) is not None:
-        new_dim = own.dim
     else:
-        new_dim = recipe.model.dim_of(version)
-    corpus = published.training
-    backward = BackwardTransformFit(
-        settings, recipe.seed + version, lineage.active_chain, before, corpus, new_dim
-    )
+        own = own_encoder(options.encoder, final.training, normalize=recipe.model.normalize)
+        new_dim = recipe.model.dim_of(version) if own is None else own.dim
+    corpus, seed = published.training, recipe.seed + version
+    chain = lineage.active_chain
+    backward = BackwardTransformFit(settings, seed, chain, before, corpus, new_dim)
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
     objects = PastObjects(corpus, backward.past, backward.used)
     weighing = weigh_consumers(settings, lineage, objects, options.consumers)
@@ -292,14 +304,11 @@ def plan_upgrade(
         recipe=recipe,
         lineage=lineage,
         options=options,
-        number=number,
         version=version,
-        past_version=past_version,
         split=split,
         final=final,
         published=published,
         unknown=unknown,
-        salt=salt_of(recipe.name, history),
         before=before,
         trained=trained,
         backward=backward,
@@ -309,12 +318,13 @@ def plan_upgrade(
     )
 
 
-def _before(lineage: Lineage, version: int, start: str, options: UpgradeOptions) -> PastModel:
+def _before(recipe: Recipe, lineage: Lineage, version: int, options: UpgradeOptions) -> PastModel:
     """Return the model of the version before.
 
-    Raises: RecipeError: the new model starts from it or is it, and its modules were not given.
+    Raises: RecipeError: the new model starts from it or is it, and its modules were not given, or
+        the recipe describes another model than the one that stays.
     """
-    modules = options.past_encoders.get(version)
+    start, modules = recipe.upgrade.start, options.past_encoders.get(version)
     if modules is None and start != "fresh":
         modules = options.encoder
     record = lineage.manifest(version).encoder
@@ -325,4 +335,7 @@ def _before(lineage: Lineage, version: int, start: str, options: UpgradeOptions)
         )
     model = past_model(lineage, version, modules)
     assert model is not None, "the newest version's embeddings are stored"
+    if start == "frozen":
+        kept = recipe if modules is None else with_modules(recipe, modules)
+        refuse_other_model(kept, lineage.recipe(version), version)
     return model

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from evergram.errors import ServiceError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.documents import Documents
 from evergram.serving.service import Service, checked_sentence, has_tokens

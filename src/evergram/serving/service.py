@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evergram.errors import EvergramError, LineageError, ServiceError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
@@ -41,7 +41,7 @@ class ChangeWatch:
     """
 
     def __init__(self, place: str | Path) -> None:
-        from evergram.lineage.remote_storage import filesystem, local_folder
+        from evergram.lineage.remote import filesystem, local_folder
 
         folder = local_folder(place)
         # None where the lineage is on another machine.

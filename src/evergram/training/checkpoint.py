@@ -29,9 +29,9 @@ from evergram.encoders.module_encoder import (
 from evergram.errors import LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
+from evergram.lineage.canary_check import canary_rows, id_hash
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import EncoderRecord
-from evergram.lineage.unseen_objects import canary_rows, id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it was trained again")
 
-    monkeypatch.setattr("evergram.releasing.upgrade_steps.fit_encoder", never)
+    monkeypatch.setattr(sys.modules[upgrade.__module__], "fit_encoder", never)
     packaged = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
     assert torch.equal(packaged.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match=r"trained= needs .*; they are 'joint' and"):

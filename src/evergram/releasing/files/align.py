@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import torch
@@ -25,8 +25,9 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError
 from evergram.evaluation.version_distance import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.canary_check import canary_rows
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen_objects import canary_rows
+from evergram.lineage.publication import beginning
 from evergram.releasing.files.pair_moments import (
     Groups,
     PairReading,
@@ -137,7 +138,7 @@ def refuse_error(
     Args:
         error: relative.
         held: on how many objects it was measured.
-        limit: of the relative error, beside `chance`, which holds for every limit but infinity.
+        limit: of the relative error; `chance` must be beaten too, unless the limit is infinite.
         names: of the old and of the new file.
         far: those of them, as text, whose mean is far from zero, where the map has no offset.
     """
@@ -208,7 +209,7 @@ class FileAlignment:
         small: whether they are few, and that was allowed.
         read: moments and a sample, from one pass over both files.
         fitted: to all pairs but the held-out ones; `ideal` to those too.
-        chance: its error beside that of the same map on mixed-up objects.
+        chance: its error compared with the same map on mixed-up objects.
         readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
         neighbours: the number of objects whose neighbours were looked up, and of the catalogue.
         canaries: rows whose vectors are kept for ever.
@@ -330,7 +331,7 @@ def align(
     recorded |= {"old": str(before.path), "new": str(new.path)}
     recipe = {"align": {**recorded, **facts_of(before)}}
     first = first_version(before, (ids, canaries.old), recipe)
-    with nullcontext() if lineage.versions else lineage.beginning(first):
+    with nullcontext() if lineage.versions else beginning(lineage, first):
         recipe = {"align": {**recorded, **facts_of(new)}}
         artefact = _next_version(alignment, lineage, recipe, (ids, canaries.new))
         strict = strict_probes
@@ -367,6 +368,49 @@ def _next_version(
     )
 
 
+class _Sampled(NamedTuple):
+    """A reading of both files, with rows of the pairing whose vectors were kept."""
+
+    groups: Groups
+    small: bool
+    read: PairReading
+    queries: Tensor
+    catalogue: Tensor
+    canaries: Tensor
+
+
+def _read(
+    pairing: Pairing,
+    files: tuple[EmbeddingFile, EmbeddingFile],
+    lineage: Lineage,
+    settings: AlignSettings,
+    progress: Progress,
+) -> _Sampled:
+    """Read both files; twice, if a vector is both fitted to and held out. Raises: DataError."""
+    old, new = files
+    dims = old.dim, new.dim
+    hashes = id_hashes(pairing.ids)
+    past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
+    groups = pair_groups(hashes, settings.held_out)
+    few = partial(refuse_few, dims=dims, kind=settings.transform, rank=settings.rank_of(*dims))
+    small = few(groups, allow_small=settings.allow_small_overlap)
+    kept = canary_rows(pairing.ids, hashes, past)
+
+    def read_once(groups: Groups) -> tuple[PairReading, Tensor, Tensor]:
+        queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
+        rows = torch.cat([queries, catalogue, kept])
+        read = read_pairs(pairing, dims, groups, rows, progress, join_processes(CPU))
+        return read, queries, catalogue
+
+    read, queries, catalogue = read_once(groups)
+    refuse_degenerate(old.path, new.path, read.whole, read.zeros)
+    if (apart := read.apart(groups)) is not None:
+        groups = apart
+        read, queries, catalogue = read_once(groups)
+    small |= few(groups, allow_small=settings.allow_small_overlap, vectors=read.hashes)
+    return _Sampled(groups, small, read, queries, catalogue, kept)
+
+
 def _aligned(
     old: EmbeddingFile,
     new: EmbeddingFile,
@@ -375,43 +419,21 @@ def _aligned(
     progress: Progress,
 ) -> FileAlignment:
     """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
-    pairing = Pairing(old, new)
-    dims = old.dim, new.dim
+    pairing, dims = Pairing(old, new), (old.dim, new.dim)
     if settings.rank is not None and settings.rank > min(dims):
         raise DataError(
             f"rank is {settings.rank}, and a map from {new.dim} to {old.dim} dims has "
             f"{min(dims)} at most; give a lower one."
         )
-    rank = settings.rank_of(*dims)
-    hashes = id_hashes(pairing.ids)
-    past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
-    groups = pair_groups(hashes, settings.held_out)
-    few = partial(refuse_few, dims=dims, kind=settings.transform, rank=rank)
-    small = few(groups, allow_small=settings.allow_small_overlap)
-
-    def read_once(groups: Groups) -> tuple[PairReading, tuple[Tensor, Tensor, Tensor]]:
-        queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
-        kept = canary_rows(pairing.ids, hashes, past)
-        rows = torch.cat([queries, catalogue, kept])
-        together = join_processes(CPU)
-        read = read_pairs(pairing, dims, groups, rows, progress, together)
-        return read, (queries, catalogue, kept)
-
-    read, sampled = read_once(groups)
-    refuse_degenerate(old.path, new.path, read.whole, read.zeros)
-    if (apart := read.apart(groups)) is not None:
-        groups = apart
-        read, sampled = read_once(groups)
-    small |= few(groups, allow_small=settings.allow_small_overlap, vectors=read.hashes)
-    queries, catalogue, kept = sampled
-    whole = read.whole
+    sampled = _read(pairing, (old, new), lineage, settings, progress)
+    groups, small, read, queries, catalogue, kept = sampled
     metric = _metric(lineage) if lineage.versions else None
 
     def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:
-        kind, scaled = settings.transform, settings.scaled
+        kind, scaled, rank = settings.transform, settings.scaled, settings.rank_of(*dims)
         return fit_closed_form(kind, some, choosing, metric, rank=rank, scaled=scaled)
 
-    fitted, ideal = fit(read.seen, read.chosen), fit(whole, None)
+    fitted, ideal = fit(read.seen, read.chosen), fit(read.whole, None)
     fitted.transform.requires_grad_(False).eval()
     affine = _published(fitted)
     chance = beside_chance(read.held, *affine, objects=_different(read, groups))

@@ -18,7 +18,7 @@ from evergram.compatibility.second_moments import SecondMoments
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.evaluation.version_distance import VectorPairs
-from evergram.lineage.unseen_objects import id_hash
+from evergram.lineage.canary_check import id_hash
 from evergram.training.progress import Progress
 from evergram.vector_files.pairing import Pairing, ahead
 

@@ -21,10 +21,9 @@ from evergram.lineage.canary_check import (
     past_limits,
     read_versions,
 )
-from evergram.lineage.consumers.record import Consumer, Probe
-from evergram.lineage.contradictions import contradictions
+from evergram.lineage.consumers import Consumer, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import sample_sentence, standard_errors
+from evergram.lineage.version_warnings import contradictions, sample_sentence, standard_errors
 from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,

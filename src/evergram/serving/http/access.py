@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.settings import ServiceSettings

@@ -1,18 +1,21 @@
-"""Consumers of a lineage, added, moved, removed and known by token; the files of their probes."""
+"""`consumers.json`: the consumers of a lineage, the versions that they read, and their probes."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 from filelock import Timeout
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evergram.atomic_files import (
     commit,
@@ -26,108 +29,152 @@ from evergram.atomic_files import (
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.file_lock import file_lock
-from evergram.lineage.consumers.record import (
-    FORMAT_VERSION,
-    Consumer,
-    ConsumersRecord,
-    Probe,
-    Resolve,
-    Threshold,
-    parse_consumers,
-    pin_of,
-)
 from evergram.lineage.manifest import check_files, sha256
-from evergram.lineage.mirror import CONSUMERS, Remote
-from evergram.lineage.paths import check_inside, check_name, check_parts, check_tree, file_mode
-from evergram.lineage.remote_storage import local_folder
+from evergram.lineage.paths import (
+    NAME,
+    check_inside,
+    check_name,
+    check_parts,
+    check_tree,
+    file_mode,
+)
+from evergram.lineage.record import FORMAT_VERSION, ChecksummedRecord
+from evergram.lineage.remote import CONSUMERS, Remote, local_folder
 from evergram.system_errors import reason_and_remedy
+
+# Returns the number of a version, by its number in text or a label.
+Resolve = Callable[[str], int]
+
+
+class _StrictRecord(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
+
+
+class Baseline(_StrictRecord):
+    """The value of a probe when it was added, its version, and the number of its objects."""
+
+    version: int = Field(ge=0)
+    value: float
+    objects: int = Field(ge=0)
+
+
+class Probe(_StrictRecord):
+    """A consumer's own model and an evaluation file, both kept in the lineage's folder.
+
+    Before the files are copied there, `model` and `data` are their paths outside of it, and the
+    hashes, if there are any, are of the contents that were tried.
+    """
+
+    model: str
+    model_sha256: str = ""
+    data: str
+    data_sha256: str = ""
+    side: str
+    metric: Literal["auc", "accuracy", "rmse"]
+    # The least value that is good enough; for rmse, of which less is better, the largest.
+    min: float | None = None
+    max: float | None = None
+    baseline: Baseline | None = None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether there is a value that it must reach; without one it is only measured."""
+        return self.min is not None or self.max is not None
+
+    @model_validator(mode="after")
+    def _limit_fits(self) -> Self:
+        wrong = "min" if self.metric == "rmse" else "max"
+        if getattr(self, wrong) is not None:
+            right = "max" if wrong == "min" else "min"
+            raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
+        if self.min is not None and not 0 <= self.min <= 1:
+            raise ValueError(
+                f"{self.metric} is between 0 and 1, and its limit must be, too; it is {self.min}"
+            )
+        if self.max is not None and not self.max >= 0:
+            raise ValueError(f"rmse is at least 0, and its limit must be, too; it is {self.max}")
+        return self
+
+
+class Threshold(_StrictRecord):
+    """The score from which on a consumer shows hits, of the version that it is pinned to."""
+
+    value: float
+    metric: Literal["cosine", "ip", "l2"] = "cosine"
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        largest = {"cosine": 1.0, "l2": 0.0}.get(self.metric)
+        if largest is not None and self.value > largest:
+            what = "a cosine" if self.metric == "cosine" else "an l2 score (-distance²)"
+            raise ValueError(f"{what} is at most {largest:g}, and the threshold is {self.value:g}")
+        return self
+
+
+class Consumer(_StrictRecord):
+    """A reader of the lineage.
+
+    Args:
+        pinned: "v0" or a label: the version that it reads by default.
+        allowed: versions and labels that it may read; the pinned one is among them.
+    """
+
+    name: str = Field(pattern=f"^{NAME}$")
+    pinned: str
+    allowed: tuple[str, ...]
+    since: str
+    contact: str | None = None
+    token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    probe: Probe | None = None
+    threshold: Threshold | None = None
+
+    @field_validator("since")
+    @classmethod
+    def _is_date(cls, value: str) -> str:
+        date.fromisoformat(value)
+        return value
+
+    @model_validator(mode="after")
+    def _reads_what_it_is_pinned_to(self) -> Self:
+        if self.pinned not in self.allowed:
+            raise ValueError(
+                f"pinned to {self.pinned}, which is not among the versions it may read"
+            )
+        return self
+
+
+class ConsumersRecord(ChecksummedRecord):
+    """The contents of `consumers.json`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+    format_version: int
+    consumers: tuple[Consumer, ...]
+
+    @field_validator("consumers")
+    @classmethod
+    def _names_differ(cls, value: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+        names = [c.name for c in value]
+        twice = {n for n in names if names.count(n) > 1}
+        if twice:
+            raise ValueError(f"{min(twice)!r} is there twice")
+        return value
+
+
+def pin_of(what: str, resolve: Resolve) -> str:
+    """Return a version as it is written down: "v0" for a number, or the label.
+
+    Raises: UnknownVersionError: it is neither.
+    """
+    number = resolve(what)
+    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
+
 
 FOLDER = "probes"
 # Seconds that a change of consumers waits for the lock, which a publication holds while it writes.
 PATIENCE = 30.0
-
-
-def checked_probe_files(root: Path, probe: Probe, remote: Remote | None) -> tuple[Path, Path]:
-    """Return the paths of a probe's model and data, compared with their hashes.
-
-    Args:
-        root: the lineage's folder.
-        remote: where the lineage lives, if `root` is a mirror.
-    Raises: IntegrityError: a file is missing or damaged, or its path leads out of `probes/`.
-    """
-    paths = []
-    for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
-        path = root / name
-        if Path(name).parts[:1] != (FOLDER,) or ".." in Path(name).parts:
-            raise IntegrityError(
-                f"{root / CONSUMERS} names the file {name!r} for a probe; they are all in its "
-                f"folder {FOLDER}/; restore it from a copy of the lineage."
-            )
-        check_inside(root, path)
-        check = check_files if remote is None else remote.check_files
-        check(path.parent, {path.name: published})
-        paths.append(path)
-    return paths[0], paths[1]
-
-
-def keep_probe(root: Path, consumer: str, probe: Probe, mode: int, remote: Remote | None) -> Probe:
-    """Copy the files of a consumer's probe into the lineage. Returns: the probe with these paths.
-
-    Args:
-        root: the lineage's folder.
-        mode: permissions of the copies.
-        remote: where the lineage lives, if `root` is a mirror.
-    Raises: LineageError: a file was changed since its probe was run. On any error the folder's
-        files are as they were.
-    """
-    model, data = Path(probe.model), Path(probe.data)
-    # Each probe has its own folder, so that one can follow another.
-    here = f"{FOLDER}/{consumer}/{sha256(model)[:8]}{sha256(data)[:8]}"
-    for folder in (root / FOLDER, root / FOLDER / consumer):
-        make_folder(folder, mode)
-    names = {"model": f"model{model.suffix.lower()}", "data": "data.parquet"}
-    # A probe may be added again from the copies of it that are there, so they go last.
-    place, beside = root / here, root / f"{here}.new"
-    restore_displaced(place)
-    remove_tree(beside)
-    with new_folder(beside, mode) as part:
-        shutil.copyfile(model, part / names["model"])
-        shutil.copyfile(data, part / names["data"])
-        hashes = {f"{what}_sha256": sha256(part / name) for what, name in names.items()}
-        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
-            if getattr(probe, what) not in ("", hashes[what]):
-                raise LineageError(
-                    f"{source} was changed after its probe was run; run the same command again."
-                )
-    if place.exists():
-        exchange_folders(beside, place)
-        remove_tree(beside)
-    else:
-        commit(beside, place)
-    if remote is not None:
-        remote.upload(here)
-    kept = {what: f"{here}/{name}" for what, name in names.items()}
-    return probe.model_copy(update={**kept, **hashes})
-
-
-def remove_former_probes(
-    root: Path, consumer: str, probes: Iterable[Probe], remote: Remote | None
-) -> None:
-    """Remove the files of a consumer's former probes.
-
-    Args:
-        root: the lineage's folder.
-        probes: all that are in use, of any consumer.
-        remote: where the lineage lives, if `root` is a mirror.
-    """
-    mine = Path(FOLDER) / consumer
-    folders = {Path(probe.model).parent for probe in probes}
-    kept = {folder.name for folder in folders if folder.parent == mine}
-    for left in (root / mine).glob("*"):
-        if left.name not in kept:
-            remove_tree(left)
-    if remote is not None:
-        remote.storage.keep_only(mine.as_posix(), kept)
 
 
 class ConsumerRegistry:
@@ -151,8 +198,8 @@ class ConsumerRegistry:
             return cls(folder, _read(folder), None)
         remote = Remote(str(path))
         remote.pull()
-        where = f"{remote.address}/{CONSUMERS}"
-        return cls(remote.folder, parse_consumers(remote.consumers, where), remote)
+        record = _parsed(remote.consumers, f"{remote.address}/{CONSUMERS}")
+        return cls(remote.folder, record, remote)
 
     def list(self) -> tuple[Consumer, ...]:
         """Return all consumers, by name."""
@@ -187,7 +234,7 @@ class ConsumerRegistry:
             pinned: the version or label that it reads.
             resolve: `Lineage.resolve` of a lineage that has just been opened: it is called under
                 the lock, so that nobody is pinned to a version that was retired meanwhile.
-            allowed: versions and labels that it may read beside `pinned`.
+            allowed: versions and labels that it may read in addition to `pinned`.
             probe: with the paths of the files as they are now.
             threshold: on scores of the version; `threshold_counts` says what becomes of it.
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
@@ -291,14 +338,64 @@ class ConsumerRegistry:
 
         Raises: IntegrityError: one is missing or damaged, or its path leads out of `probes/`.
         """
-        return checked_probe_files(self.folder, probe, self._remote)
+        check = check_files if self._remote is None else self._remote.check_files
+        paths = []
+        for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
+            path = self.folder / name
+            if Path(name).parts[:1] != (FOLDER,) or ".." in Path(name).parts:
+                raise IntegrityError(
+                    f"{self.folder / CONSUMERS} names the file {name!r} for a probe; they are all "
+                    f"in its folder {FOLDER}/; restore it from a copy of the lineage."
+                )
+            check_inside(self.folder, path)
+            check(path.parent, {path.name: published})
+            paths.append(path)
+        return paths[0], paths[1]
 
     def _keep(self, name: str, probe: Probe) -> Probe:
-        return keep_probe(self.folder, name, probe, self._mode, self._remote)
+        """Copy the files of a consumer's probe into the lineage; return the probe with these paths.
+
+        Raises: LineageError: a file was changed since its probe was run. On any error the folder's
+            files are as they were.
+        """
+        model, data = Path(probe.model), Path(probe.data)
+        # Each probe has its own folder, so that one can follow another.
+        here = f"{FOLDER}/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
+        for folder in (self.folder / FOLDER, self.folder / FOLDER / name):
+            make_folder(folder, self._mode)
+        names = {"model": f"model{model.suffix.lower()}", "data": "data.parquet"}
+        # A probe may be added again from the copies of it that are there, so they go last.
+        place, beside = self.folder / here, self.folder / f"{here}.new"
+        restore_displaced(place)
+        remove_tree(beside)
+        with new_folder(beside, self._mode) as part:
+            shutil.copyfile(model, part / names["model"])
+            shutil.copyfile(data, part / names["data"])
+            hashes = {f"{what}_sha256": sha256(part / file) for what, file in names.items()}
+            for source, what in ((model, "model_sha256"), (data, "data_sha256")):
+                if getattr(probe, what) not in ("", hashes[what]):
+                    raise LineageError(
+                        f"{source} was changed after its probe was run; run the same command again."
+                    )
+        if place.exists():
+            exchange_folders(beside, place)
+            remove_tree(beside)
+        else:
+            commit(beside, place)
+        if self._remote is not None:
+            self._remote.upload(here)
+        kept = {what: f"{here}/{file}" for what, file in names.items()}
+        return probe.model_copy(update={**kept, **hashes})
 
     def _remove_former_probes(self, name: str) -> None:
-        probes = [consumer.probe for consumer in self._record.consumers if consumer.probe]
-        remove_former_probes(self.folder, name, probes, self._remote)
+        mine = Path(FOLDER) / name
+        used = {Path(c.probe.model).parent for c in self._record.consumers if c.probe is not None}
+        kept = {folder.name for folder in used if folder.parent == mine}
+        for left in (self.folder / mine).glob("*"):
+            if left.name not in kept:
+                remove_tree(left)
+        if self._remote is not None:
+            self._remote.storage.keep_only(mine.as_posix(), kept)
 
     def _write(self, consumers: Sequence[Consumer]) -> None:
         ordered = tuple(sorted(consumers, key=lambda c: c.name))
@@ -376,6 +473,12 @@ def _read(folder: Path) -> ConsumersRecord:
     path = folder / CONSUMERS
     check_inside(folder, path)
     try:
-        return parse_consumers(path.read_text() if path.exists() else None, str(path))
+        return _parsed(path.read_text() if path.exists() else None, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}.") from error
+
+
+def _parsed(text: str | None, path: str) -> ConsumersRecord:
+    if text is None:
+        return ConsumersRecord(format_version=FORMAT_VERSION, consumers=())
+    return ConsumersRecord.of_json(text, path)
