@@ -1,8 +1,8 @@
 """What joint alignment is a mean over, and what that leaves of version 0: BC-Aligner by objects.
 
-`recipes/table3-movielens.toml`, version 1, with the loss over all objects ([BC] Eq. (7)), over the
-thirds of its authors' code, and over a batch's pairs; and `evergram`, which is the first with its
-transform solved for in the end.
+`reproduction/bc/recipes/table3-movielens.toml`, version 1, with the loss over all objects ([BC]
+Eq. (7)), over the thirds of its authors' code, and over a batch's pairs; and `evergram`, which is
+the first with its transform solved for in the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
+from reproduction.bc.methods import RECIPES
 
-from benchmarks import gowalla
 from benchmarks.defaults import STUDENT
 from benchmarks.tiny import recipes
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.recipe import values_of_file
 
 SEEDS = range(5)
 METHODS = {
@@ -46,7 +47,7 @@ class Distances:
 
 
 def measure() -> Distances:
-    return distances(gowalla.ROOT / "recipes" / "table3-movielens.toml", SEEDS)
+    return distances(RECIPES / "table3-movielens.toml", SEEDS)
 
 
 def tiny() -> Distances:
@@ -57,23 +58,29 @@ def tiny() -> Distances:
 def distances(path: Path, seeds: Sequence[int], settings: Sequence[str] = ()) -> Distances:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    results = Distances(Recipe.load(path).training.metric)
+    results = Distances(_recipe(path).training.metric)
     for seed in seeds:
         base = [f"seed={seed}", "upgrade.alone=false", *settings]
-        recipe = Recipe.load(path, base)
+        recipe = _recipe(path, base)
         corpus = load_corpus(recipe)
         first = train(recipe, corpus)
         for name, method in METHODS.items():
             with tempfile.TemporaryDirectory() as folder:
                 lineage = Lineage.create(Path(folder) / "lineage")
                 lineage.publish(first)
-                report = upgrade(Recipe.load(path, [*base, *method]), lineage, corpus).metrics
+                report = upgrade(_recipe(path, [*base, *method]), lineage, corpus).metrics
             drift = report["compatibility"]["0"]["drift"]["known"]["l2"]
             results.distance.setdefault(name, []).append(drift)
             recall = report["metrics"]["model"][results.metric]
             results.recall.setdefault(name, []).append(recall)
     torch.set_num_threads(threads)
     return results
+
+
+def _recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a comparison's file, with a method among the overrides."""
+    values = {k: v for k, v in values_of_file(path).items() if k != "compare"}
+    return Recipe.of(values, overrides, folder=path.parent)
 
 
 def table(results: Distances) -> str:

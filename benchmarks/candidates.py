@@ -1,6 +1,6 @@
 """Candidates for a method better than BC-Aligner, each as a setting, side by side on MovieLens.
 
-The order of Table 3 is `evergram compare`'s business; here hold-outs are random, so that 1,350 test
+The order of Table 3 is the comparison's business; here hold-outs are random, so that 1,350 test
 queries judge a model and small differences can be seen.
 """
 

@@ -1,6 +1,6 @@
 """Teams that fitted classifiers to version 0, and what a later version leaves of their accuracy.
 
-Of each kind of `evergram compare` there are two teams, which have one half of the labelled objects
+Of each kind of consumer task there are two teams, which have one half of the labelled objects
 each: the "seen" one is known to upgrades, the "unseen" one is not. "Other" teams predict a feature
 of candidates, such as a film's genre. All are scored on the objects that version 0 knows.
 """
@@ -13,20 +13,20 @@ from functools import partial
 from statistics import mean
 
 import torch
-from torch import Tensor
-
-from evergram.data.corpus import Corpus
-from evergram.evaluation.consumer_classifiers import (
+from reproduction.comparison.consumer_classifiers import (
     ConsumerClassifiers,
     ConsumerFit,
     ConsumerInputs,
     fit_consumers,
 )
-from evergram.evaluation.consumer_tasks import ConsumerTask, Examples, consumer_tasks
+from reproduction.comparison.consumer_tasks import ConsumerTask, Examples, consumer_tasks
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
 from evergram.releasing.known_consumers import KnownConsumer
 
 GROUPS = ("seen", "unseen", "other")
-# Ratings that a candidate needs to be asked about, and the most examples of a set, as in `compare`.
+# Ratings that a candidate needs to be asked about, and the most examples of a set, as in [compare].
 MINIMUM, LIMIT = 10, 20_000
 # Of each side, z [N, D], and which objects have one, bool [N].
 Vectors = Mapping[str, Tensor]

@@ -207,7 +207,7 @@ def _about(recipe: Recipe) -> str:
     training, strengths = recipe.training, (recipe.task.penalty, recipe.task.l2)
     if training.optimizer == "auto" and "auto" not in strengths:
         training = training.decided()
-    idle: dict[str, Any] = {"upgrade": True, "compare": True}
+    idle: dict[str, Any] = {"upgrade": True}
     if not training.thorough:
         idle["training"] = {"thorough"}
     return recipe.model_copy(update={"training": training}).model_dump_json(exclude=idle)

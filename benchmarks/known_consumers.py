@@ -2,7 +2,7 @@
 
 Version 0 is a factorization of the first 60 % of MovieLens, without a tenth of the pairs, which are
 held out at random to test a model's own task. It has consumers (`consumer_teams`), and the upgrade
-knows one half of those of the five kinds of `evergram compare`. Dims and μ were chosen on seed 100.
+knows one half of those of the five kinds of consumer tasks. Dims and μ were chosen on seed 100.
 
 Results are kept in build/known-consumers, so that an interrupted run resumes; remove the folder to
 measure anew.

@@ -56,7 +56,7 @@ def tiny() -> list[Row]:
 
 def _rows(name: str, path: Path, overrides: Sequence[str], kept: Kept) -> list[Row]:
     recipe = Recipe.load(path, overrides)
-    about = recipe.model_dump_json(exclude={"upgrade", "compare"})
+    about = recipe.model_dump_json(exclude={"upgrade"})
     made = kept.get(about.replace(str(gowalla.ROOT), ""), lambda: _train(recipe))
     if made is None:
         return []

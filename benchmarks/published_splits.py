@@ -203,7 +203,7 @@ def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
             "epoch": fitted.best_epoch,
         }
 
-    settings = recipe.model_dump_json(exclude={"upgrade", "compare"})
+    settings = recipe.model_dump_json(exclude={"upgrade"})
     return kept.get(settings.replace(str(gowalla.ROOT), ""), train)
 
 

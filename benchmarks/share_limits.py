@@ -125,7 +125,7 @@ def _train(recipe: Recipe) -> dict[str, Any]:
 
 
 def _about(recipe: Recipe) -> str:
-    about = recipe.model_dump_json(exclude={"upgrade", "compare"})
+    about = recipe.model_dump_json(exclude={"upgrade"})
     return about.replace(str(gowalla.ROOT), "")
 
 

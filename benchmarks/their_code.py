@@ -14,7 +14,7 @@ from typing import Any
 
 RUNS = Path(__file__).with_suffix(".json")
 Key = tuple[str, list[str], list[str]]
-# What ours takes over from theirs beyond the values of recipes/table3-paper.toml.
+# What ours takes over from theirs beyond the values of reproduction/bc/recipes/table3-paper.toml.
 FOUR = ["w", "shared", "last", "cold"]
 WHOLE: dict[str, Key] = {
     "their code": ("theirs", [], []),

@@ -1,13 +1,14 @@
 """Every table and figure of the three papers, theirs beside ours; `evergram reproduce` lists them.
 
-It uses Evergram's public names only, as a reader's own program would (a test looks at its
-imports). Read in this order:
+It uses Evergram's public names only, as a reader's own program would, but for `comparison/` (a test
+looks at its imports). Read in this order:
 
 1. `experiment`: one description of every experiment: its presets are lists of trainings, each a
    recipe with settings, and `readings/` say what is read from each while it runs.
 2. `run`: trains what is not there yet. `results`: one JSON a training, keyed by its settings.
 3. `gramian/`, `bc/`: one folder a paper: its recipes, the figures that it prints (`printed.json`),
-   and a file an experiment. `catalogue`: all of them, with what is not built.
+   and a file an experiment. `comparison/`: methods side by side, of which `bc/` is made.
+   `catalogue`: all experiments, with what is not built.
 4. `claims`: the papers' sentences, judged by the results. `report/`: the pages and pictures.
    `commands`: what `evergram reproduce` calls.
 

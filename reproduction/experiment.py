@@ -14,7 +14,7 @@ from reproduction.readings.reading import Reading
 from reproduction.results import Result
 
 ROOT = Path(__file__).parents[1]
-Program = Callable[[Recipe, Progress, str, Path], Mapping[str, Any]]
+Program = Callable[[Any, Progress, str, Path], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Training:
             as JSON, for experiments that are no single training, such as those of several versions;
             None trains version 0 with the readings. What it leaves in the folder is there again
             when an interrupted run goes on. Its name is part of a result's key.
+        reads: makes of the file's values what the program takes, with the arguments of `Recipe.of`.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Training:
     readings: tuple[Reading, ...] = ()
     planted: Mapping[str, int] | None = None
     program: Program | None = None
+    reads: Callable[..., Any] = Recipe.of
 
 
 @dataclass(frozen=True)

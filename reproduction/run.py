@@ -71,15 +71,16 @@ class Job:
     def key(self) -> str:
         return results.key_of(self.settings, self.seed)
 
-    def recipe(self) -> Recipe:
-        """Return the recipe, with the data where it is. Raises: RecipeError."""
+    def recipe(self) -> Any:
+        """Return the recipe, or what the training reads, with the data where it is. Raises:
+        RecipeError."""
         values = dict(self.values)
         path = values["data"].get("path", "")
         if self.data is not None and path.startswith(PREFIX):
             rest = path.removeprefix(PREFIX)
             values["data"] = {**values["data"], "path": str(self.data.resolve() / rest)}
         source = f"{self.experiment}, {self.training.label}"
-        return Recipe.of(values, folder=self.training.recipe.parent, source=source)
+        return self.training.reads(values, folder=self.training.recipe.parent, source=source)
 
 
 def jobs_of(

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from evergram import Corpus, Lineage, Recipe, compare, load_corpus, load_encoder, split_for
+from evergram import Corpus, Lineage, Recipe, load_corpus, load_encoder, split_for
 from evergram.compatibility import SecondMoments, fit_closed_form
 from evergram.training import Progress
-
-REFERENCE = "keep-all"
-COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
+from reproduction.comparison.compare import compare
+from reproduction.comparison.settings import REFERENCE, Comparison
+from reproduction.comparison.summary import COLUMNS
 
 
 def compare_methods(
-    recipe: Recipe, progress: Progress, device: str, folder: Path
+    comparison: Comparison, progress: Progress, device: str, folder: Path
 ) -> dict[str, Any]:
-    """Run the comparison of a recipe with its own seed alone, and return what it measured.
+    """Run a comparison with its recipe's own seed alone, and return what it measured.
 
     An interrupted one resumes in the folder, version by version.
 
@@ -27,11 +27,12 @@ def compare_methods(
         (the columns by method and λ), `trained` (by run and version, how long each model was),
         `keep_all`, `queries` that tested each version, `tasks`, `left_out`, `closed_forms` (see
         `closed_form_distances`).
-    Raises: as `evergram.compare`.
+    Raises: as `compare`.
     """
+    recipe = comparison.base
     corpus = load_corpus(recipe)
     out = folder / "comparison"
-    results = compare(recipe, out, corpus, device=device, progress=progress, fresh=True)
+    results = compare(comparison, out, corpus, device=device, progress=progress, fresh=True)
     lineage = Lineage.open(out / f"seed-{recipe.seed}" / REFERENCE)
     methods = {
         row["method"]: {
@@ -129,6 +130,8 @@ def _by_version(rows: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, fl
     return {name: {str(k): _number(v) for k, v in by.items()} for name, by in rows.items()}
 
 
-def corpus_sizes(recipe: Recipe, progress: Progress, device: str, folder: Path) -> dict[str, Any]:
-    """Return the sizes of a recipe's corpus; nothing is trained."""
-    return {"sizes": sizes(load_corpus(recipe))}
+def corpus_sizes(
+    comparison: Comparison, progress: Progress, device: str, folder: Path
+) -> dict[str, Any]:
+    """Return the sizes of a comparison's corpus; nothing is trained."""
+    return {"sizes": sizes(load_corpus(comparison.base))}

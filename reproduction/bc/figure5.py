@@ -21,6 +21,7 @@ from reproduction.bc.methods import (
     NO_TRANS,
 )
 from reproduction.claims import Claim
+from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.intervals import shown
 from reproduction.printed import printed
@@ -65,7 +66,7 @@ def trainings(
     settings = {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)}
     settings |= more or {}
     return tuple(
-        Training(corpus, recipe, settings, program=compare_methods)
+        Training(corpus, recipe, settings, program=compare_methods, reads=Comparison.of)
         for corpus, recipe in recipes.items()
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reproduction.bc import methods
 from reproduction.bc.comparison import corpus_sizes
+from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.printed import printed
 
@@ -17,7 +18,10 @@ FEATURES = ("brand", "category")
 
 def trainings(recipes: Mapping[str, Path]) -> tuple[Training, ...]:
     """Return a count of each corpus, of keys that five items or more have, as theirs."""
-    return tuple(Training(c, recipe, program=corpus_sizes) for c, recipe in recipes.items())
+    return tuple(
+        Training(corpus, recipe, program=corpus_sizes, reads=Comparison.of)
+        for corpus, recipe in recipes.items()
+    )
 
 
 def tables(runs: Runs) -> list[Table]:

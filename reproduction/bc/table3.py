@@ -10,6 +10,7 @@ from reproduction.bc import basis, claims, methods
 from reproduction.bc.claims import Sentence
 from reproduction.bc.columns import comparison, of_corpus, value
 from reproduction.bc.comparison import compare_methods
+from reproduction.comparison.settings import Comparison
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.intervals import shown
 
@@ -20,7 +21,7 @@ SHOWN = tuple(methods.COLUMNS.values())
 def trainings(recipes: Mapping[str, Path], **settings: Any) -> tuple[Training, ...]:
     """Return one comparison a corpus."""
     return tuple(
-        Training(corpus, recipe, settings, program=compare_methods)
+        Training(corpus, recipe, settings, program=compare_methods, reads=Comparison.of)
         for corpus, recipe in recipes.items()
     )
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from evergram.lineage.artefact import Artefact as Artefact
     from evergram.lineage.lineage import Lineage as Lineage
     from evergram.lineage.view import View as View
-    from evergram.releasing.comparison.compare import compare as compare
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.publish import publish as publish
     from evergram.releasing.upgrade import train as train

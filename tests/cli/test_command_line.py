@@ -26,7 +26,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.log_lines import LogFormat
 
 TOP = [
-    *("demo", "init", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
+    *("demo", "init", "prepare", "train", "upgrade", "evaluate", "tune", "diagnose"),
     *("reproduce", "serve", "lineage", "consumer", "store", "vectors"),
 ]
 
@@ -167,7 +167,7 @@ def test_stores_and_columns_are_named_once_and_passwords_never() -> None:
 
 
 # Commands of a recipe, or of the one that a lineage was trained by, and the limits of a service.
-SETTING = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune", "serve"}
+SETTING = {"train", "upgrade", "evaluate", "diagnose", "demo", "tune", "serve"}
 
 
 def unread(function: Callable[..., object]) -> set[str]:

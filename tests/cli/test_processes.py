@@ -105,15 +105,15 @@ def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch
     for command in ("train", "upgrade", "vectors export", "vectors transform"):
         refuse_unshared(["--quiet", *command.split(), "x"])
     refuse_unshared(["--help"])
-    with pytest.raises(RecipeError, match="evergram compare runs in one process, and WORLD_SIZE"):
-        refuse_unshared(["compare", "x.toml"])
+    with pytest.raises(RecipeError, match="evergram tune runs in one process, and WORLD_SIZE"):
+        refuse_unshared(["tune", "x.toml"])
     with pytest.raises(RecipeError, match="evergram vectors import runs in one process, and"):
         refuse_unshared(["vectors", "import", "x.npy"])
     with pytest.raises(RecipeError, match="--kept trains no model"):
         refuse_shared_fit(kept=True)
     refuse_shared_fit(kept=False)
     monkeypatch.delenv("WORLD_SIZE")
-    refuse_unshared(["compare", "x.toml"])
+    refuse_unshared(["tune", "x.toml"])
     refuse_shared_fit(kept=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -65,32 +64,6 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     assert all(1 <= each["effective_rank"] <= each["dim"] for each in facts["sides"].values())
     for options in (("--out", "plots.pdf"), ("--steps", 5, "--every", 6)):
         assert str(options[-1]) in evergram.refused("diagnose", trained_lineage, *options)
-
-
-@pytest.mark.long
-def test_a_comparison_is_a_table_and_one_json_object(
-    compare_recipe: Path, tmp_path: Path, evergram: Command
-) -> None:
-    code, out, err = evergram("compare", compare_recipe, "--out", tmp_path / "out")
-    assert code == 0
-    for words in (
-        "bc-aligner",
-        "Keep-All itself: recall@50 0.",
-        "activity is left out",
-        "all numbers",
-    ):
-        assert words in out
-    assert "seed 0, bc-aligner, version 1: epoch 3" in err
-    code, out, _ = evergram("compare", compare_recipe, "--out", tmp_path / "out", "--json")
-    assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "out" / "results.json").read_text())
-    code, out, err = evergram(
-        "compare", compare_recipe, "--out", tmp_path / "out", "--set", "training.epochs=2"
-    )
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert "training.epochs changed" in err
-    assert "--fresh" in err
 
 
 @pytest.mark.long
@@ -245,13 +218,6 @@ l2 = 0.1
 [training]
 epochs = 3
 batch_size = 64
-[compare]
-methods = ["finetune-m0"]
-hidden = [4]
-dropout = [0.0]
-consumers = 1
-epochs = 2
-minimum_ratings = 2
 """
 
 
@@ -297,13 +263,3 @@ def test_tune_ranks_trials_by_it(evergram: Command, few: Path, tmp_path: Path) -
     facts = evergram.json("tune", few, *out)
     assert facts["metric"] not in ("recall@20", "recall@15")
     assert all(0 < trial["value"] < 1 for trial in facts["trials"])
-
-
-def test_compare_compares_by_it(evergram: Command, few: Path, tmp_path: Path) -> None:
-    facts = evergram.json("compare", few, "--out", tmp_path / "out")
-    assert facts["metric"] not in ("recall@20", "recall@15")
-    runs = facts["runs"]["0"]
-    assert all(0 < value < 1 for run in runs.values() for value in run["intended"].values())
-    # What goes on from the model before has half of the epochs.
-    passes = {name: run["trained"]["1"]["passes"] for name, run in runs.items()}
-    assert passes == {"keep-all": 3, "finetune-m0": 1}

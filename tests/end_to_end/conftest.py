@@ -1,7 +1,6 @@
 """Fixtures of every test of the command."""
 
 from tests.support.click_shop import (
-    compare_recipe,
     growing_shop,
     imported_lineage,
     shop,
@@ -12,7 +11,6 @@ from tests.support.lineages import trained_lineage
 from tests.support.serving_process import two_versions
 
 __all__ = [
-    "compare_recipe",
     "evergram",
     "growing_shop",
     "imported_lineage",

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from evergram.evaluation import EmbeddingMap
 from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.gramian_error import Histograms
-from evergram.evaluation.reports.comparison_report import (
-    budget_sentences,
-    budget_table,
-    explanation,
-    markdown,
-    spread,
-    summarise,
-    table_rows,
-    write_comparison,
-)
 from evergram.evaluation.reports.html_page import (
     Axes,
     Line,
@@ -44,134 +32,6 @@ from evergram.evaluation.reports.version_report import (
     training_figures,
     write_version_report,
 )
-
-
-def run(intended: float, auc: float, error: float) -> dict[str, Any]:
-    """Two versions; two consumers a task, around `auc`."""
-    return {
-        "intended": {0: 0.2, 1: intended},
-        "auc": {"activity": {1: [auc - 0.1, auc + 0.1]}, "pair-rating": {1: [auc, auc]}},
-        "error": {0: 0.0, 1: error},
-        "seconds": 2.0,
-        "trained": {},
-    }
-
-
-def length(gain: float | None, passes: int = 30) -> dict[str, Any]:
-    """How long a model was trained, with steps that are four times as large as the reference's."""
-    return {
-        "passes": passes,
-        "share_of_passes": passes / 500,
-        "share_of_steps": passes / 2000,
-        "last_gain": gain,
-        "on_plateau": None if gain is None else gain < 0.01,
-    }
-
-
-MEASURED: dict[int, dict[str, Any]] = {
-    0: {"keep-all": run(0.2, 0.8, 0.0), "new": run(0.1, 0.6, 1.0), "new-1": run(0.2, 0.4, 3.0)},
-    1: {"keep-all": run(0.3, 0.8, 0.0), "new": run(0.3, 0.4, 2.0), "new-1": run(0.3, 0.4, 3.0)},
-}
-
-
-def results(measured: dict[int, Any]) -> dict[str, Any]:
-    """The results of a comparison with these measures."""
-    return {
-        "name": "planted",
-        "protocol": "strict",
-        "metric": "recall@50",
-        "lambda": 16.0,
-        "unit": "paper",
-        "times": [0.5, 0.6],
-        "seeds": list(measured),
-        "reference_budget": {"epochs": 500, "batch_size": 2048},
-        "tasks": {"activity": {}, "pair-rating": {}},
-        "left_out": ["Something is left out."],
-        **summarise(measured, ["keep-all", "new"], {"new": {1.0: "new-1", 16.0: "new"}}),
-        "runs": measured,
-    }
-
-
-def test_means_and_deviations_over_seeds() -> None:
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "deviation": math.sqrt(2), "each": [1.0, 3.0]}
-    assert spread([1.0])["deviation"] is None
-    keep, new = results(MEASURED)["table"]
-    assert keep["total"]["each"] == [0, 0]
-    # Seed 0: 0.15 beside 0.2; seed 1: 0.25 beside 0.25.
-    assert new["intended"]["each"] == pytest.approx([-25, 0])
-    # 0.6 beside 0.8, and 0.4 beside 0.8.
-    assert new["unintended"]["each"] == pytest.approx([-25, -50])
-    assert new["unintended"]["deviation"] == pytest.approx(25 / math.sqrt(2))
-    assert new["total"]["each"] == pytest.approx([-50, -50])
-    assert new["error"]["mean"] == pytest.approx(0.75)
-    assert new["error_after_first"]["mean"] == pytest.approx(1.5)
-
-
-def test_over_time_by_task_and_by_lambda() -> None:
-    summary = results(MEASURED)
-    assert summary["keep_all"]["intended"]["each"] == pytest.approx([0.2, 0.25])
-    assert summary["keep_all"]["unintended"]["mean"] == pytest.approx(0.8)
-    assert summary["over_time"]["new"]["intended"][1]["each"] == pytest.approx([-50, 0])
-    assert list(summary["over_time"]["new"]["unintended"]) == [1]
-    assert summary["by_task"]["new"]["activity"][1]["each"] == pytest.approx([-25, -50])
-    assert [row["lambda"] for row in summary["by_lambda"]["new"]] == [1.0, 16.0]
-    assert summary["by_lambda"]["new"][0]["unintended"]["each"] == pytest.approx([-50, -50])
-    assert summary["by_lambda"]["new"][1]["error"]["mean"] == pytest.approx(0.75)
-
-
-def test_the_table_and_the_figures(tmp_path: Path) -> None:
-    comparison = results(MEASURED)
-    assert table_rows(comparison)[1][:2] == ["new", "-12.50 ± 17.68"]
-    text = markdown(comparison)
-    assert "| new | -12.50 ± 17.68 | -37.50 ± 17.68 | -50.00 ± 0.00 | 0.750 ± 0.354 | 2.0 |" in text
-    assert "Keep-All itself: recall@50 0.2250 ± 0.0354, ROC-AUC 0.8000 ± 0.0000." in text
-    assert text.rstrip().endswith("Something is left out.")
-    write_comparison(tmp_path, comparison)
-    names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"table.md", "over-time.png", "by-task.png", "by-lambda.png"}
-    # One seed has no deviation, and a reference of 0 no percentage.
-    one = {0: {name: {**r, "intended": {0: 0.0, 1: 0.0}} for name, r in MEASURED[0].items()}}
-    assert table_rows(results(one))[1][1:3] == ["–", "-25.00"]
-
-
-def test_the_explanation_names_seeds_times_and_tasks() -> None:
-    for seeds, words in [([0], "1 seed, "), ([0, 1], "2 seeds, ")]:
-        comparison = {**results(MEASURED), "seeds": seeds}
-        first, *_, tasks, left_out = explanation(comparison)
-        assert (
-            first == f"planted, {words}strict selection, versions at 0.5, 0.6, λ = 16 (unit paper)."
-        )
-        assert tasks == "Consumer tasks: activity, pair-rating."
-        assert left_out == "Something is left out."
-
-
-def trained(by_run: dict[str, dict[int, Any]]) -> dict[int, dict[str, Any]]:
-    """Two seeds, of which the second has twice the gains and ten passes less."""
-    seeds: dict[int, dict[str, Any]] = {}
-    for seed, runs in MEASURED.items():
-        seeds[seed] = {}
-        for name, run in runs.items():
-            models = {
-                k: length(None if g is None else g * (1 + seed), 30 - 10 * seed)
-                for k, g in by_run.get(name, {}).items()
-            }
-            seeds[seed][name] = {**run, "trained": models}
-    return seeds
-
-
-def test_every_model_has_its_gain_and_what_was_not_measured_is_said() -> None:
-    comparison = results(trained({"keep-all": {0: 0.004, 1: 0.02}, "new": {1: None}}))
-    assert budget_table(comparison) == [
-        "| gain over the last 20% | passes | M_0 | M_1 |",
-        "|---|---:|---:|---:|",
-        "| keep-all | 20 to 30 | 0.8 % | 4.0 % |",
-        "| new | 20 to 30 |  | not measured |",
-    ]
-    length_, plateau = budget_sentences(comparison)
-    assert "20 to 30 passes over its interactions: 4 to 6 % of the 500 of [BC]'s code" in length_
-    assert "1 to 1.5 % of its steps, which are of 2,048 pairs" in length_
-    assert "less than 1% for 2 of 6 models, which end on a plateau; 2 do not" in plateau
-    assert plateau.endswith("and of 2 it is not measured.")
 
 
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:

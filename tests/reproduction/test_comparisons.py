@@ -16,13 +16,12 @@ from reproduction.bc.columns import (
 from reproduction.bc.comparison import closed_form_distances, compare_methods
 from reproduction.bc.methods import ALIGNER, FIX, JOINT, NAMES, POST_CLOSED, PRINTED_COLUMNS, TINY
 from reproduction.bc.table3 import SENTENCES
+from reproduction.comparison.settings import Comparison
 from reproduction.printed import printed
 from reproduction.results import Result
 from tests.support.reproduction_results import result, runs_of
 
-from evergram import Lineage, Recipe, load_corpus
-from evergram.errors import TrainingError
-from evergram.releasing.comparison import compare as compare_module
+from evergram import Lineage, load_corpus
 from evergram.training import Progress
 
 TIMES = (0.5, 0.6, 0.7)
@@ -139,16 +138,14 @@ QUIET = Progress(quiet=True)
 METHODS = ["keep-all", "fix-m0", "joint-notrans", "bc-aligner", "evergram"]
 
 
-def recipe(*more: str, seed: int = 3) -> Recipe:
-    return Recipe.load(TINY, [f"seed={seed}", f"compare.methods={METHODS}", *more])
+SWEPT = Comparison.load(TINY, ["seed=3", f"compare.methods={METHODS}", "compare.lambdas=[1, 16]"])
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """The comparison of one seed with a sweep, and its folder."""
     folder = tmp_path_factory.mktemp("comparison")
-    swept = recipe("compare.lambdas=[1, 16]")
-    return compare_methods(swept, QUIET, "cpu", folder)["comparison"], folder
+    return compare_methods(SWEPT, QUIET, "cpu", folder)["comparison"], folder
 
 
 @pytest.mark.long
@@ -173,27 +170,5 @@ def test_every_figure_of_the_paper_is_there(made: tuple[dict[str, Any], Path]) -
     assert trained["bc-aligner"]["1"]["share_of_passes"] == pytest.approx(2 / 500)
     assert measured["closed_forms"] == {"2": pytest.approx(0, abs=1e-9)}
     lineage = Lineage.open(folder / "comparison" / "seed-3" / "keep-all")
-    again = closed_form_distances(recipe(), load_corpus(recipe()), lineage)
+    again = closed_form_distances(SWEPT.base, load_corpus(SWEPT.base), lineage)
     assert again == measured["closed_forms"]
-
-
-@pytest.mark.long
-def test_an_interrupted_comparison_goes_on_in_its_folder(
-    made: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, count = compare_module.run_version, [0]
-
-    def interrupted(*rest: Any) -> Any:
-        count[0] += 1
-        if count[0] == 4:
-            raise TrainingError("killed")
-        return real(*rest)
-
-    swept = recipe("compare.lambdas=[1, 16]")
-    monkeypatch.setattr(compare_module, "run_version", interrupted)
-    with pytest.raises(TrainingError, match="killed"):
-        compare_methods(swept, QUIET, "cpu", tmp_path)
-    again = compare_methods(swept, QUIET, "cpu", tmp_path)["comparison"]
-    # Two versions of each run, and the one that was killed.
-    assert count[0] == 2 * len(again["trained"]) + 1
-    assert again == made[0]

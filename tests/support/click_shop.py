@@ -81,43 +81,6 @@ def growing_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-COMPARISON = """
-name = "tiny"
-[data]
-kind = "synthetic"
-queries = 300
-candidates = 200
-interactions = 8000
-[split]
-kind = "time"
-versions = [0.6, 0.7]
-[model]
-dim = [8, 12]
-[task]
-penalty = 5.0
-l2 = 0.1
-[training]
-epochs = 3
-batch_size = 256
-table_rate = 0.1
-metric = "recall@50"
-[compare]
-methods = ["keep-all", "non-bc", "bc-aligner"]
-hidden = [16]
-dropout = [0.0]
-consumers = 2
-epochs = 5
-minimum_ratings = 5
-"""
-
-
-@pytest.fixture
-def compare_recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(COMPARISON)
-    return path
-
-
 ROWS = 300
 IDS = [f"id{i}" for i in range(ROWS)]
 

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.evaluation import (
+from evergram.evaluation import Relevance, drift, rank_metrics
+from reproduction.bc.images.roles import ConsumerTask, Roles
+from reproduction.comparison.consumer_classifiers import (
     ConsumerClassifiers,
     ConsumerFit,
     ConsumerInputs,
-    Relevance,
-    drift,
     fit_consumers,
-    rank_metrics,
 )
-from reproduction.bc.images.roles import ConsumerTask, Roles
 
 # Images of the same class among the ten nearest, by rank; and the image itself as the nearest.
 FIRST = 10

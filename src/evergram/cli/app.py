@@ -15,7 +15,7 @@ from evergram.log_lines import LogFormat, set_log_format
 PANELS = {
     "First steps": ("demo", "init", "prepare"),
     "Train": ("train", "upgrade"),
-    "Measure and choose": ("evaluate", "compare", "tune", "diagnose", "reproduce"),
+    "Measure and choose": ("evaluate", "tune", "diagnose", "reproduce"),
     "Operate": ("serve", "lineage", "consumer", "store"),
     "Vectors that any model made": ("vectors",),
 }

@@ -44,13 +44,6 @@ if TYPE_CHECKING:
     from evergram.training.tuning.trials import Tuned
 
 
-# Keys that a comparison's methods set.
-SET_BY_METHODS = tuple(
-    f"upgrade.{key}"
-    for key in ("method", "fit", "transform", "steps", "start", "solver", "objects", "alone")
-)
-
-
 @app.command(epilog="Example: evergram train recipe.toml --lineage lineages/shop")
 def train(
     recipe: RecipeFile,
@@ -72,7 +65,7 @@ def train(
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
-    chosen = load_recipe(recipe, set_, unread=("upgrade", "compare"), thorough=thorough)
+    chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
         return
@@ -118,7 +111,7 @@ def upgrade(
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     refuse_shared_fit(kept=kept)
-    chosen = load_recipe(recipe, set_, unread=("compare",), thorough=thorough)
+    chosen = load_recipe(recipe, set_, thorough=thorough)
     opened = Lineage.open(lineage)
     if not is_first_process():
         small = allow_small_overlap
@@ -173,7 +166,7 @@ def diagnose(
     if every > steps:
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     opened = Lineage.open(lineage)
-    refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade", "compare"))
+    refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
     values = opened.recipe(opened.newest)
     refuse_unknown_kinds(values, f"version {opened.newest} of {lineage}")
     recipe = Recipe.stored(values, set_ or [])
@@ -199,35 +192,6 @@ def diagnose(
         sys.stdout.write(f"Plots: {out}\n")
 
 
-@app.command(epilog="Example: evergram compare recipe.toml --out comparison")
-def compare(
-    recipe: RecipeFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for lineages and results.")],
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove the results of another recipe from there.")
-    ] = False,
-    device: Device = "auto",
-    set_: Set = None,
-) -> None:
-    """Compare methods side by side from the same version 0: a table, figures, and all numbers.
-
-    Each of the recipe's split.versions is trained by every method; it names two or more. An
-    interrupted comparison resumes, and finished runs are kept.
-    """
-    from evergram.evaluation.reports.comparison_report import HEADER, explanation, table_rows
-    from evergram.releasing.comparison.compare import compare as compare_methods
-
-    chosen = load_recipe(recipe, set_, unread=SET_BY_METHODS, comparing=True)
-    results = compare_methods(chosen, out, device=device, progress=new_progress(), fresh=fresh)
-    if is_json():
-        dump(results)
-        return
-    table(f"{chosen.name}, mean ± deviation over seeds", list(HEADER), table_rows(results))
-    for sentence in explanation(results):
-        sys.stdout.write(sentence + "\n")
-    sys.stdout.write(f"Table, figures and all numbers: {out}\n")
-
-
 @app.command(epilog="Example: evergram demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the lineage and the report.")] = Path(
@@ -244,7 +208,6 @@ def demo(
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, run_demo
 
-    refuse_unread(set_, ("compare",))
     recipe = demo_recipe(data, set_ or [])
     lineage = Lineage.create(out / "lineage", recipe.name)
     versions = run_demo(recipe, lineage, device=device, progress=new_progress())
@@ -313,7 +276,7 @@ def tune(
     from evergram.training.tuning.best_recipe import write_best
     from evergram.training.tuning.trials import tune as tune_recipe
 
-    chosen = load_recipe(recipe, set_, unread=("upgrade", "compare"))
+    chosen = load_recipe(recipe, set_, unread=("upgrade",))
     tuned = tune_recipe(
         chosen,
         over,
@@ -366,7 +329,7 @@ def _print_trials(tuned: Tuned, metric: str) -> None:
 
 
 # Tables of a recipe that an evaluation does not read.
-NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
+NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade")
 
 
 class Index(StrEnum):

@@ -157,7 +157,6 @@ def load_recipe(
     overrides: list[str] | None,
     *,
     unread: Collection[str] = (),
-    comparing: bool = False,
     thorough: bool = False,
 ) -> Recipe:
     """Return the recipe of a command.
@@ -166,7 +165,6 @@ def load_recipe(
         overrides: the values of `--set`.
         unread: tables or keys that the command ignores; overrides of them are refused, unless the
             recipe is not valid without them.
-        comparing: as for `Recipe.of`.
         thorough: whether `--thorough` was given.
     """
     from evergram.training.recipe import Recipe
@@ -174,9 +172,9 @@ def load_recipe(
     overrides = [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
     read = [each for each in overrides if not _is_unread(each, unread)]
     try:
-        recipe = Recipe.load(path, read, comparing=comparing)
+        recipe = Recipe.load(path, read)
     except RecipeError:
-        return Recipe.load(path, overrides, comparing=comparing)
+        return Recipe.load(path, overrides)
     refuse_unread(overrides, unread)
     return recipe
 

@@ -10,12 +10,11 @@ Read in this order:
    `sampled_gramian_error`: beside a sample, with an interval.
 3. `version_distance`: the distance of a version read as a past one from that past version.
    `map_quality`: the same of any map, and of one that mixes the objects up.
-4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
-5. `judged/`: rankings of texts beside people's judgements. `probes/`: a consumer's own model, run
+4. `judged/`: rankings of texts beside people's judgements. `probes/`: a consumer's own model, run
    in a process of its own. `reports/`: tables and figures.
 
-Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
-ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+Source: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+ICLR 2019.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.evaluation.consumer_classifiers import ConsumerClassifiers as ConsumerClassifiers
-    from evergram.evaluation.consumer_classifiers import ConsumerFit as ConsumerFit
-    from evergram.evaluation.consumer_classifiers import ConsumerInputs as ConsumerInputs
-    from evergram.evaluation.consumer_classifiers import fit_consumers as fit_consumers
-    from evergram.evaluation.degradation import Degradation as Degradation
-    from evergram.evaluation.degradation import degradation as degradation
     from evergram.evaluation.gramian_error import gramian_error as gramian_error
     from evergram.evaluation.gramian_error import score_histograms as score_histograms
     from evergram.evaluation.probes.probe_models import load_probe_model as load_probe_model

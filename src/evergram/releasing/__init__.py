@@ -10,7 +10,7 @@ Read in this order:
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
 3. `files/`: vectors of models that are not ours (`align`, `past_file`, `transform_file`).
-4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
+4. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.releasing.comparison.compare import compare as compare
     from evergram.releasing.evaluate import Ranking as Ranking
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.files.align import AlignSettings as AlignSettings

@@ -35,7 +35,6 @@ from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.upgrade import (
-    ComparedUpgrade,
     FittedUpgrade,
     GradientUpgrade,
     JointUpgrade,
@@ -247,7 +246,7 @@ class BackwardTransformFit:
             factors: of each candidate, [N], see `JointAlignment`.
         """
         settings = self.settings
-        if not isinstance(settings, JointUpgrade | ComparedUpgrade) or settings.fit != "joint":
+        if not isinstance(settings, JointUpgrade):
             return None
         strength = alignment_weight(settings.weight, "paper", self.transform.old_dim)
         return self._alignment(strength, factors)

@@ -12,11 +12,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
-from evergram.evaluation.consumer_classifiers import (
-    ConsumerClassifiers,
-    ConsumerInputs,
-    fit_consumers,
-)
+from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.version_distance import as_dim
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -25,8 +21,6 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.split import TimeSplit
-
-CONSUMERS = 3
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ def run_demo(
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
     versions: list[DemoVersion] = []
-    consumers: ConsumerClassifiers | None = None
+    classifier: Tensor | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
     assert isinstance(recipe.split, TimeSplit)
@@ -104,14 +98,11 @@ def run_demo(
             artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
         lineage.publish(artefact)
         vectors = _of(artefact, ids)
-        if consumers is None:
-            seeds = range(recipe.seed, recipe.seed + CONSUMERS)
-            used, held = _a_third_aside(label[learn])
-            parts = [(ConsumerInputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
-            consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
+        if classifier is None:
+            classifier = _discriminant(vectors[learn], label[learn])
         view = lineage.view(0)
-        chain = _auc(consumers, view.transform(vectors)[test], label[test])
-        raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
+        chain = _auc(classifier, view.transform(vectors)[test], label[test])
+        raw = _auc(classifier, as_dim(vectors, view.dim)[test], label[test])
         report = artefact.metrics
         drift = report["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
         versions.append(DemoVersion(version, artefact.dim, report["metrics"], chain, raw, drift))
@@ -142,15 +133,16 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
     return vectors[Vocabulary(known).rows(ids)]
 
 
-def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows to fit on and those that stop the fit early; each class gives a third to the
-    latter."""
-    held = torch.zeros(len(label), dtype=torch.bool)
-    for kind in (label, ~label):
-        held[torch.nonzero(kind).flatten()[::3]] = True
-    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+def _discriminant(vectors: Tensor, label: Tensor) -> Tensor:
+    """Return Fisher's linear discriminant [D] of two classes, (Σ + εI)⁻¹ (μ₁ − μ₀) with Σ within
+    classes and ε its mean variance."""
+    first, second = vectors[label].double(), vectors[~label].double()
+    centred = torch.cat([first - first.mean(0), second - second.mean(0)])
+    within = centred.T @ centred / len(centred)
+    within += within.diagonal().mean() * torch.eye(len(within), dtype=within.dtype)
+    direction: Tensor = torch.linalg.solve(within, first.mean(0) - second.mean(0))
+    return direction
 
 
-def _auc(consumers: ConsumerClassifiers, vectors: Tensor, label: Tensor) -> float:
-    values = consumers.auc(ConsumerInputs.of(vectors), label)
-    return sum(values) / len(values)
+def _auc(classifier: Tensor, vectors: Tensor, label: Tensor) -> float:
+    return roc_auc((vectors.double() @ classifier).numpy(), label.numpy())

@@ -605,7 +605,7 @@ def upgrade_lost(
     if corpus is not None:
         recipe = recorded_recipe(recipe, corpus)
     theirs, mine = (
-        flat({k: v for k, v in values.items() if k not in ("upgrade", "compare", "metrics")})
+        flat({k: v for k, v in values.items() if k not in ("upgrade", "metrics")})
         for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))
     )
     changed = sorted(k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k))

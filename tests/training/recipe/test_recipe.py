@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.kinds import ENCODERS
@@ -26,7 +23,7 @@ from evergram.training.recipe.recipe import (
     without_unknown_kinds,
 )
 from evergram.training.recipe.split import TimeSplit
-from evergram.training.recipe.upgrade import UPGRADES, CompareSettings
+from evergram.training.recipe.upgrade import UPGRADES
 from evergram.training.recipe.values import overridden
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +65,6 @@ WRONG = [
     ("metrics=[]", "at least 1"),
     ("model=3", "table"),
     ("data={kind='table', path='a', columns={quer='user'}}", "did you mean data.columns.query"),
-    ("compare.seeds=[-1]", "[-1]"),
     ("split.kind=time|split.versions=[0.9, 0.8]", "ascending"),
     ("split.kind=time|split.versions=[0.5]|split.last='5 %'", "split.versions"),
     ("data.kind=movielens", "data.path"),
@@ -225,17 +221,6 @@ def test_an_override_puts_keys_of_the_file_out_of_use_and_says_so(
         Recipe.load(path, ["seed=3"])
 
 
-def test_a_key_that_any_method_of_a_comparison_uses_may_be_written() -> None:
-    values = {**TINY, "split": {"kind": "time"}, "upgrade": {"fit_epochs": 7}}
-    with pytest.raises(RecipeError, match="fit_epochs is used with"):
-        Recipe.of(values)
-    assert Recipe.of(values, comparing=True).upgrade.model_dump()["fit_epochs"] == 7
-    compared = {**values, "compare": {"methods": ["post-lin-sloss"]}}
-    assert Recipe.of(compared).upgrade.model_dump()["fit_epochs"] == 7
-    with pytest.raises(RecipeError, match="fit_epochs is used with"):
-        Recipe.of({**values, "compare": {"methods": ["bc-aligner", "post-closed"]}})
-
-
 def test_each_version_is_tested_on_the_interval_after_it() -> None:
     for values, ends in (
         ({"versions": [0.6, 0.75]}, [0.6, 0.75, 0.9]),  # as far again
@@ -254,41 +239,12 @@ def test_a_model_as_of_a_version_is_that_one_at_every_version() -> None:
     assert (first.kind, first.scale) == ("graphsage", 0.3)
 
 
-def test_the_documented_settings_of_the_papers_code_are_those_of_the_recipe() -> None:
-    def shown(value: Any) -> str:
-        (value,) = value if isinstance(value, list) and len(value) == 1 else (value,)
-        return "" if value is None else f"`{json.dumps(value)}`"
-
-    rows = ["| key | default | [BC]'s code |", "|---|---|---|"]
-    written = tomllib.loads((ROOT / "recipes" / "table3-paper.toml").read_text())
-    for key, value in flat(written).items():
-        if key not in ("name", "data.kind", "data.path"):
-            rows.append(f"| `{key}` | {shown(DEFAULTS.get(key))} | {shown(value)} |")
-    text = (ROOT / "docs" / "compare.md").read_text()
-    table = text.split("<!-- paper-preset -->\n")[1].split("\n<!-- end paper-preset -->")[0]
-    assert table == "\n".join(rows)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_names_settings_that_a_key_beside_it_overrides(method: str) -> None:
     settings = UPGRADES.of({"method": method}).model_dump()
     for key, value in METHODS[method].items():
         assert settings[key] == ({"kind": value} if key == "transform" else value)
     assert UPGRADES.of({"method": method, "start": "previous"}).start == "previous"
-
-
-def test_a_comparison_that_cannot_be_is_refused() -> None:
-    wrong: list[dict[str, Any]] = [
-        {"methods": ["best"]},
-        {"methods": ["non-bc", "non-bc"]},
-        {"seeds": [1, 1]},
-        {"lambdas": [1.0], "lambda_methods": ["non-bc"]},
-    ]
-    for values in wrong:
-        with pytest.raises(ValidationError, match=r"best|twice|no λ"):
-            CompareSettings.model_validate(values)
-    joint = [name for name, settings in METHODS.items() if settings["fit"] == "joint"]
-    assert CompareSettings(lambdas=[1.0]).lambda_methods == joint
 
 
 def test_joint_training_solves_for_its_transform_unless_something_else_is_written() -> None:

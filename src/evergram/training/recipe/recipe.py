@@ -30,12 +30,8 @@ from evergram.training.recipe.training import (
 )
 from evergram.training.recipe.upgrade import (
     UPGRADES,
-    ComparedUpgrade,
-    CompareSettings,
     JointUpgrade,
     UpgradeSettings,
-    compared,
-    unused,
 )
 from evergram.training.recipe.values import copied, overridden, override_keys, resolve_paths
 from evergram.validation import sentence_of
@@ -80,21 +76,9 @@ class Recipe(Settings):
     gramian: Annotated[EstimatorSettings, ESTIMATORS] = SOGramSettings()
     training: Annotated[Training, TRAININGS] = AdaptiveTraining()
     upgrade: Annotated[UpgradeSettings, UPGRADES] = JointUpgrade(solver="closed")
-    # Of `evergram compare`; with it, [upgrade] may have the keys of every method.
-    compare: CompareSettings | None = None
 
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _completed(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        upgrade = values.get("upgrade", {})
-        if values.get("compare") is None or not isinstance(upgrade, dict):
-            return values
-        return {**values, "upgrade": compared(upgrade)}
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -115,9 +99,7 @@ class Recipe(Settings):
     @classmethod
     def key_types(cls) -> dict[str, Any]:
         """Return the type of each key that a recipe may have, by its path."""
-        types = keys_of(cls, "")
-        del types["compare"]
-        return {**types, **keys_of(CompareSettings, "compare")}
+        return keys_of(cls, "")
 
     @property
     def tables(self) -> dict[str, Settings]:
@@ -141,18 +123,6 @@ class Recipe(Settings):
                 kept[name] = {key: kept[name][key] for key in kept[name] if key in fields}
         return kept
 
-    def compared(self) -> Recipe:
-        """Return the recipe as `evergram compare` reads it: with [compare], and in [upgrade] the
-        keys of every method."""
-        if self.compare is not None:
-            return self
-        return Recipe.stored({**self.model_dump(mode="json"), "compare": {}})
-
-    @property
-    def comparison(self) -> CompareSettings:
-        """The table [compare], or its defaults."""
-        return self.compare or CompareSettings()
-
     @property
     def refits(self) -> bool:
         """Whether the published model is trained once more, on all but the test pairs."""
@@ -160,38 +130,17 @@ class Recipe(Settings):
         return self.split.kind == "given" if refit == "auto" else refit
 
     @classmethod
-    def load(
-        cls, path: str | Path, overrides: Sequence[str] = (), *, comparing: bool = False
-    ) -> Recipe:
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         """Return the recipe of a TOML file, with each `key.path=value` of `overrides` set in it.
 
         Args:
             overrides: their values are TOML.
-            comparing: as of `of`.
         Raises: RecipeError: the file is missing or is not TOML, a key or value is not allowed, or
             a key that was written changes nothing.
         """
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RecipeError(f"There is no recipe {path}; give the path of a TOML file.") from None
-        except OSError as error:
-            raise RecipeError(
-                f"The recipe {path} cannot be read: {error.strerror}; give the path of a TOML file."
-            ) from error
-        except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"The recipe {path} is no text in UTF-8; save it as UTF-8."
-            ) from error
-        except RecursionError as error:
-            raise RecipeError(f"The recipe {path} has too many brackets; take some out.") from error
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(
-                f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
-                "example)."
-            ) from error
-        return cls.of(values, overrides, folder=path.parent, source=str(path), comparing=comparing)
+        values = values_of_file(path)
+        return cls.of(values, overrides, folder=path.parent, source=str(path))
 
     @classmethod
     def of(
@@ -201,7 +150,6 @@ class Recipe(Settings):
         *,
         folder: Path | None = None,
         source: str = "The recipe",
-        comparing: bool = False,
     ) -> Recipe:
         """Return the recipe of nested dicts, as a person writes them or as `model_dump` gives them.
 
@@ -212,14 +160,11 @@ class Recipe(Settings):
             folder: where relative paths in `values` start; those in overrides start from the
                 working directory.
             source: the recipe's name in an error.
-            comparing: whether [upgrade] is for all methods of [compare], too.
         Raises: RecipeError: as `load`.
         """
         tables = copied(values)
         if folder is not None:
             resolve_paths(tables, folder)
-        if comparing and tables.get("compare") is None:
-            tables["compare"] = {}
         return cls._checked(tables, overrides, _written(tables), source)
 
     @classmethod
@@ -234,8 +179,6 @@ class Recipe(Settings):
         for name, kinds in cls.kinds.items():
             table = tables.get(name)
             settings = _class_of(kinds, table) if isinstance(table, dict) else None
-            if kinds is UPGRADES and tables.get("compare") is not None:
-                settings = ComparedUpgrade
             if isinstance(table, dict) and settings is not None:
                 own = kinds.completed(table).items()
                 tables[name] = {k: v for k, v in own if k in settings.model_fields}
@@ -253,10 +196,6 @@ class Recipe(Settings):
         chosen, added = overridden(values, overrides), override_keys(overrides)
         displaced = cls._displaced(chosen, added)
         recipe = cls._valid(chosen, source)
-        if recipe.compare is not None:
-            named = {key.removeprefix("upgrade.") for key in (written - displaced) | added}
-            for sentence in unused(recipe.upgrade, recipe.compare.methods, named):
-                raise RecipeError(f"{source}: {sentence}")
         while True:
             asked = (written - displaced) | added
             idle = unmet(recipe.tables, recipe.traits | OF_A_RUN, asked)
@@ -300,6 +239,27 @@ class Recipe(Settings):
             return cls.model_validate(values)
         except ValidationError as error:
             raise RecipeError(f"{source}: {sentence_of(error, cls)}") from None
+
+
+def values_of_file(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML file, unchecked. Raises: RecipeError: as `Recipe.load`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"There is no recipe {path}; give the path of a TOML file.") from None
+    except OSError as error:
+        raise RecipeError(
+            f"The recipe {path} cannot be read: {error.strerror}; give the path of a TOML file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"The recipe {path} is no text in UTF-8; save it as UTF-8.") from error
+    except RecursionError as error:
+        raise RecipeError(f"The recipe {path} has too many brackets; take some out.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(
+            f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
+            "example)."
+        ) from error
 
 
 def _written(values: Mapping[str, Any]) -> set[str]:

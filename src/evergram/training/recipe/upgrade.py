@@ -1,8 +1,8 @@
-"""The tables [upgrade] and [compare]: how a next version is made, and methods side by side."""
+"""The table [upgrade]: how a next version is made."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -159,13 +159,6 @@ class SolvedUpgrade(WeighingUpgrade):
     solver: Literal["closed"] = "closed"
 
 
-class ComparedUpgrade(GradientUpgrade, WeighingUpgrade):
-    """The settings of all methods of a comparison, each of which uses some of them."""
-
-    weight: Weight = 16.0
-    fit_epochs: Positive = 100
-
-
 class _Upgrades(Kinds[UpgradeSettings]):
     """The ways of fitting; of the two that are posthoc, `solver` chooses."""
 
@@ -215,81 +208,3 @@ class _Upgrades(Kinds[UpgradeSettings]):
 UPGRADES: _Upgrades = _Upgrades(
     "upgrade", (JointUpgrade, PosthocUpgrade, UnfittedUpgrade), chooser="fit"
 )
-
-
-def compared(values: Mapping[str, Any]) -> UpgradeSettings:
-    """Return [upgrade] as it is for all methods of a comparison.
-
-    Raises: ValueError: a key is used by no method.
-    """
-    own = UPGRADES.of({k: v for k, v in values.items() if k in UpgradeSettings.model_fields})
-    for key in values.keys() - ComparedUpgrade.model_fields.keys() - _transform_keys(own):
-        raise ValueError(UPGRADES.unknown(key, type(own), own.fit))
-    return ComparedUpgrade.model_validate(dict(UPGRADES.completed(values)))
-
-
-def unused(upgrade: UpgradeSettings, methods: list[str], keys: Collection[str]) -> list[str]:
-    """Return a sentence for each of `keys` that no method of a comparison uses, nor `upgrade`."""
-    own = UPGRADES.class_of({"fit": upgrade.fit, "solver": getattr(upgrade, "solver", None)})
-    assert own is not None
-    used = {key for method in methods for key in type(by_method({}, method)).model_fields}
-    idle = set(keys) & (ComparedUpgrade.model_fields.keys() - used - own.model_fields.keys())
-    return [UPGRADES.unknown(key, own, upgrade.fit) for key in sorted(idle)]
-
-
-def _transform_keys(upgrade: UpgradeSettings) -> set[str]:
-    return set(type(upgrade.transform).model_fields)
-
-
-def by_method(values: Mapping[str, Any], method: str) -> UpgradeSettings:
-    """Return the settings of a method, with those of `values` that it uses and does not name."""
-    named = UPGRADES.completed({"method": method})
-    settings = UPGRADES.class_of(named)
-    assert settings is not None
-    used = {k: v for k, v in values.items() if k in settings.model_fields and k not in named}
-    return UPGRADES.of({**used, "method": method})
-
-
-class CompareSettings(Settings):
-    """`evergram compare`: methods side by side, by the protocol of [BC] §4 and App. A."""
-
-    methods: Annotated[list[str], Field(min_length=1)] = Field(default=list(METHODS))
-    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
-    seeds: (
-        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
-    ) = 1
-    # `split.selection` of the comparison; the split's own where it is absent.
-    protocol: Literal["strict", "paper"] | None = None
-    # The values of λ to sweep, and the methods to sweep it for.
-    lambdas: list[Weight] = Field(default=[])
-    lambda_methods: list[str] = Field(
-        default=["joint-notrans", "joint-lin-sloss", "bc-aligner", "evergram"]
-    )
-    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
-    hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
-    dropout: Annotated[list[Ratio], Field(min_length=1)] = Field(default=[0.0, 0.25, 0.5])
-    consumers: Positive = 10
-    epochs: Positive = 100
-    # At most so many examples of a set, drawn; all where it is absent.
-    max_examples: Positive | None = None
-    # Ratings that a candidate needs to be asked about.
-    minimum_ratings: Positive = 10
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for key in ("methods", "lambda_methods"):
-            names = getattr(self, key)
-            for name in names:
-                if name not in METHODS:
-                    allowed = ", ".join(METHODS)
-                    raise ValueError(f"compare.{key} has {name!r}; a method is one of {allowed}")
-            if len(set(names)) < len(names):
-                raise ValueError(f"compare.{key} names a method twice")
-        for name in self.lambda_methods if self.lambdas else ():
-            if METHODS[name]["fit"] != "joint":
-                raise ValueError(
-                    f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
-                )
-        if isinstance(self.seeds, list) and len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("compare.seeds names a seed twice")
-        return self

@@ -15,19 +15,19 @@ from torch import Tensor
 from evergram.atomic_files import replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
-from evergram.evaluation.consumer_classifiers import (
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.past_versions import known_vectors
+from evergram.training.checkpoint import load_encoder
+from evergram.training.progress import Progress
+from reproduction.comparison.consumer_classifiers import (
     ConsumerClassifiers,
     ConsumerFit,
     ConsumerInputs,
     choose_consumer,
     fit_consumers,
 )
-from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
-from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_versions import known_vectors
-from evergram.training.checkpoint import load_encoder
-from evergram.training.progress import Progress
-from evergram.training.recipe.upgrade import CompareSettings
+from reproduction.comparison.consumer_tasks import ConsumerTask, Examples
+from reproduction.comparison.settings import REFERENCE, CompareSettings
 
 Vectors = Mapping[str, Tensor]
 
@@ -62,7 +62,7 @@ class ConsumerScores:
         Source: [BC] §4, metrics 2 and 3.
         """
         versions = range(len(self.training))
-        first = load_encoder(lineages["keep-all"], 0)
+        first = load_encoder(lineages[REFERENCE], 0)
         missing = {
             k: [name for name in lineages if not self._path(name, k).exists()] for k in versions
         }
@@ -80,7 +80,7 @@ class ConsumerScores:
             past, known = known_vectors(first, self.training[k])
             for name in names:
                 # Keep-All's consumers read M_0 itself.
-                read = past if name == "keep-all" or not k else self._read(lineages[name], k)
+                read = past if name == REFERENCE or not k else self._read(lineages[name], k)
                 scores = {
                     "auc": {
                         task.name: consumers[task.name].auc(*self._on(task.tests[k], read))

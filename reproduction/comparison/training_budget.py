@@ -1,10 +1,16 @@
-"""How long a model was trained, beside [BC]'s budget, and whether training ended on a plateau."""
+"""How long models were trained, compared with [BC]'s budget, and which ended on a plateau."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from evergram.lineage.lineage import Lineage
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.methods import METHODS
+from reproduction.comparison.settings import REFERENCE, Run, epochs_of
 
 # Of all epochs, the last share that a plateau is looked for in, and the gain below which it is one.
 LAST = 0.2
@@ -30,6 +36,10 @@ class Budget:
         """Return the number of steps on so many pairs."""
         full, rest = divmod(pairs, min(self.batch_size, pairs))
         return self.epochs * (full + (self.short_batch and rest > 0))
+
+
+# [BC]'s from scratch: 500 epochs of as many draws as there are edges, 2,048 a step.
+PAPER = Budget(500, 2048)
 
 
 @dataclass(frozen=True)
@@ -96,3 +106,32 @@ def last_gain(
         return None
     best = max(before)
     return max(0.0, max(last) - best) / best if best > 0 else None
+
+
+def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict[str, Any]]:
+    """Return, by version, how long each model was trained that the run has trained itself.
+
+    M_0 counts as Keep-All's. A version without a history, whose model is another one's, is left
+    out; so are those of a run that uses Keep-All's models.
+
+    Args:
+        recipe: of the run's method.
+    Returns: the fields of `TrainingLength`, and `on_plateau`, of each.
+    """
+    if run.shares_models or METHODS[run.method]["start"] == "frozen":
+        return {}
+    reference = replace(PAPER, epochs=epochs_of(run.method, PAPER.epochs))
+    lengths = {}
+    for manifest in lineage.versions[0 if run.method == REFERENCE else 1 :]:
+        report = lineage.metrics(manifest.version)
+        training = report["training"]
+        length = training_length(
+            Budget(training["epochs"], training["batch_size"], recipe.training.short_batch),
+            reference,
+            report["data"]["interactions"],
+            training["history"],
+            recipe.training.metric,
+            after=getattr(recipe.upgrade, "select_after", 0),
+        )
+        lengths[manifest.version] = {**asdict(length), "on_plateau": length.on_plateau}
+    return lengths

@@ -1,0 +1,258 @@
+"""What is compared: the table [compare] of a TOML file, and a plain recipe for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from evergram.data.split import Split
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import RecipeError
+from evergram.kinds import Positive, Settings, Weight
+from evergram.training.corpora import with_selecting_metric
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.recipe import values_of_file
+from evergram.training.recipe.upgrade import UPGRADES, JointUpgrade, Ratio
+from evergram.training.recipe.values import overridden, override_keys
+from evergram.validation import sentence_of
+
+# All methods are measured against it.
+REFERENCE = "keep-all"
+# Keys of [upgrade] that each method has its own value of.
+SET_BY_METHODS = {"method", "alone", *(key for settings in METHODS.values() for key in settings)}
+# The lineages of a comparison have no consumers with a probe, which errors would be weighed by.
+UNUSED = {"consumer_weight"}
+# Keys of [compare] that say how much is run; they change nothing of what has been run.
+EXTENT = {"methods", "seeds", "lambdas", "lambda_methods"}
+
+
+class CompareSettings(Settings):
+    """The table [compare]."""
+
+    methods: Annotated[list[str], Field(min_length=1)] = Field(default=list(METHODS))
+    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
+    seeds: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
+    ) = 1
+    # `split.selection` of the comparison; the split's own where it is absent.
+    protocol: Literal["strict", "paper"] | None = None
+    # The values of λ to sweep, and the methods to sweep it for.
+    lambdas: list[Weight] = Field(default=[])
+    lambda_methods: list[str] = Field(
+        default=["joint-notrans", "joint-lin-sloss", "bc-aligner", "evergram"]
+    )
+    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
+    hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
+    dropout: Annotated[list[Ratio], Field(min_length=1)] = Field(default=[0.0, 0.25, 0.5])
+    consumers: Positive = 10
+    epochs: Positive = 100
+    # At most so many examples of a set, drawn; all where it is absent.
+    max_examples: Positive | None = None
+    # Ratings that a candidate needs to be asked about.
+    minimum_ratings: Positive = 10
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for key in ("methods", "lambda_methods"):
+            names = getattr(self, key)
+            for name in names:
+                if name not in METHODS:
+                    allowed = ", ".join(METHODS)
+                    raise ValueError(f"compare.{key} has {name!r}; a method is one of {allowed}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"compare.{key} names a method twice")
+        for name in self.lambda_methods if self.lambdas else ():
+            if METHODS[name]["fit"] != "joint":
+                raise ValueError(
+                    f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
+                )
+        if isinstance(self.seeds, list) and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("compare.seeds names a seed twice")
+        return self
+
+
+class _Tables(Settings):
+    """The table as a part of the file, so that errors name its keys in full."""
+
+    compare: CompareSettings = CompareSettings()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method of a comparison.
+
+    Args:
+        weight: λ, if it is not the recipe's.
+    """
+
+    method: str
+    weight: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the run's lineage."""
+        return self.method if self.weight is None else f"{self.method}-lambda-{self.weight:g}"
+
+    @property
+    def shares_models(self) -> bool:
+        """Whether it uses the models that Keep-All has trained: only its transform is its own."""
+        settings = METHODS[self.method]
+        unaligned = settings["fit"] != "joint" and settings["start"] == "fresh"
+        return unaligned and self.method != REFERENCE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one corpus. Made by `load` or `of`.
+
+    Args:
+        settings: the table [compare].
+        upgrade: the table [upgrade] as it is written; each method takes the keys that it uses.
+        recipes: by method; all but [upgrade] is the same.
+    """
+
+    settings: CompareSettings
+    upgrade: Mapping[str, Any]
+    recipes: Mapping[str, Recipe]
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Comparison:
+        """Return the comparison of a TOML file. Raises: RecipeError: as `Recipe.load`."""
+        values = values_of_file(path)
+        return cls.of(values, overrides, folder=path.parent, source=str(path))
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        *,
+        folder: Path | None = None,
+        source: str = "The recipe",
+    ) -> Comparison:
+        """Return the comparison of nested dicts; the arguments are those of `Recipe.of`.
+
+        Raises: RecipeError: as `Recipe.of`, or no method uses a key of [upgrade].
+        """
+        tables = ("compare", "upgrade")
+        ours = [o for o in overrides if o.partition("=")[0].partition(".")[0].strip() in tables]
+        others = [each for each in overrides if each not in ours]
+        for key in override_keys(ours):
+            table, _, name = key.partition(".")
+            if table == "upgrade" and name in SET_BY_METHODS:
+                raise RecipeError(f"--set {key} changes nothing: methods set it; leave it out.")
+        own = overridden({name: values.get(name, {}) for name in tables}, ours)
+        plain = {name: table for name, table in values.items() if name not in tables}
+        try:
+            settings = _Tables.model_validate({"compare": own["compare"]}).compare
+        except ValidationError as error:
+            raise RecipeError(f"{source}: {sentence_of(error, _Tables)}") from None
+        written = own["upgrade"]
+        if not isinstance(written, dict):
+            raise RecipeError(f"{source}: upgrade is {written!r}; it must be a table.")
+        recipes, used = {}, set(SET_BY_METHODS)
+        swept = settings.lambda_methods if settings.lambdas else []
+        for method in dict.fromkeys([REFERENCE, *settings.methods, *swept]):
+            upgrade = upgrade_of(method, written)
+            recipes[method] = Recipe.of(
+                {**plain, "upgrade": upgrade}, others, folder=folder, source=source
+            )
+            used |= upgrade.keys()
+        known = {key for each in UPGRADES.every() for key in each.model_fields}
+        for key in sorted(written.keys() - used):
+            hint = "" if key in known else did_you_mean(key, known)
+            raise RecipeError(
+                f"{source}: upgrade.{key} is used by none of {', '.join(recipes)}; leave it out"
+                f"{hint}."
+            )
+        return cls(settings, written, recipes)
+
+    @property
+    def base(self) -> Recipe:
+        """Keep-All's recipe."""
+        return self.recipes[REFERENCE]
+
+    @property
+    def weight(self) -> float:
+        """λ of the joint methods."""
+        return float(self.upgrade.get("weight", JointUpgrade.model_fields["weight"].default))
+
+    @property
+    def protocol(self) -> str:
+        return self.settings.protocol or self.base.split.selects_by
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        seeds, first = self.settings.seeds, self.base.seed
+        return seeds if isinstance(seeds, list) else range(first, first + seeds)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Keep-All, which all others are measured against, then the methods and the sweep; λ =
+        `upgrade.weight` is the method itself."""
+        named = map(Run, [REFERENCE, *self.settings.methods])
+        swept = (run for runs in self.sweep.values() for run in runs.values())
+        return list(dict.fromkeys([*named, *swept]))
+
+    @property
+    def sweep(self) -> dict[str, dict[float, Run]]:
+        """The runs of each method of the sweep, by λ, ascending."""
+        settings, own = self.settings, self.weight
+        return {
+            method: {w: Run(method, None if w == own else w) for w in sorted(set(settings.lambdas))}
+            for method in (settings.lambda_methods if settings.lambdas else ())
+        }
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides what a run gives, as JSON."""
+        recipe = self.base.model_dump(mode="json", exclude={"upgrade"})
+        compare = self.settings.model_dump(mode="json", exclude=EXTENT)
+        return {**recipe, "upgrade": dict(self.upgrade), "compare": compare}
+
+    def selecting(self, split: Split, progress: Progress) -> Comparison:
+        """Return the comparison with a metric that can tell models apart on a split."""
+        base, _ = with_selecting_metric(self.base, split, progress)
+        same = {"metrics": base.metrics, "training": base.training}
+        recipes = {m: recipe.model_copy(update=same) for m, recipe in self.recipes.items()}
+        return replace(self, recipes=recipes)
+
+    def recipe_of(self, run: Run, seed: int) -> Recipe:
+        """Return the recipe of one run's lineage."""
+        values = self.recipes[run.method].model_dump(mode="json")
+        training = values["training"]
+        values["seed"] = seed
+        values["split"]["selection"] = self.protocol
+        values["metrics"] = list(dict.fromkeys([*values["metrics"], training["metric"]]))
+        # Methods are compared on every test query, whatever that takes.
+        training["evaluate_share"] = "full"
+        training["epochs"] = epochs_of(run.method, training["epochs"])
+        if run.weight is not None:
+            values["upgrade"]["weight"] = run.weight
+        return Recipe.stored(values)
+
+
+def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table [upgrade] of a method: its settings, and of the written keys those that it
+    uses. [BC] Table 1."""
+    own = METHODS[method]
+    settings = UPGRADES.class_of(own)
+    assert settings is not None
+    keys = settings.model_fields.keys() - UNUSED
+    used = {key: value for key, value in written.items() if key in keys}
+    if own["fit"] == "posthoc" and used.get("objects", "all") == "all":
+        used.pop("select_after", None)  # passes over all objects select no epoch
+    return {**used, **own, "method": method, "alone": False}
+
+
+def epochs_of(method: str, epochs: int) -> int:
+    """Return for how many epochs a method trains the models after M_0: what goes on from the model
+    before has half of those from scratch, 250 of 500 in [BC]'s code."""
+    goes_on = METHODS[method]["start"] == "previous"
+    return max(1, epochs // 2) if goes_on else epochs
