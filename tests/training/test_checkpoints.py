@@ -304,7 +304,7 @@ SETTINGS = [
     "model.kind=two_tower training.tables=mapped",
     "model.kind=two_tower gramian.kind=storm gramian.rate=0.1",
     "model.kind=graphsage training.layer_rate=0.01",
-    "model.kind=graphsage task.kind=bpr task.penalty=0",
+    "model.kind=graphsage task.kind=bpr task.penalty=0 training.layer_rate=0.01",
     "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
     "model.kind=lightgcn gramian.kind=storm",
     "model.kind=mean_of_candidates",
