@@ -145,31 +145,6 @@ def test_a_step_passes_over_the_graph_once(
     assert passes == steps * (2 if recipe.gramian.kind == "sagram" else 1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_versions_grow_in_layers_and_dims(graph: Recipe, kind: str, tmp_path: Path) -> None:
-    recipe = changed(graph, f"model.kind={kind}", "model.layers=[1, 2, 3]")
-    corpus = load_corpus(recipe)
-    lineage = Lineage.create(tmp_path / "lineage")
-    lineage.publish(train(recipe, corpus))
-    for _ in range(2):
-        lineage.publish(upgrade(recipe, lineage, corpus))
-    assert [load_encoder(lineage, v).dim for v in range(3)] == [8, 12, 10]
-    training = split_for(recipe, corpus, 2).training
-    vectors = load_encoder(lineage, 2).embed_all(training)
-    for side, entities in (("query", training.queries), ("candidate", training.candidates)):
-        ids, stored = lineage.embeddings(side)
-        rows = entities.vocabulary.rows(ids)
-        torch.testing.assert_close(stored, vectors[side][rows])
-    # Version 0 reads the corpus of version 2, and all of it: nobody is without a neighbour.
-    first = load_encoder(lineage, 0)
-    scene = first.read(training)
-    assert all(bool(first.known(side, scene).all()) for side in SIDES)
-    assert lineage.metrics(2)["compatibility"]["0"]["drift"]["known"]["objects"] == len(
-        training.queries
-    ) + len(training.candidates)
-
-
 # Query 10 met one candidate.
 MEAN_PAIRS = [(q, (3 * q + 2 * i) % 9) for q in range(10) for i in range(2 + q % 3)] + [(10, 4)]
 
