@@ -16,6 +16,7 @@ from evergram.data.corpus import Corpus
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train
+from evergram.tasks.kinds import PointwiseSettings
 from evergram.training.fit import Trained
 from evergram.training.query_objective import query_form
 from evergram.training.recipe import Recipe
@@ -169,6 +170,29 @@ def test_a_learned_temperature_is_that_of_the_model() -> None:
         form = form_of(recipe, corpus, trained, "approximate")
         forms.append(form.minimise(interactions_of(corpus, trained.candidate, values=False)))
     assert torch.equal(*forms)
+
+
+def test_a_pair_that_is_drawn_by_its_query_weighs_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PointwiseSettings, "drawn", "queries")
+    corpus = corpus_of()
+    task = {**SQUARED, "query_measure": 0.5, "l2_measure": "penalty"}
+    recipe = recipe_of({"task": task}, corpus)
+    _, trained, _ = prepared(recipe, corpus)
+    form = form_of(recipe, corpus, trained, "exact")
+    folded = form.minimise(interactions_of(corpus, trained.candidate, values=False))
+    # By the definition: a query drawn uniformly, then one of its pairs; all candidates in a sum.
+    counts = corpus.counts("query").double()
+    measure = counts.sqrt() / counts.sqrt().sum()
+    v = trained.candidate.double()
+    u = folded.clone().requires_grad_()
+    a, b = (corpus.column(side) for side in ("query", "candidate"))
+    own = (u[a] * v[b]).sum(1)
+    rates = 1 / (QUERIES * counts[a])
+    loss = (0.5 * rates * (own - 1).square()).sum()
+    loss = loss + 3.0 * (measure[:, None] / CANDIDATES * (u @ v.T).square()).sum()
+    loss = loss + 0.3 * (measure * u.square().sum(1)).sum()
+    (slope_of_u,) = torch.autograd.grad(loss, u)
+    assert float(slope_of_u.abs().max()) < 1e-6
 
 
 def test_a_model_of_another_loop_has_no_known_objective() -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -31,11 +32,11 @@ from evergram.training.monitors import early_stopping
 from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, SelectionMetric
 from evergram.training.monitors.estimator_checks import EstimatorChecks
 from evergram.training.monitors.evaluation_work import (
+    FinalMetrics,
     RankingWork,
     distinct,
     epoch_work,
     final_metrics,
-    metrics_of_first,
 )
 from evergram.training.monitors.popularity_choice import (
     PopularityChoice,
@@ -342,9 +343,14 @@ def judge(
     vectors = embed_together(encoder, split.training, together)
     own = encoder.popularity
     popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
-    divided = isinstance(encoder, GatheredFactorization)
-    measured = metrics_of_first if divided else final_metrics
-    ranking = measured(vectors, split, recipe.metrics, queries, recipe.seed, together)
+    measured = partial(final_metrics, vectors, split, recipe.metrics, queries, recipe.seed)
+    if not isinstance(encoder, GatheredFactorization):
+        ranking = measured(together)
+    elif together.is_first:  # the others have no vectors
+        ranking = measured()
+        together.from_first(lambda: [ranking.metrics, ranking.queries])
+    else:
+        ranking = FinalMetrics(*together.from_first(dict))
     trained = Trained(encoder, vectors["query"], vectors["candidate"], ranking.metrics)
     trained.popularity = popularity
     return replace(trained, sample=ranking.sample, test_queries=ranking.queries)

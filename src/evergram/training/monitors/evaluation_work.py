@@ -164,21 +164,3 @@ def final_metrics(
         len(test),
     )
     return FinalMetrics(sample.means(), len(drawn), sample)
-
-
-def metrics_of_first(
-    vectors: Mapping[str, Tensor],
-    split: Split,
-    names: Sequence[str],
-    queries: int | None,
-    seed: int,
-    together: Collectives,
-) -> FinalMetrics:
-    """Return the `final_metrics` where only the first process has vectors, and the sample."""
-
-    if together.is_first:
-        own = final_metrics(vectors, split, names, queries, seed)
-        together.from_first(lambda: [own.metrics, own.queries])
-        return own
-    metrics, ranked = together.from_first(dict)
-    return FinalMetrics(metrics, ranked)
