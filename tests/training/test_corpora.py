@@ -28,7 +28,7 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
 from evergram.lineage.catalog import PairHistory
 from evergram.training import data_source as sources
-from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
+from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import (
     final_split,
     load_corpus,
@@ -129,13 +129,6 @@ def test_held_out_objects_are_the_same_in_every_version() -> None:
         held.append({name for name, is_held in zip(names, marks, strict=True) if is_held})
     assert held[1] == {name for name in held[0] if int(name[2:]) < 250}
     assert 0.15 < len(held[0]) / 500 < 0.25
-
-
-def test_trained_pairs_are_hashed_with_the_salt() -> None:
-    corpus = Corpus.of([("a", "x"), ("a", "y")])
-    salt, pairs = trained_pairs(corpus, "films")
-    assert (salt, len(pairs)) == ("films", 2)
-    assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()
 
 
 def write_clicks(path: Path, rows: int = 2000, *, times: bool = True, new: bool = False) -> Path:

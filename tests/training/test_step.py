@@ -240,11 +240,6 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             pick_device("cuda")
 
 
-def test_layers_have_the_precision_of_the_recipe() -> None:
-    recipe = recipe_of("model.kind=two_tower", "training.precision=bfloat16")
-    assert parts_of(recipe, MET)[0].encoder.layer_dtype == torch.bfloat16
-
-
 def tower_run(**training: Any) -> tuple[Recipe, Step, ExampleSampler]:
     """Return a step of towers with a feature, whose layers learn at 0.1 and features at 0.2."""
     corpus = Corpus.from_tables(

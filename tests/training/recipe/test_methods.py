@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from evergram.encoders.features import SIDES
-from evergram.errors import DegradationError, RecipeError
+from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_versions import held_out_rows, known_vectors
-from evergram.releasing.publish import degradation, refuse_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
 
@@ -123,38 +120,3 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     assert torch.equal(packaged.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match=r"trained= needs .*; they are 'joint' and"):
         upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)
-
-
-def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage: Lineage) -> None:
-    corpus = load_corpus(small)
-    recipe = by(small, "evergram", "upgrade.held_out=0.3")
-    artefact = upgrade(recipe, lineage, corpus)
-    past, known = known_vectors(load_encoder(lineage, 0), split_for(recipe, corpus, 1).training)
-    aside = held_out_rows(split_for(recipe, corpus, 1).training, 0.3)
-    assert artefact.transform is not None
-    squared = {}
-    for name in ("held out", "seen"):
-        total, objects = 0.0, 0
-        for side in SIDES:
-            rows = known[side] & (aside[side] if name == "held out" else ~aside[side])
-            delta = artefact.transform(artefact.block(side)[1][rows]) - past[side][rows]
-            total += float(delta.square().sum())
-            objects += int(rows.sum())
-        squared[name] = total / objects
-        if name == "held out":
-            assert artefact.error is not None
-            assert artefact.error.objects == objects
-    assert error_of(artefact) ** 2 == pytest.approx(squared["held out"], rel=1e-4)
-    assert squared["seen"] < 0.9 * squared["held out"]
-
-
-def test_degradation_is_refused(small: Recipe, lineage: Lineage) -> None:
-    artefact = upgrade(by(small, "non-bc", "upgrade.alone=true"), lineage, load_corpus(small))
-    lost = degradation(artefact.metrics, "recall@20")
-    assert lost["alone"] == 0.0
-    ranking = artefact.metrics["compatibility"]["0"]["ranking"]
-    was, now = ranking["past"]["recall@20"], ranking["chain"]["recall@20"]
-    assert lost["0"] == pytest.approx(100 * (was - now) / was)
-    refuse_degradation(artefact, [0], lost["0"] + 0.1)
-    with pytest.raises(DegradationError, match=r"not published: it loses .* as version 0"):
-        refuse_degradation(artefact, [0], lost["0"] - 0.1)
