@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from reproduction import loaders as loaders  # adds the kinds of data of some recipes
+
 ROOT = Path(__file__).parents[1]
 
 

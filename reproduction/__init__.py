@@ -1,7 +1,7 @@
 """Every table and figure of the three papers, theirs beside ours; `evergram reproduce` lists them.
 
-It uses Evergram's public names only, as a reader's own program would, but for `comparison/` (a test
-looks at its imports). Read in this order:
+It uses Evergram's public names only, as a reader's own program would, but for `comparison/` and
+`loaders/` (a test looks at its imports). Read in this order:
 
 1. `experiment`: one description of every experiment: its presets are lists of trainings, each a
    recipe with settings, and `readings/` say what is read from each while it runs.
@@ -11,7 +11,12 @@ looks at its imports). Read in this order:
    `catalogue`: all experiments, with what is not built.
 4. `claims`: the papers' sentences, judged by the results. `report/`: the pages and pictures.
    `commands`: what `evergram reproduce` calls.
+5. `loaders/` and `data_sets`: kinds of data and public sets that are added to the package's.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 2018; [G2] the same, ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
+
+# Importing them adds their kinds of data, and their sets.
+from reproduction import data_sets as data_sets
+from reproduction import loaders as loaders

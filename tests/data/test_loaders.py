@@ -1,10 +1,16 @@
-"""Every loader: what all do, and the layouts and faults of MovieLens, Wikispeedia and lists."""
+"""Every loader: what all do, layouts and faults, compressed files; and the public data sets."""
 
 from __future__ import annotations
 
 import gzip
+import os
 import re
+import resource
+import shutil
+import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -12,17 +18,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import loader_examples
+from reproduction.bc.images.pictures import list_pictures
+from reproduction.gramian.words.judgements import PAIRS, QUESTIONS, read_judgements
+from reproduction.loaders.amazon import load_amazon
+from reproduction.loaders.sql_dump import SqlTable
+from reproduction.loaders.wikispeedia import load_wikispeedia
+from tests.support.image_files import write_images
 from tests.support.loader_examples import EXAMPLES
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
-from evergram.data import Corpus, load_adjacency_list, load_movielens, load_wikispeedia
+from benchmarks import gowalla, unseen
+from evergram.data import Corpus, load_adjacency_list, load_movielens
+from evergram.data.data_sets import DATA_SETS, existing, whole_path
 from evergram.data.loaders import LOADERS, DataSettings, load, path_kinds
-from evergram.data.reading import interaction_source
+from evergram.data.reading import interaction_source, text_files
+from evergram.data.reading.text_files import HARMLESS, TIMES, GzipReader, most_bytes
+from evergram.data.tables import load_table
 from evergram.errors import DataError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "loader.md").read_text()
@@ -152,10 +169,8 @@ def test_every_movielens_layout(tmp_path: Path, kind: str) -> None:
         ("ratings.csv", HEADER, "no rows"),
         ("ratings.csv", "a,b\n1,2\n", "userId"),
         ("ratings.csv", RATINGS + "3,10,nan,5\n", "row 4: value is nan"),
-        ("ratings.csv", HEADER + "1,10,4,5\n1,11,great,5\n", r"ratings\.csv row 2\b"),
         ("ratings.csv", HEADER + "1,10,4,5\n1,,4,5\n", r"ratings\.csv row 2\b"),
         ("ratings.dat", "1::10::4::5\n1::11::great::5\n", r"ratings\.dat row 2\b"),
-        ("ratings.dat", "1::10::4::5\n1::11::4\n", r"ratings\.dat row 2\b"),
         ("other.csv", RATINGS, "neither ratings.csv nor ratings.dat"),
     ],
 )
@@ -192,44 +207,6 @@ def test_a_damaged_or_locked_zip_is_refused(tmp_path: Path) -> None:
         (tmp_path / "ml.zip").write_bytes(content)
         with pytest.raises(DataError, match=message):
             load_movielens(tmp_path / "ml.zip")
-
-
-def test_wikispeedia(tmp_path: Path) -> None:
-    loader_examples.wikispeedia(tmp_path)
-    corpus = load_wikispeedia(tmp_path)
-    assert corpus.shared_ids
-    assert pairs_of(corpus) == [("Áed", "A_b"), ("A_b", "Áed")]
-    titles, categories = (bags_of(corpus.candidates, n) for n in ("title", "category"))
-    assert {k: sorted(v) for k, v in titles.items()} == {"Áed": ["áed"], "A_b": ["a", "a b", "b"]}
-    assert categories == {"Áed": ["subject.X"], "A_b": ["subject.X", "subject.Y.Z"]}
-
-
-WHOLE = gzip.compress(b"A_b\tAlone\n" * 1000)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("links.tsv", b"A_b\tAlone\nA_b\tNobody\n", r"links\.tsv row 2: 'Nobody' is not in"),
-        ("links.tsv", b"A_b\tAlone\nA_b\n", r"links\.tsv row 2 cannot be read"),
-        ("links.tsv", b"# none\n", r"links\.tsv has no rows"),
-        ("categories.tsv", b"Nobody\tX\n", r"categories\.tsv row 1: 'Nobody'"),
-        ("articles.tsv", b"%FF\n", "not UTF-8"),
-        ("links.tsv", None, r"no links\.tsv or links\.tsv\.gz"),
-        ("links.tsv.gz", WHOLE[:-9], r"links\.tsv\.gz cannot be read"),
-        ("links.tsv.gz", b"no gzip", r"links\.tsv\.gz cannot be read"),
-        ("links.tsv.gz", WHOLE[:20] + b"\xff" * 9 + WHOLE[29:], r"links\.tsv\.gz cannot be read"),
-    ],
-)
-def test_wikispeedia_that_cannot_be_used(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    loader_examples.wikispeedia(tmp_path)
-    (tmp_path / name.removesuffix(".gz")).unlink()
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        load_wikispeedia(tmp_path)
 
 
 REAL: list[tuple[str, Callable[[Path], Corpus], tuple[int, int, int]]] = [
@@ -288,3 +265,279 @@ def test_every_pair_of_every_line_is_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interaction_source, "BLOCK", block)
         assert pairs_of(load_adjacency_list(path)) == [(q, c) for q, each in lines for c in each]
+
+
+# Rows alike, which gzip makes a hundredth or less of: past both limits, where little is harmless.
+SIZE, LITTLE = 4 << 20, 1 << 20
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests need not expand files of 64 MiB each."""
+    monkeypatch.setattr(text_files, "HARMLESS", LITTLE)
+
+
+def bomb(row: str = "1,1,1,1\n", header: str = "userId,movieId,rating,timestamp\n") -> bytes:
+    return (header + row * (SIZE // len(row))).encode()
+
+
+def in_gzip(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content))
+    assert max(LITTLE, path.stat().st_size * TIMES) < len(content)
+    return path
+
+
+def in_zip(path: Path, content: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ratings.csv", content)
+    return path
+
+
+ROWS = bomb(header="query,candidate,value,time\n")
+REVIEW = '{"reviewerID": "a", "asin": "b", "overall": 5.0, "unixReviewTime": 1}\n'
+PAGES = bomb("INSERT INTO `page` VALUES (1,0,'A',0);\n", "CREATE TABLE `page` (`page_id` int);\n")
+EVENTS = bomb("u\ti\t1\n", "user\titem\tunix_time\n")
+READERS: dict[str, Callable[[Path], Any]] = {
+    "table": lambda f: load_table(in_gzip(f / "pairs.csv.gz", ROWS)),
+    "movielens": lambda f: load_movielens(in_zip(f / "ml.zip", bomb())),
+    "movielens member": lambda f: load_movielens(in_zip(f / "ratings.csv.zip", bomb()).parent),
+    "amazon": lambda f: load_amazon(in_gzip(f / "reviews.json.gz", bomb(REVIEW, ""))),
+    "beauty": lambda f: load_amazon(in_gzip(f / "events.tsv.gz", EVENTS).parent),
+    "mediawiki": lambda f: [
+        *SqlTable(in_gzip(f / "p.sql.gz", PAGES), "page").batches({"page_id": pa.int64()})
+    ],
+}
+
+
+@pytest.mark.usefixtures("little")
+@pytest.mark.parametrize("kind", READERS)
+def test_a_file_that_expands_too_far_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(DataError, match=r"expands to more than \d MiB, over 100 times its size"):
+        READERS[kind](tmp_path)
+
+
+@pytest.mark.long
+def test_a_file_that_expands_too_far_is_not_held_in_memory_first(tmp_path: Path) -> None:
+    """Of a gigabyte no more is read than the limit."""
+    path = tmp_path / "pairs.csv.gz"
+    with gzip.open(path, "wb", 1) as file:
+        for _ in range(1024):
+            file.write(bytes(1 << 20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="expands to more than"), GzipReader(path) as reader:
+        reader.read()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 600 * 1024, "KiB"
+
+
+@pytest.mark.usefixtures("little")
+def test_the_limit_can_be_raised_and_a_wrong_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_gzip(tmp_path / "rows.csv.gz", ROWS)
+    monkeypatch.setenv("EVERGRAM_MAX_EXPANSION", "2000")
+    assert len(load_table(path)) == SIZE // 8
+    for wrong in ("much", "0", "-5", "nan", "inf"):
+        monkeypatch.setenv("EVERGRAM_MAX_EXPANSION", wrong)
+        with pytest.raises(DataError, match=f"EVERGRAM_MAX_EXPANSION is '{wrong}'"):
+            load_table(path)
+
+
+def test_a_file_with_a_small_expanded_size_is_read_however_well_compressed(tmp_path: Path) -> None:
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(HARMLESS)))
+    with GzipReader(tmp_path / "x.gz") as reader:
+        assert sum(map(len, iter(lambda: reader.read1(1 << 20), b""))) == HARMLESS
+    assert most_bytes(10 << 20) == 1000 << 20
+
+
+ROOT = Path(__file__).parents[2]
+DATA_SETS_PAGE = (ROOT / "docs" / "data-sets.md").read_text()
+
+
+def test_the_folder_is_the_variable_or_data_where_the_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVERGRAM_DATA", raising=False)
+    assert whole_path("$EVERGRAM_DATA/gowalla", Path("/recipes")) == tmp_path / "data" / "gowalla"
+    monkeypatch.setenv("EVERGRAM_DATA", "/sets")
+    assert whole_path("$EVERGRAM_DATA/gowalla", Path("/recipes")) == Path("/sets/gowalla")
+    assert whole_path("../x.csv", Path("/recipes")) == Path("/x.csv")
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_page_and_the_error_about_a_missing_set_give_its_command(
+    name: str, tmp_path: Path
+) -> None:
+    data_set, section = DATA_SETS[name], section_of(name)
+    with pytest.raises(DataError) as caught:
+        existing(tmp_path / name / "train.txt")
+    sentence = str(caught.value)
+    for part in (data_set.title, f"mkdir -p {tmp_path} && cd {tmp_path} &&", "EVERGRAM_DATA"):
+        assert part in sentence
+    for part in (data_set.terms, data_set.command):
+        assert part in sentence
+        assert part in section
+
+
+def test_a_table_that_a_program_makes_of_a_set_is_named_with_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"python -m benchmarks\.gowalla"):
+        existing(tmp_path / "build" / "gowalla" / "train.parquet")
+
+
+def section_of(name: str) -> str:
+    return DATA_SETS_PAGE.split(f"\n## `{name}`")[1].split("\n## ")[0]
+
+
+def test_no_recipe_leads_out_of_the_repository() -> None:
+    for path in sorted((ROOT / "recipes").glob("*.toml")):
+        data = tomllib.loads(path.read_text())["data"]
+        for text in (data.get("path"), data.get("test")):
+            if text is not None and not text.startswith("$EVERGRAM_DATA/"):
+                assert (path.parent / text).resolve().is_relative_to(ROOT)
+
+
+# Does what the commands ask of curl: -f, -L, and a file for each -O URL or -o NAME URL.
+CURL = """#!{python}
+import pathlib, shutil, sys
+words, name, names = sys.argv[1:], None, []
+assert words.pop(0) == "-fL", "a missing file must fail, and redirects be followed"
+# Of several files curl reports the last alone, and the half of another would be used.
+assert words.count("-O") + words.count("-o") < 2 or words[0] == "--fail-early"
+while words:
+    word = words.pop(0)
+    if word == "-o":
+        name = words.pop(0)
+    elif word == "--fail-early":
+        continue
+    elif word != "-O":
+        assert word.startswith("https://")
+        source = pathlib.Path({served!r}) / word.removeprefix("https://")
+        if not source.is_file():
+            sys.exit(22)
+        shutil.copy(source, name or source.name)
+        name = None
+"""
+
+
+def example(folder: Path, name: str, kind: str) -> Path:
+    """Return the example of a loader in a folder of this name."""
+    (folder / name).mkdir()
+    EXAMPLES[kind](folder / name)
+    return folder / name
+
+
+def files(name: str, folder: Path) -> dict[str, bytes]:
+    """Return the owners' files of a data set by name, made small."""
+    if name.startswith("movielens"):
+        at = "ml-25m" if "25m" in name else "ml-latest-small"
+        return {f"{at}.zip": archive(example(folder, at, "movielens"), "zip")}
+    if name.startswith("amazon"):
+        reviews = example(folder, "reviews", "amazon") / "reviews.json"
+        stem = "Beauty" if "beauty" in name else "Musical_Instruments"
+        product = gzip.compress(b"{'asin': 'a1', 'title': 'A', 'brand': 'B'}\n")
+        content = gzip.compress(reviews.read_bytes())
+        return {f"reviews_{stem}_5.json.gz": content, f"meta_{stem}.json.gz": product}
+    if name == "wikispeedia":
+        graph = example(folder, "wikispeedia_paths-and-graph", "wikispeedia")
+        texts = folder / "plaintext_articles"
+        texts.mkdir()
+        (texts / "April.txt").write_text("April is a month.\n")
+        parts = {"paths-and-graph": graph, "articles_plaintext": texts}
+        return {f"wikispeedia_{n}.tar.gz": archive(f, "gztar") for n, f in parts.items()}
+    if name == "scifact":
+        inside = folder / "scifact"
+        (inside / "qrels").mkdir(parents=True)
+        (inside / "corpus.jsonl").write_text('{"_id": "1", "title": "T", "text": "x"}\n')
+        (inside / "queries.jsonl").write_text('{"_id": "1", "text": "x"}\n')
+        (inside / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
+        return {"scifact.zip": archive(inside, "zip")}
+    if name == "words":
+        questions = {QUESTIONS: b": capitals\nAthens Greece Oslo Norway\n"}
+        return dict.fromkeys(PAIRS.values(), b"tiger\tcat\t7.35\n") | questions
+    if name == "cifar10":
+        images = write_images(folder, ("cat",), (2, 1)).rename(folder / "CIFAR-10-images-master")
+        return {"master.zip": archive(images, "zip")}
+    return {
+        "train.txt": b"0 1 2\n1 2\n",
+        "test.txt": b"0 3\n1 1\n",
+        "all_data.csv": b",0,1,2\n0,7,1,993.0\n1,8,1,5.0\n2,8,2,6.0\n",
+        "users.dat": b"2 1 2\n1 2\n",
+        "trainData.txt": b"USER_1 LOC_1 1.0\nUSER_2 LOC_1 1.0\n",
+        "testData.txt": b"USER_1 LOC_2 1.0\n",
+    }
+
+
+def archive(folder: Path, kind: str) -> bytes:
+    stem = folder.parent / "archive"
+    return Path(shutil.make_archive(str(stem), kind, folder.parent, folder.name)).read_bytes()
+
+
+def pairs_read(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many pairs the folder of a data set has, as its reader sees it."""
+    folder = data / name
+    if name.startswith("movielens"):
+        zips = [*folder.glob("*.zip")]  # recipes read the small one as it is
+        return len(load_movielens(zips[0] if zips else folder))
+    if name.startswith("amazon"):
+        return len(load_amazon(folder))
+    if name == "wikispeedia":
+        with tarfile.open(folder / "plaintext_articles.tar.xz") as texts:
+            assert "plaintext_articles/April.txt" in texts.getnames()
+        return len(load_wikispeedia(folder))
+    if name == "scifact":
+        assert gzip.decompress((folder / "corpus.jsonl.gz").read_bytes()).startswith(b'{"_id"')
+        return len((folder / "qrels" / "test.tsv").read_text().splitlines()) - 1
+    if name == "words":
+        return sum(len(each) for each in read_judgements(folder).pairs.values())
+    if name == "cifar10":
+        return len(list_pictures(folder, (2, 1))[1])
+    module = unseen if name in unseen.READERS else gowalla
+    monkeypatch.setattr(module, "DATA", data)
+    monkeypatch.setattr(module, "ROOT", data)
+    if module is unseen:
+        tables = [unseen.convert(name)]
+    else:
+        tables = [gowalla.convert(name=name) / f"{part}.parquet" for part in ("train", "test")]
+    return sum(int(pq.read_metadata(table).num_rows) for table in tables)
+
+
+EXPECTED = {"amazon": 3, "movielens": 3, "wikispeedia": 2, "scifact": 1, "gowalla": 5} | {
+    "words": 3, "cifar10": 3, "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
+}  # fmt: skip
+
+
+def run(command: str, served: Path, folder: Path) -> int:
+    """Run a command in a folder with a curl that reads `served`, and return its exit code."""
+    programs = served.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "curl").write_text(CURL.format(python=sys.executable, served=str(served)))
+    (programs / "curl").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", command], cwd=folder, env=environment).returncode
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_command_makes_the_folder_that_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, served, data = (tmp_path / f for f in ("made", "served", "data"))
+    for folder in (made, served, data):
+        folder.mkdir()
+    command, sources = DATA_SETS[name].command, files(name, made)
+    assert run(command, served, data) == 22, "a file that is gone ends the command"
+    shutil.rmtree(data)
+    data.mkdir()
+    addresses = re.findall(r"https://(\S+)", command)
+    assert addresses
+    for address in addresses:
+        (served / address).parent.mkdir(parents=True, exist_ok=True)
+        (served / address).write_bytes(sources[Path(address).name])
+    assert run(command, served, data) == 0
+    kind = next(k for k in EXPECTED if name.startswith(k))
+    assert pairs_read(name, data, monkeypatch) == EXPECTED[kind]
+    monkeypatch.chdir(data)
+    for code in re.findall(r"```python\n(.*?)```", section_of(name), re.DOTALL):
+        names: dict[str, Any] = {}
+        exec(compile(code, "data-sets.md", "exec"), names)
+        assert len(names["corpus"]) == EXPECTED[kind]

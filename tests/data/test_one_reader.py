@@ -117,12 +117,9 @@ def test_every_division_and_door_agree(rows: list[Row]) -> None:
 
 PARQUET: list[tuple[str, list[Any], list[Any], Any]] = [
     ("query", [17, 18], ["00017", "17"], ["17", "18", "00017"]),
-    ("query", pa.array([1, 2], pa.int32()), [2**40, 2], [1, 2, 2**40]),
     ("query", pa.array([1, 2], pa.int8()), pa.array(["2", "x"]).dictionary_encode(), "12x"),
     ("query", [1, 2], [True, False], None),
-    ("query", [1, 2], [1.5, 2.5], None),
     ("time", [1577836800, 1577836801], [1577836800000, 1577836801000], None),
-    ("time", [datetime(2020, 1, 1)] * 2, [datetime(2020, 1, 1, tzinfo=UTC)] * 2, None),
     ("time", [date(2020, 1, 1)] * 2, [datetime(2020, 1, 1, tzinfo=UTC)] * 2, None),
     ("time", [1577836800] * 2, [date(2020, 1, 1)] * 2, None),
     ("time", [2**53 + 1] * 2, [0.5] * 2, None),
@@ -162,10 +159,9 @@ def test_files_of_several_types_are_widened_or_refused_with_both_named(
 
 
 def test_a_column_that_only_later_files_have_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"query": [1], "candidate": [2]}), tmp_path / "a.parquet")
-    more = pa.table({"query": [1], "candidate": [2], "value": [3]})
-    pq.write_table(more, tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b.parquet has a column 'value' and .*a.parquet has none"):
+    for name, more in (("a", {}), ("b", {"value": [3]})):
+        pq.write_table(pa.table({"query": [1], "candidate": [2], **more}), f"{tmp_path}/{name}.pq")
+    with pytest.raises(DataError, match=r"b.pq has a column 'value' and .*a.pq has none"):
         load_table(tmp_path)
 
 

@@ -517,7 +517,7 @@ INTERACTIONS = [
     trained("a name of 300 letters", lambda _: None, "bad.csv", f"--set data.path={'x' * 300}.csv"),
     trained("features of others", pa.table({"id": ["x"], "age": [1.0]}), "f.parquet", FEATURES),
     trained("half a zip", ZIPPED.getvalue()[:-30], "m.zip", kind("movielens")),
-    trained("a folder of nothing", Path.mkdir, "m", kind("mediawiki")),
+    trained("a folder of nothing", Path.mkdir, "m", kind("prepared")),
     trained("bytes that are no text", b"\xff\xfe\x00", "m.txt", kind("adjacency_list")),
     trained("one query only", HEADER + "1,a\n1,b\n" * 50),
     trained("both sides one column", GOOD, options="--set data.columns.candidate=query"),

@@ -21,7 +21,7 @@ from tests.support.lineages import DIMS, read_as, vectors_of
 from tests.support.optional import need
 from tests.support.publishing import publish_next
 from tests.support.text_encoders import encoded
-from tests.texts.test_package_encoders import static_model
+from tests.texts.test_endpoint import static_model
 
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import DataError, LineageError, ShapeError

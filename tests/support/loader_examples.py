@@ -10,6 +10,7 @@ from typing import Any
 from tests.support.dumps import old_dump
 from tests.support.prepared import write_prepared
 
+import reproduction  # noqa: F401  # adds its loaders
 from evergram.data.corpus import Corpus
 from evergram.data.loaders import LOADERS, DataSettings
 
@@ -34,7 +35,7 @@ def amazon(folder: Path) -> DataSettings:
 
 
 def mediawiki(folder: Path) -> DataSettings:
-    return of("mediawiki", old_dump(folder), prefix="xwiki-1")
+    return of("mediawiki", old_dump(folder))
 
 
 def wikispeedia(folder: Path) -> DataSettings:
@@ -66,7 +67,7 @@ def synthetic(folder: Path) -> DataSettings:
     return LOADERS.of({"kind": "synthetic", "queries": 40, "candidates": 20, "interactions": 400})
 
 
-# By kind, as `LOADERS`.
+# By kind, as `LOADERS` with the loaders of `reproduction`.
 EXAMPLES: dict[str, Callable[[Path], DataSettings]] = {
     loader.__name__: loader
     for loader in (

@@ -123,10 +123,10 @@ def assert_same(one: Corpus, other: Corpus) -> None:
     assert set(one.interactions.column_names) == set(other.interactions.column_names)
     assert one.interactions.equals(other.interactions.select(one.interactions.column_names))
     for a, b in ((one.queries, other.queries), (one.candidates, other.candidates)):
-        assert a.vocabulary.same_keys(b.vocabulary)
+        assert a.vocabulary.keys.equals(b.vocabulary.keys)
         assert set(a.features) == set(b.features)
         for name, feature in a.features.items():
-            assert feature.vocabulary.same_keys(b.features[name].vocabulary), name
+            assert feature.vocabulary.keys.equals(b.features[name].vocabulary.keys), name
             assert torch.equal(feature.offsets, b.features[name].offsets)
             assert torch.equal(feature.indices, b.features[name].indices)
 

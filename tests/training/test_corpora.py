@@ -238,13 +238,13 @@ def test_what_a_path_is_is_told_or_refused(tmp_path: Path, monkeypatch: pytest.M
         (("x.json",), "--kind"),
         (("",), "folder of no known kind"),
         (("x.json", "synthetic"), "--kind is 'synthetic'; it is one of: movielens"),
-        (("x.json", "amazon", {"query": "a"}), "read as amazon"),
+        (("x.json", "movielens", {"query": "a"}), "read as movielens"),
         (("none.csv",), "no file or folder"),
         (("*.csv",), "several tables become one by 'evergram prepare FILE"),
     ):
         with pytest.raises(DataError, match=re.escape(named)):
             source_at(tmp_path / arguments[0], *arguments[1:])
-    assert source_at(tmp_path / "x.json", "amazon").kind == "amazon"
+    assert source_at(tmp_path / "x.json", "movielens").kind == "movielens"
     (tmp_path / "a.txt").write_text("1 2 3\n")
     assert source_at(tmp_path / "a.txt").kind == "adjacency_list"
     for separator, suffix in (("\t", ".tsv"), (";", ".csv")):

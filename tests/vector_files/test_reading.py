@@ -1,7 +1,9 @@
-"""Files of vectors in every format are read alike; what does not fit is named with its row."""
+"""Files of vectors in every format are read as they were written; what does not fit is named."""
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -13,6 +15,9 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.support.vector_file_makers import (
     GOOD,
     NAMES,
@@ -35,12 +40,14 @@ from evergram.errors import DataError
 from evergram.vector_files.base import (
     COMPUTED_FROM,
     FINGERPRINT,
+    TEXT_ENCODER,
     Block,
     EmbeddingFile,
     provenance_of,
 )
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import companion, open_embeddings
 from evergram.vector_files.writers import (
+    LONGEST_SAFETENSORS_HEADER,
     read_embeddings,
     vectors_from_arrow,
     vectors_to_arrow,
@@ -73,28 +80,19 @@ def test_rows_whose_sum_alone_is_too_large_pass() -> None:
         list(InMemory(vectors).blocks(2))
 
 
-def test_a_file_without_rows_or_dims_holds_no_vectors() -> None:
-    for shape in ((0, 2), (2, 0)):
-        with pytest.raises(DataError, match="memory holds no vectors"):
-            InMemory(torch.zeros(shape))
-
-
-def test_arrays(tmp_path: Path) -> None:
+def test_arrays_and_ids_beside_them(tmp_path: Path) -> None:
+    path, beside = tmp_path / "x.npy", tmp_path / "other"
     kinds: list[Any] = [("f2", "C"), ("f8", "F"), (">f4", "C")]
     for dtype, order in kinds:
-        np.save(tmp_path / "x.npy", np.array(VECTORS, dtype=dtype, order=order))
-        ids, vectors = whole(open_embeddings(tmp_path / "x.npy"))
+        np.save(path, np.array(VECTORS, dtype=dtype, order=order))
+        ids, vectors = whole(open_embeddings(path))
         assert ids == [0, 1, 2, 3, 4]
         assert vectors.tolist() == VECTORS.tolist()
         assert vectors.dtype == (torch.float64 if dtype == "f8" else torch.float32)
-
-
-def test_ids_beside_an_array(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", VECTORS)
     (tmp_path / "x.ids.txt").write_text("\n".join(TEXT))
-    (tmp_path / "other").write_text("a\r\nb\r\nc\r\nd\r\ne\r\n", encoding="utf-8-sig")
-    assert whole(open_embeddings(tmp_path / "x.npy"))[0] == TEXT
-    assert whole(open_embeddings(tmp_path / "x.npy", ids=tmp_path / "other"))[0] == list("abcde")
+    beside.write_text("a\r\nb\r\nc\r\nd\r\ne\r\n", encoding="utf-8-sig")
+    assert whole(open_embeddings(path))[0] == TEXT
+    assert whole(open_embeddings(path, ids=beside))[0] == list("abcde")
 
 
 def test_tensors(tmp_path: Path) -> None:
@@ -123,7 +121,6 @@ def wrong_array(content: bytes) -> Callable[[Path], Path]:
 REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     # Numbers that are not finite, by their row.
     (parquet(TEXT, lists(pa.float32(), "fixed", put(2, float("nan")))), "row 3 .*'object-4'.*NaN"),
-    (parquet(TEXT, lists(pa.float32(), "list", put(4, float("-inf")))), "row 5 .*infinity"),
     (array(np.array(put(1, -1e300))), "row 2 .*id 1.*too large for float32"),
     (array(np.array(put(1, float("nan")))), "row 2 .*id 1.*NaN"),
     # Arrays, tensors, and ids beside them.
@@ -139,7 +136,6 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (tensors(vector=torch.ones(2, 2), id=torch.arange(3)), r"'id' is torch.int64 \[3\]; 2 int"),
     (tensors(vector=torch.ones(2, 2), id=torch.ones(2) > 0), r"'id' is torch.bool \[2\]; 2 int"),
     (tensors(vector=torch.ones(2, 2), id=torch.tensor([7, 2**63], dtype=torch.uint64)), r"2\^63"),
-    (tensors(vector=torch.ones(0, 2)), "holds no vectors"),
     # Columns.
     (
         parquet(TEXT, pa.array([*VECTORS.tolist()[:3], [1.0, 2.0], [0.0] * 4])),
@@ -147,7 +143,6 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     ),
     (parquet(TEXT, lists(pa.float32(), "fixed", put(3, None))), "row 4 .*holds a null"),
     (parquet(TEXT, pa.array([*VECTORS.tolist()[:4], None])), "row 5 .*is missing"),
-    (parquet(TEXT, pa.array([None] * 5, pa.list_(pa.float32()))), "row 1: .* is missing"),
     (parquet(TEXT, pa.array([[]] * 5, pa.list_(pa.float32()))), "no vectors"),
     (parquet([*TEXT[:3], None, "x"], GOOD), "row 4 has no id"),
     (parquet([1.5] * 5, GOOD), "column 'id' is double"),
@@ -157,7 +152,6 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (parquet(pa.array(TEXT)[:0], GOOD[:0]), "holds no vectors"),
     (parquet(pa.nulls(0), pa.nulls(0, pa.list_(pa.null()))), "it has no rows"),
     # Files and paths; nothing is taken for a Python object.
-    (wrong_array(b"0.5 0.25\n"), "is not a NumPy array"),
     (wrong_array(b"\x93NUM"), "is not a NumPy array"),
     (wrong_array(b"PK\x03\x04 cut short"), "is a zip"),
     (wrong_array(b"\x80\x04 a pickle"), "is a pickle, which is never opened"),
@@ -264,12 +258,10 @@ def test_reading_a_parquet_file_holds_a_few_blocks_and_not_the_file(tmp_path: Pa
     assert held < size * blocks * dim * 4 / 4
 
 
-def test_every_suffix_opens_its_format(tmp_path: Path) -> None:
-    for name in [*NAMES, "vectors.PQ", "vectors.feather"]:
+def test_suffixes_of_any_case_open_their_format(tmp_path: Path) -> None:
+    for name in ("vectors.PQ", "vectors.feather"):
         write_vectors(tmp_path / name, blocks_of(TEXT, torch.ones(5, 2), 2))
-        ids, vectors = whole(open_embeddings(tmp_path / name))
-        assert ids == TEXT
-        assert torch.equal(vectors, torch.ones(5, 2))
+        assert whole(open_embeddings(tmp_path / name))[0] == TEXT
 
 
 def test_a_file_of_ids_goes_only_with_a_file_without_ids(tmp_path: Path) -> None:
@@ -284,23 +276,17 @@ EIGHT = torch.arange(8.0).reshape(4, 2)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("ids", [[7, 5, 3, 1], ["a", "b", "c", "d"]])
-def test_provenance_that_is_written_is_read(
-    tmp_path: Path, suffix: str, ids: list[int | str]
-) -> None:
+def test_provenance_that_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
-    blocks = [(pa.array(ids[:3]), EIGHT[:3]), (pa.array(ids[3:]), EIGHT[3:])]
-    write_vectors(path, blocks, PROVENANCE)
+    write_vectors(path, blocks_of(list("abcd"), EIGHT, 3), PROVENANCE)
     file = open_embeddings(path)
     assert file.fingerprint == "sha256:" + "a" * 64
     assert file.provenance == {
         FINGERPRINT: "sha256:" + "a" * 64,
         COMPUTED_FROM: "sha256:" + "b" * 64,
     }
-    assert [str(i) for i in file.ids().to_pylist()] == [str(i) for i in ids]
-    assert torch.equal(torch.cat([v for _, v in file.blocks()]), EIGHT)
     # Without any, the file says nothing, also where one that did was in its place.
-    write_vectors(path, blocks)
+    write_vectors(path, blocks_of(list("abcd"), EIGHT, 3))
     again = open_embeddings(path)
     assert (again.fingerprint, again.provenance) == (None, {})
     assert {p.name for p in tmp_path.iterdir()} <= {path.name, "x.ids.txt", "x.npy.json"}
@@ -310,8 +296,8 @@ def test_other_metadata_is_not_ours_and_damaged_provenance_is_refused(tmp_path: 
     path = tmp_path / "x.parquet"
     write_vectors(path, [(pa.array([1]), EIGHT[:1])], {"author": "somebody", "pandas": "{}"})
     assert open_embeddings(path).provenance == {}
-    np.save(tmp_path / "x.npy", EIGHT.numpy())
-    for text in ["{", "[1]", "null"]:
+    array(EIGHT.numpy())(tmp_path)
+    for text in ["{", "[1]"]:
         (tmp_path / "x.npy.json").write_text(text)
         with pytest.raises(DataError, match=r"x\.npy\.json"):
             open_embeddings(tmp_path / "x.npy")
@@ -320,26 +306,21 @@ def test_other_metadata_is_not_ours_and_damaged_provenance_is_refused(tmp_path: 
 ROWS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_blocks_of_any_size_make_one_file(tmp_path: Path) -> None:
-    for size in [1, 2, 5]:
-        path = tmp_path / "e.parquet"
-        assert write_embeddings(path, blocks_of(TEXT, ROWS, size), {"key": "value"}) == 5
-        ids, vectors = read_embeddings(path)
-        assert ids.to_pylist() == TEXT
-        assert torch.equal(vectors, ROWS)
-        schema = pq.read_schema(path)
-        assert schema.field("vector").type == pa.list_(pa.float32(), 3)
-        assert schema.metadata[b"key"] == b"value"
-
-
-def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
+def test_embeddings_are_fixed_size_lists(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
-    pq.write_table(pa.table({"id": [1], "vector": [[1.0]]}), path)
-    with pytest.raises(DataError, match=r"column 'vector' is list.*; a fixed-size list is needed"):
-        read_embeddings(path)
-    pq.write_table(pa.table({"id": [1]}), path)
-    with pytest.raises(DataError, match="not a readable file of embeddings"):
-        read_embeddings(path)
+    assert write_embeddings(path, blocks_of(TEXT, ROWS, 2), {"key": "value"}) == 5
+    schema = pq.read_schema(path)
+    assert schema.field("vector").type == pa.list_(pa.float32(), 3)
+    assert schema.metadata[b"key"] == b"value"
+    ids, vectors = read_embeddings(path)
+    assert (ids.to_pylist(), torch.equal(vectors, ROWS)) == (TEXT, True)
+    for table, message in [
+        ({"id": [1], "vector": [[1.0]]}, r"column 'vector' is list.*; a fixed-size list is needed"),
+        ({"id": [1]}, "not a readable file of embeddings"),
+    ]:
+        pq.write_table(pa.table(table), path)
+        with pytest.raises(DataError, match=message):
+            read_embeddings(path)
 
 
 def test_slices_chunks_and_empty_columns_are_read(tmp_path: Path) -> None:
@@ -347,3 +328,160 @@ def test_slices_chunks_and_empty_columns_are_read(tmp_path: Path) -> None:
     chunked = pa.chunked_array([array.slice(1, 2), array.slice(4)])
     assert torch.equal(vectors_from_arrow(chunked), ROWS[[1, 2, 4]])
     assert vectors_from_arrow(chunked.slice(3)).shape == (0, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from(["numbers", "text", "rows"]),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 10**6),
+)
+def test_rows_that_are_written_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    kind: str,
+    rows: int,
+    dim: int,
+    size: int,
+    seed: int,
+) -> None:
+    path = tmp_path_factory.mktemp("round") / name
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(rows, dim, generator=draw)
+    ids: list[Any] = list(range(rows))
+    if kind == "numbers":
+        ids = [7 * i - 3 for i in torch.randperm(rows, generator=draw).tolist()]
+    elif kind == "text":
+        ids = [f"ü {i}" for i in ids]
+    # What an earlier run left of other ids must not be taken for these, nor is it removed.
+    stale = "stale\n" * rows
+    companion(path).write_text(stale)
+    assert write_vectors(path, blocks_of(ids, vectors, size)) == rows
+    if path.suffix in (".npy", ".safetensors"):
+        # By other readers.
+        again = np.load(path) if path.suffix == ".npy" else load_file(path)["vector"]
+        assert torch.equal(torch.as_tensor(again), vectors)
+        beside = kind == "text" or path.suffix == ".npy"
+        lines = "".join(f"{i}\n" for i in ids)
+        assert companion(path).read_text() == (lines if beside else stale)
+    read_ids, matrix = whole(open_embeddings(path), size)
+    assert read_ids == ids
+    assert torch.equal(matrix, vectors)
+    assert not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_vectors(path, blocks_of(TEXT, torch.ones(5, 2), 2), {FINGERPRINT: "sha256:a"})
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def failing() -> Iterator[tuple[pa.Array, Tensor]]:
+        yield pa.array(["a"]), torch.zeros(1, 2)
+        raise DataError("no more")
+
+    with pytest.raises(DataError, match="no more"):
+        write_vectors(path, failing())
+    with pytest.raises(DataError, match="no embeddings to write"):
+        write_vectors(path, iter([]), {FINGERPRINT: "sha256:b"})
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    one = [(pa.array(["a\nb"]), torch.ones(1, 2))]
+    for name in ("x.npy", "x.safetensors"):
+        with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
+            write_vectors(tmp_path / name, one)
+    for name, message in (("x.txt", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
+        with pytest.raises(DataError, match=message):
+            write_vectors(tmp_path / name, one)
+    assert write_vectors(tmp_path / "x.parquet", one) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_a_safetensors_file_has_space_for_any_provenance(tmp_path: Path) -> None:
+    both: list[list[Any]] = [TEXT, NUMBERS]
+    for ids in both:
+        for length in [*range(600, 1200, 106), 100_000]:
+            path = tmp_path / "x.safetensors"
+            vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+            provenance = {FINGERPRINT: "sha256:a", TEXT_ENCODER: "ü" + "e" * length}
+            write_vectors(path, blocks_of(ids, vectors, 2), provenance)
+            content = path.read_bytes()
+            assert int.from_bytes(content[:8], "little") % 8 == 0
+            assert torch.equal(load_file(path)["vector"], vectors)
+            again = open_embeddings(path)
+            assert again.provenance == provenance
+            read_ids, matrix = whole(again)
+            assert read_ids == ids
+            assert torch.equal(matrix, vectors)
+
+
+def test_a_provenance_that_no_safetensors_file_has_space_for_is_refused(tmp_path: Path) -> None:
+    provenance = {TEXT_ENCODER: "e" * LONGEST_SAFETENSORS_HEADER}
+    with pytest.raises(DataError, match=r"takes 100,.* bytes.* has space for 100,000,000; write P"):
+        write_vectors(tmp_path / "x.safetensors", blocks_of(TEXT, torch.ones(5, 2), 2), provenance)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ids", [NUMBERS, ['say "x"', "a,b", "line\nbreak", "00017", ""]])
+def test_csv_is_read_by_others_to_the_last_bit(tmp_path: Path, ids: list[Any]) -> None:
+    path = tmp_path / "x.csv"
+    vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 1e-30, 1e30]
+    )
+    assert write_vectors(path, blocks_of(ids, vectors, 2), {FINGERPRINT: "sha256:a"}) == 5
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["id", "vector_0", "vector_1", "vector_2"]
+    assert [line[0] for line in lines] == [str(i) for i in ids]
+    matrix = np.array([[np.float32(x) for x in line[1:]] for line in lines])
+    assert (matrix == vectors.numpy()).all()
+    assert json.loads((tmp_path / "x.csv.json").read_text()) == {FINGERPRINT: "sha256:a"}
+    # Without marks, those of the vectors before are gone.
+    write_vectors(path, blocks_of(ids, vectors, 2))
+    assert [p.name for p in tmp_path.iterdir()] == ["x.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"), [*((name, TEXT) for name in NAMES), ("vectors.csv", NUMBERS)]
+)
+def test_nothing_is_written_over_unless_it_may_be(tmp_path: Path, name: str, ids: Any) -> None:
+    """Neither the file nor any that would be put beside it."""
+    path = tmp_path / name
+    one, other = (blocks_of(ids, torch.full((5, 2), float(n)), 2) for n in (1, 2))
+    write_vectors(path, one, {FINGERPRINT: "sha256:a"}, overwrite=False)
+    written = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(DataError, match="is there already and is not written over"):
+        write_vectors(path, other, overwrite=False)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == written
+    for mine in written:
+        for written_name in written:
+            (tmp_path / written_name).unlink(missing_ok=True)
+        (tmp_path / mine).write_text("mine")
+        with pytest.raises(DataError, match=f"{mine} is there already"):
+            write_vectors(path, blocks_of(ids, torch.ones(5, 2), 2), overwrite=False)
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(mine, "mine")]
+        assert write_vectors(path, blocks_of(ids, torch.ones(5, 2), 2)) == 5
+
+
+def test_ids_beside_an_array_are_as_they_were_written(tmp_path: Path) -> None:
+    """Text that looks like numbers stays text, and ids that are gone are missed."""
+    path = tmp_path / "x.npy"
+    looks = (["0", "1", "00017"], ["1.5", "1e5", "2"], ["None", "nan", " "])
+    for ids in (*looks, [0, 1, 2], [2**62, -5, 0]):
+        write_vectors(path, blocks_of(ids, torch.ones(3, 2), 2))
+        assert open_embeddings(path).ids().to_pylist() == ids
+    beside = tmp_path / "x.ids.txt"
+    beside.write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match=r"ids\.txt has an id that is no integer.*restore it"):
+        open_embeddings(path)
+    assert open_embeddings(path, ids=beside).ids().to_pylist() == ["a", "b", "c"]
+    beside.unlink()
+    with pytest.raises(DataError, match=r"ids\.txt is missing"):
+        open_embeddings(path)
+    (tmp_path / "x.npy.json").unlink()
+    assert open_embeddings(path).ids().to_pylist() == [0, 1, 2]

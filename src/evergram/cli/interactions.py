@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -152,10 +153,6 @@ Threads = Annotated[
     int | None, typer.Option(help="Threads of the engine.", show_default="one for each core")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the corpus.", show_default="that of OUT")]
-Prefix = Annotated[
-    str | None,
-    typer.Option(help="Beginning of the names of a dump's files, with --kind mediawiki."),
-]
 
 
 @app.command(
@@ -181,14 +178,11 @@ def prepare(
     memory: Memory = None,
     threads: Threads = None,
     name: Name = None,
-    prefix: Prefix = None,
 ) -> None:
     """Write interactions of any size to a folder that training reads piece by piece."""
     from evergram.data.prepared.prepare import prepare as prepare_corpus
     from evergram.data.prepared.settings import PrepareSettings
 
-    if kind != "mediawiki":
-        refuse_idle(context, ["prefix"], f"is of --kind mediawiki, and the kind is {kind}")
     if kind != "table":
         for option in ("column", "weight"):
             refuse_idle(context, [option], f"names columns of a table, and the kind is {kind}")
@@ -206,7 +200,6 @@ def prepare(
         threads=threads,
         name=name,
         kind=kind,
-        prefix=prefix,
     )
     summary = prepare_corpus(
         list(sources),
@@ -217,6 +210,6 @@ def prepare(
         progress=new_progress().say,
     )
     if is_json():
-        dump(summary.to_json())
+        dump(asdict(summary))
         return
     sys.stdout.write(f"{summary}\n")

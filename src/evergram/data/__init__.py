@@ -7,9 +7,8 @@ Read in this order:
 2. `reading/`: the one reader of tables, in files and in memory; its `rules` are those of types,
    units, zones and bad rows.
 3. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
-   and adjacency lists), `movielens`, `amazon`, `wikipedia/` (MediaWiki's dumps and Wikispeedia),
-   and `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that
-   a recipe names.
+   and adjacency lists), `movielens`, and `synthetic`, a corpus whose answer is known. `loaders` is
+   the table of them by the kind that a recipe names.
 4. `prepared/`: corpora that do not fit into memory; `prepare` writes a folder of columns by DuckDB.
 5. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.data.amazon import load_amazon as load_amazon
     from evergram.data.corpus import Corpus as Corpus
     from evergram.data.data_sets import existing as existing
     from evergram.data.features import Feature as Feature
@@ -42,7 +40,5 @@ if TYPE_CHECKING:
     from evergram.data.tables import load_adjacency_list as load_adjacency_list
     from evergram.data.tables import load_table as load_table
     from evergram.data.vocabulary import Vocabulary as Vocabulary
-    from evergram.data.wikipedia.dump import load_mediawiki as load_mediawiki
-    from evergram.data.wikipedia.wikispeedia import load_wikispeedia as load_wikispeedia
 
 export_lazily(__name__)

@@ -6,7 +6,6 @@ is checked at once.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -75,53 +74,6 @@ class MovieLensData(PathData):
         from evergram.data.movielens import load_movielens
 
         return load_movielens(self.source)
-
-
-class AmazonData(PathData):
-    """Amazon reviews, with their metadata in the same folder.
-
-    Brands and categories of fewer than `minimum_products` are left out, and with `described_only`
-    reviews of products that the metadata lacks.
-    """
-
-    kind: Literal["amazon"] = "amazon"
-    minimum_products: Positive = 1
-    described_only: bool = False
-
-    def load(self, seed: int) -> Corpus:
-        from evergram.data.amazon import load_amazon
-
-        return load_amazon(
-            self.source,
-            minimum_products=self.minimum_products,
-            described_only=self.described_only,
-        )
-
-
-class MediaWikiData(PathData):
-    """MediaWiki's dumps; `prefix`: of their names."""
-
-    kind: Literal["mediawiki"] = "mediawiki"
-    prefix: str | None = None
-
-    def load(self, seed: int) -> Corpus:
-        from evergram.data.wikipedia.dump import load_mediawiki
-
-        corpus, report = load_mediawiki(self.source, self.prefix)
-        for sentence in report.warnings():
-            logging.getLogger(__name__).warning(sentence)
-        return corpus
-
-
-class WikispeediaData(PathData):
-    """The folder of Wikispeedia."""
-
-    kind: Literal["wikispeedia"] = "wikispeedia"
-
-    def load(self, seed: int) -> Corpus:
-        from evergram.data.wikipedia.wikispeedia import load_wikispeedia
-
-        return load_wikispeedia(self.source)
 
 
 class AdjacencyListData(PathData):
@@ -230,9 +182,6 @@ LOADERS: Kinds[DataSettings] = Kinds(
     "data",
     (
         MovieLensData,
-        AmazonData,
-        MediaWikiData,
-        WikispeediaData,
         AdjacencyListData,
         TableData,
         PreparedData,

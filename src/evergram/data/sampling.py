@@ -1,4 +1,4 @@
-"""`WholeQuerySampler`: epochs of whole queries, each with all of its pairs in one batch."""
+"""Samplers: epochs of batches of pairs, of entities, and of whole queries with all their pairs."""
 
 from __future__ import annotations
 
@@ -327,17 +327,9 @@ class WholeQuerySampler(ExampleSampler):
         draws: PairDraws | None = None,
         *,
         batch_size: int,
-        seed: int,
-        measures: Mapping[str, Tensor] | None = None,
-        pair_weight: Tensor | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            *(corpus, draws),
-            batch_size=batch_size,
-            seed=seed,
-            measures=measures,
-            pair_weight=pair_weight,
-        )
+        super().__init__(corpus, draws, batch_size=batch_size, **options)
         self.size: int = len(corpus)
         self.degrees: Tensor = self.counts["query"]
         self.met: Tensor = torch.nonzero(self.degrees).flatten()

@@ -66,10 +66,6 @@ class Vocabulary:
         """The row of missing numbers or times; None if it has none."""
         return len(self.keys) - 1 if self.keys.null_count else None
 
-    def same_keys(self, other: Vocabulary) -> bool:
-        """Return True if both have the same keys in the same order."""
-        return self is other or bool(self.keys.equals(other.keys))
-
 
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return ids or keys of any width or encoding as one contiguous array of int64 or string."""

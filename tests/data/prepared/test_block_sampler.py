@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.support.prepared import SmallBlocks, generated, on_linux, prepared, resident_bytes
 from torch import Tensor
 
-from evergram.data.corpus import Corpus
+from evergram.data import Corpus
 from evergram.data.prepared import block_sampler
 from evergram.data.prepared.block_sampler import BlockOrder, BlockSampler, generator
 from evergram.data.prepared.column_file import ColumnFile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,20 @@ from hypothesis import strategies as st
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram import atomic_files
-from evergram.data import Corpus, PrepareSettings, prepare
-from evergram.data.prepared import engine, parts
+from evergram.data import (
+    Corpus,
+    PrepareSettings,
+    load_adjacency_list,
+    load_table,
+    prepare,
+)
+from evergram.data.prepared import engine, new_part
 from evergram.data.prepared import settings as settings_module
 from evergram.data.prepared.engine import Database
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.data.prepared.record import PreparedRecord
 from evergram.data.prepared.settings import machine_memory
+from evergram.data.reading import interaction_source
 from evergram.errors import DataError
 
 INTEGERS = st.integers(-3, 5) | st.sampled_from([2**63 - 1, -(2**63)])
@@ -158,7 +166,7 @@ def test_each_step_is_reported_and_counted(tmp_path: Path, monkeypatch: pytest.M
     text = pa.BufferOutputStream()
     csv.write_csv(table, text)
     (tmp_path / "events.csv.gz").write_bytes(gzip.compress(text.getvalue().to_pybytes()))
-    monkeypatch.setattr(engine, "EVERY", 0.0)
+    monkeypatch.setattr(new_part, "EVERY", 0.0)
     lines: list[str] = []
     chosen = PrepareSettings(unique=True, k_core=2, minimum_value=0.7, name="shop")
     summary = prepare(tmp_path / "events.csv.gz", tmp_path / "out", chosen, progress=lines.append)
@@ -309,10 +317,10 @@ DYING = """
 import os, sys
 import pyarrow as pa
 from evergram.data import prepare
-from evergram.data.prepared import preparation
+from evergram.data.prepared import engine, new_part
 from evergram.data.prepared import prepare as writing
 name, how, out, mode = sys.argv[1:]
-module = next(m for m in (preparation, writing) if hasattr(m, name))
+module = next(m for m in (engine, new_part, writing) if hasattr(m, name))
 old = getattr(module, name)
 def die(*arguments, **options):
     if how == "after":
@@ -329,8 +337,8 @@ prepare(table, out, **{mode: True})
 @pytest.mark.parametrize(
     ("name", "how", "done"),
     [
-        ("stage", "after", False),
-        ("write_part", "after", False),
+        ("number_ids", "after", False),
+        ("sha256_of", "after", False),
         ("write_text", "before", False),
         ("write_text", "after", False),
         ("exchange_folders", "before", False),
@@ -348,7 +356,7 @@ def test_a_killed_run_leaves_the_old_content_or_the_new(
     assert load_prepared(out).column("time").tolist() == (whole if done else [10, 20, 30])
     assert (tmp_path / ".out.part").exists()
     prepare(FIRST, out, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_without_an_exchange_the_next_run_repairs(
@@ -360,17 +368,21 @@ def test_without_an_exchange_the_next_run_repairs(
     monkeypatch.setattr(atomic_files, "_exchange", lambda one, other: False)
     prepare(LATER, out, append=True)
     out.rename(atomic_files.displaced(out))
-    last = pa.table({"query": [9], "candidate": [9], "time": [50]})
-    prepare(last, out, append=True)
+    prepare(pa.table({"query": [9], "candidate": [9], "time": [50]}), out, append=True)
     assert load_prepared(out).column("time").tolist() == [10, 20, 30, 30, 40, 50]
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_no_lock_stays(tmp_path: Path) -> None:
     def while_it_runs(line: str) -> None:
         with pytest.raises(DataError, match="Another process is preparing"):
             prepare(LATER, tmp_path / "out")
 
     assert prepare(FIRST, tmp_path / "out", progress=while_it_runs).added == 3
+    for refused in (FIRST, pa.table({"query": [1], "candidate": [None]})):
+        for out in ("out", "new") if refused is not FIRST else ("out",):
+            with pytest.raises(DataError):
+                prepare(refused, tmp_path / out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,18 +479,17 @@ def test_features_of_old_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
-    cases: list[Any] = [
+    for changed, why in [
         ({"columns": {"user": "u"}}, "no column 'user' to name"),
-        ({"k_core": -1}, "at least 0"),
-        ({"minimum_value": float("nan")}, "NaN"),
+        ({"k_core": -1}, "k_core .* is -1"),
+        ({"minimum_value": float("nan")}, "minimum_value .* is nan"),
         ({"name": "../x"}, "is no path"),
-        ({"threads": 0}, "at least 1"),
-        ({"memory": "much"}, "no size of memory"),
+        ({"threads": 0}, "threads .* is 0"),
+        ({"memory": "much"}, "memory .* is much"),
         ({"memory": "1MiB"}, "at least 128MiB"),
-    ]
-    for changed, why in cases:
+    ]:
         with pytest.raises(DataError, match=why):
-            PrepareSettings(**changed)
+            PrepareSettings(**changed)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no values"):
         prepare(FIRST, tmp_path / "out", PrepareSettings(minimum_value=1))
 
@@ -492,4 +503,173 @@ def test_the_engine_takes_a_quarter_of_a_small_machine(monkeypatch: pytest.Monke
     for machine, share in [(64 << 30, 2 << 30), (4 << 30, 1 << 30), (1 << 28, 128 << 20)]:
         monkeypatch.setattr(settings_module, "machine_memory", lambda machine=machine: machine)
         assert PrepareSettings().memory_bytes == share
-    assert [parts.row_type(n) for n in (1 << 31, (1 << 31) + 1)] == ["int32", "int64"]
+    assert [new_part.row_type(n) for n in (1 << 31, (1 << 31) + 1)] == ["int32", "int64"]
+
+
+def checked(sources: Any, out: Path, expected: Corpus, **chosen: Any) -> Any:
+    """Prepare sources, check that the folder is the expected corpus, and return the summary."""
+    summary = prepare(sources, out, PrepareSettings(memory="256MiB", threads=1, **chosen))
+    assert_same(expected, load_prepared(out))
+    return summary
+
+
+PAIRS = pa.table({"query": [3, 1, 3], "candidate": [1, 2, 4], "value": [0.5, 1.0, 2.0]})
+WORDS = pa.table({"query": [3, 1, 3], "candidate": ["a", "b", "a"]})
+FEATURES = pa.table(
+    {
+        "id": ["b", "a", "unseen"],
+        "Genre": [["x", "y"], [], ["z"]],
+        "genre": pa.array([1, None, 3], pa.int16()),
+        "new": [True, False, None],
+        "maker": pa.array(["m", "n", "m"]).dictionary_encode(),
+        "codes": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+        'odd "name"; --': ["p", "q", "r"],
+    }
+)
+
+
+def features(**columns: list[object]) -> pa.Table:
+    return pa.table({"id": [1, 2, 3], **columns})
+
+
+def test_features_of_any_type_are_those_of_the_corpus(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(2)]
+    for path, table in zip(paths, (FEATURES.slice(0, 1), FEATURES.slice(1)), strict=True):
+        pq.write_table(table, path)
+    expected = Corpus.from_tables(WORDS, None, FEATURES)
+    checked(WORDS, tmp_path / "out", expected, candidate_features=paths)
+
+
+def test_numbers_and_times_of_text_are_those_of_the_corpus_of_the_file(tmp_path: Path) -> None:
+    events, described, out = (tmp_path / name for name in ("t.csv", "f.csv", "out"))
+    events.write_text("user,sku\n3,a\n1,b\n3,c\n")
+    lines = ["sku;price;stock;listed;tags", "a;1.234,5;3;2025-01-01;x|y"]
+    described.write_text("\n".join([*lines, "b;;n/a;2025-02-01;", "c;7;9;;y"]))
+    chosen: dict[str, Any] = {
+        "columns": {"query": "user", "candidate": "sku"},
+        "candidate_features": described,
+    }
+    expected = load_table(events, **chosen)
+    checked(events, out, expected, **chosen)
+    found = {n: f.vocabulary.keys.to_pylist() for n, f in expected.candidates.features.items()}
+    assert (found["price"], found["stock"], len(found["listed"])) == ([7, 1234.5], [3, 9], 2)
+    checked(expected, tmp_path / "again", expected)
+    described.write_text("sku;price;stock;listed;tags\nd;cheap;3;2025-01-01;")
+    events.write_text("user,sku\n3,d\n")
+    with pytest.raises(DataError, match=r"'price' is a number.*a category"):
+        prepare(events, out, PrepareSettings(**chosen), append=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_corpus_with_features_is_prepared_as_it_is(tmp_path: Path, shared: bool) -> None:
+    tags = features(tags=[["a", "b"], [], ["c"]], kind=["x", None, "y"])
+    corpus = Corpus.from_tables(PAIRS, tags, tags, shared_ids=shared)
+    checked(corpus, tmp_path / "out", corpus)
+
+
+def test_shared_ids_have_one_table_of_entities(tmp_path: Path) -> None:
+    pairs, one = pa.table({"query": [1, 2], "candidate": [2, 3]}), features(x=["a", "b", "c"])
+    apart = one.rename_columns(["id", "y"])
+    for name, table in (("one", one), ("apart", apart), ("clash", one)):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    chosen: dict[str, Any] = {"shared_ids": True, "query_features": tmp_path / "one.parquet"}
+    for name, table in (("one", one), ("apart", apart)):
+        expected = Corpus.from_tables(pairs, one, table, shared_ids=True)
+        path = tmp_path / f"{name}.parquet"
+        checked(pairs, tmp_path / name, expected, candidate_features=path, **chosen)
+    clash = PrepareSettings(candidate_features=tmp_path / "clash.parquet", **chosen)
+    with pytest.raises(DataError, match=r"Both tables of features have 'x'"):
+        prepare(pairs, tmp_path / "out", clash)
+
+
+def test_shared_ids_of_a_corpus(tmp_path: Path) -> None:
+    one, out = features(tags=["a", "b", "c"]), tmp_path / "out"
+    for other, why in [
+        (features(tags=["a", "b", "d"]), "'tags' differs"),
+        (features(tags=["a", "b", "c"], kind=["x", "y", "z"]), "give both sides the same"),
+    ]:
+        with pytest.raises(DataError, match=why):
+            prepare(Corpus.from_tables(PAIRS, one, other, shared_ids=True), out)
+    apart = Corpus.from_tables(PAIRS, one, features(kind=["x", "y", "z"]), shared_ids=True)
+    prepare(apart, tmp_path / "apart")
+    assert set(load_prepared(tmp_path / "apart").queries.features) == {"tags"}
+    plain, shared = Corpus.from_tables(PAIRS), Corpus.from_tables(PAIRS, shared_ids=True)
+    checked(plain, tmp_path / "shared", shared, shared_ids=True)
+    prepare(plain, out)
+    with pytest.raises(DataError, match=r"ids of their own, and those of Corpus\(.* share theirs"):
+        prepare(shared, out, append=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"id": ["a", "a"], "x": [1, 2]}, "the id a comes twice"),
+        ({"id": ["a"], "x": [["p", None]]}, "null inside a list"),
+        ({"id": ["a"], "count": [1]}, "rename it"),
+        ({"id": ["other"], "x": [1]}, "none of the ids"),
+    ],
+)
+def test_what_is_no_feature_is_refused(
+    tmp_path: Path, columns: dict[str, list[object]], why: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    lines: list[str] = []
+    settings = PrepareSettings(candidate_features=[tmp_path / "f.parquet"])
+    with pytest.raises(DataError, match=why):
+        prepare(WORDS, tmp_path / "out", settings, progress=lines.append)
+    assert not (tmp_path / "out").exists()
+    # Before hours of interactions are read, but for ids of the other side.
+    assert bool(lines) == (why == "none of the ids")
+
+
+def test_a_table_is_held_to_the_rules_of_a_corpus_in_memory(tmp_path: Path) -> None:
+    table = pa.table({"query": pa.array(["a"], pa.string_view()), "candidate": [1], "price": [2]})
+    summary = prepare(table, tmp_path / "out")
+    assert (summary.interactions, summary.unread) == (1, ["price"])
+    assert "There are no times.\nNot read: price; --column time=NAME or" in str(summary)
+    lists = tmp_path / "lists.txt"
+    lists.write_text("0 5 6\n1 6\n")
+    twice = pa.table([pa.array([1])] * 3, names=["query", "candidate", "query"])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (table, {"columns": {"candidate": "query"}}, "query and candidate are both the column"),
+        (twice, {}, "has two columns 'query'"),
+        (lists, {"kind": "nothing"}, "nothing"),
+        ({"query": [1]}, {}, "sources is dict"),
+        ([lists, lists], {"kind": "adjacency_list"}, "one file or folder, and 2 sources"),
+        (tmp_path / "nowhere", {"kind": "movielens"}, "There is no file or folder"),
+    ]
+    for sources, chosen, why in cases:
+        with pytest.raises(DataError, match=why):
+            prepare(sources, tmp_path / "other", PrepareSettings(**chosen))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "block"), [("7 8", 10), ("7 08", 10), ("ann 8", 1 << 20), (f"7 {2**63}", 10)]
+)
+def test_a_prepared_list_is_the_loaded_one(
+    last: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are texts if one of them is, wherever it stands."""
+    monkeypatch.setattr(interaction_source, "BLOCK", block)
+    draw = random.Random(0)
+    lines = [
+        " ".join(str(draw.randint(0, 30)) for _ in range(draw.randint(0, 9))) for _ in "x" * 50
+    ]
+    path = tmp_path / "lists.txt.gz"
+    path.write_bytes(gzip.compress("\n".join([*lines, last]).encode()))
+    checked(path, tmp_path / "out", load_adjacency_list(path), kind="adjacency_list")
+
+
+def test_a_list_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    for content, message in [
+        (b"0 1\n\n2 NULL\n", "row 3: candidate is 'NULL'"),
+        (b"0\n1\n", "has no pairs"),
+        (b"0 1\n1 2.5\n", "numbers with decimals"),
+        (b"0 \xff\n", "is not in UTF-8"),
+    ]:
+        (tmp_path / "lists.txt").write_bytes(content)
+        settings = PrepareSettings(kind="adjacency_list")
+        with pytest.raises(DataError, match=message):
+            prepare(tmp_path / "lists.txt", tmp_path / "out", settings)
+        assert not (tmp_path / "out").exists()

@@ -32,16 +32,13 @@ class BlockOrder:
     shuffled, and so is each buffer of blocks.
 
     An epoch's order is a function of (seed, epoch). Its blocks are in a random order, as many
-    consecutive ones as fit are a buffer, and a buffer's interactions are in a random order. Two
-    interactions are in one buffer with about the same chance wherever they are in the files, unless
-    they are in one block. With n interactions, two neighbours are in one batch n / `pairs` times as
-    often as any two others.
+    consecutive ones as fit are a buffer, and a buffer's interactions are in a random order. With n
+    interactions, two of one block are in one batch n / `pairs` times as often as any two others.
 
     Args:
         lengths: interactions of each part.
         block: interactions of a block; the last one of a part may be shorter.
-        pairs: interactions of a buffer, at most; as many blocks as fit.
-        seed: of the order.
+        pairs: interactions of a buffer, at most.
     """
 
     lengths: Sequence[int]

@@ -26,12 +26,8 @@ DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """A .npy file of one dimension, little endian, whose header was checked.
-
-    Args:
-        offset: bytes of the file before the first number.
-        sha256: of the whole file as it was written; None if it is not known.
-    """
+    """A .npy file of one dimension; `sha256` is of the file as it was written, None if that is not
+    known, and `offset` the bytes before the first number."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -41,12 +37,8 @@ class ColumnFile:
 
     @classmethod
     def open(cls, path: Path, length: int | None = None, sha256: str | None = None) -> ColumnFile:
-        """Return the file.
-
-        Args:
-            length: the numbers that it must have; None takes any.
-        Raises: DataError: it is not one column of `length` numbers.
-        """
+        """Return the file. Raises: DataError: it is not one column of `length` numbers, or of any
+        if that is None."""
         try:
             mapped = np.lib.format.open_memmap(path, mode="r")
         except DAMAGE as error:
@@ -81,36 +73,21 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str | None, remedy: str) -> None:
-    """Refuse a file whose content is not as it was written.
-
-    Args:
-        expected: its SHA-256 as it was written; None checks nothing.
-        remedy: a sentence that says what to do about it.
-    Raises: DataError: the file cannot be read, or has another SHA-256.
-    """
-    if expected is None:
-        return
+    """Raises: DataError: the file cannot be read, or has another SHA-256 than it was written with,
+    where that is known; `remedy` is a sentence that says what to do about it."""
     try:
-        digest = sha256_of(path)
+        digest = expected and sha256_of(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
     if digest != expected:
         raise DataError(
-            f"{path} is not as it was written: its SHA-256 begins with {digest[:8]}, and with "
-            f"{expected[:8]} then; the file was changed or is damaged. {remedy}"
+            f"{path} is not as it was written; the file was changed or is damaged. {remedy}"
         )
 
 
 def release(columns: Iterable[Column]) -> None:
-    """Take the pages of mapped columns out of this process's memory.
-
-    The next number that is read brings its page back, so what is resident does not grow with a file
-    that is read through. Columns that are not mapped, and systems that cannot do it, are left as
-    they are.
-
-    Args:
-        columns: of `ColumnFile.mapped`, `np.memmap`, or slices of them.
-    """
+    """Take the pages of mapped columns, or of slices of them, out of this process's memory, until
+    one is read again. Other columns, and systems that cannot do it, are left as they are."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     for column in columns:
@@ -124,12 +101,8 @@ def release(columns: Iterable[Column]) -> None:
 
 
 def check_rows(rows: Tensor, side: str, size: int, remedy: str) -> None:
-    """Refuse rows that a side of `size` entities does not have, before they select anything.
-
-    Args:
-        remedy: a sentence that says what to do about it.
-    Raises: DataError: a row is outside of the side.
-    """
+    """Raises: DataError: a row is outside of a side of `size` entities; `remedy` is a sentence that
+    says what to do about it."""
     if not rows.numel():
         return
     least, most = (int(end) for end in rows.aminmax())

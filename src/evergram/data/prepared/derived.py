@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from evergram.data.prepared.mapped_corpus import MappedCorpus
 
 LOCK, DIGESTS = ".lock", "sha256.json"
-INDEX = "by-query"
+INDEX, INDEXED = "by-query", ("candidate", "value", "weight")
 # Pairs that are sorted at a time; the pairs of one query are always sorted together.
 BUCKET = 1 << 20
 Read = TypeVar("Read")
@@ -57,34 +57,24 @@ def read_derived(folder: Path, write: Callable[[Path], None], read: Callable[[Pa
         read: reads the folder, whose files have their SHA-256.
     Raises: DataError: it cannot be written, as the disk is full or may not be written to.
     """
-
-    def verified() -> Read:
-        _verify(folder)
-        return read(folder)
-
-    def make() -> None:
+    if folder.is_dir():
+        with suppress(DataError):
+            _verify(folder)
+            return read(folder)
+    with _writing(folder):
+        if folder.is_dir():
+            try:
+                _verify(folder)  # another process may have written it meanwhile
+                return read(folder)
+            except DataError as error:
+                problem = str(error).partition(";")[0].rstrip(".")
+                log.warning("Files beside the prepared data are written anew: %s.", problem)
+            remove_tree(folder)
         with new_folder(folder) as part:
             write(part)
             digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
             (part / DIGESTS).write_text(json.dumps(digests))
-
-    if not folder.is_dir():
-        with _writing(folder):
-            if not folder.is_dir():
-                make()
-    try:
-        return verified()
-    except DataError:
-        pass
-    with _writing(folder):
-        try:
-            return verified()  # another process may have written it anew
-        except DataError as error:
-            problem = str(error).partition(";")[0].rstrip(".")
-            log.warning("Files beside the prepared data are written anew: %s.", problem)
-        remove_tree(folder)
-        make()
-        return verified()
+        return read(folder)
 
 
 def _verify(folder: Path) -> None:
@@ -117,13 +107,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """A part that `write_part` wrote.
-
-    Args:
-        rows: of each side, which rows of the corpus its entities are, int64 [N], ascending.
-        counts: of each side, the interactions of each entity, int64 [N].
-        files: its columns.
-    """
+    """A part that `write_part` wrote: of each side which rows of the corpus its entities are, int64
+    [N], ascending, and the interactions of each; and its columns."""
 
     rows: Mapping[str, Tensor]
     counts: Mapping[str, Tensor]
@@ -192,11 +177,9 @@ class PairIndex:
     Args:
         offsets: int64 [N + 1]; query a owns the interactions `offsets[a]` to `offsets[a + 1]`.
         columns: `candidate` (rows of that side), and `value` and `weight` if the corpus has them,
-            [n] each, mapped from files.
+            [n] each, views of `mapped` files.
         distinct: the number of distinct pairs.
         candidates: the number of rows of that side.
-        folder: where its files are.
-        mapped: the files that the columns are views of.
     """
 
     offsets: Tensor
@@ -212,7 +195,7 @@ class PairIndex:
         counts = corpus.counts("query")
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=offsets[1:])
-        names = [name for name in corpus.indexed if name != "query"]
+        names = [name for name in corpus.types if name in INDEXED]
         files = (ColumnFile.open(folder / f"{n}.npy", int(offsets[-1])) for n in names)
         mapped = [file.mapped(at_random=True) for file in files]
         columns = {n: torch.from_numpy(column) for n, column in zip(names, mapped, strict=True)}
@@ -267,13 +250,13 @@ def write_index(corpus: MappedCorpus, folder: Path) -> None:
     One pass puts each interaction into the file of a range of queries, a second one sorts each
     range by itself.
     """
-    types = {name: corpus.types[name] for name in corpus.indexed}
+    types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
     scratch = folder / "scratch"
     scratch.mkdir()
     bounds = _partition(corpus, scratch, types)
     distinct = 0
     with ExitStack() as stack:
-        kept = {name: dtype for name, dtype in types.items() if name != "query"}
+        kept = {name: dtype for name, dtype in types.items() if name in INDEXED}
         files = _new_columns(stack, folder, kept, len(corpus))
         sources = {name: stack.enter_context((scratch / name).open("rb")) for name in types}
         for start, end in pairwise(bounds):

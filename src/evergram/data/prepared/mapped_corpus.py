@@ -47,8 +47,7 @@ COLUMNS = ("query", "candidate", "value", "time", "weight")
 PAIRS_AT_ONCE = 1 << 20
 # Pairs or queries that are looked up in the index before its pages are released.
 ASKED_AT_ONCE = 1 << 14
-READ_IN_BLOCKS = ("query", "candidate", "value")
-INDEXED = ("query", "candidate", "value", "weight")
+READ_IN_BLOCKS = {"query": np.int64, "candidate": np.int64, "value": np.float32}
 # Interactions up to which a column may be read whole, half a gibibyte of int64.
 WHOLE = 1 << 26
 
@@ -64,7 +63,6 @@ class MappedCorpus(Corpus):
     Args:
         interactions: Arrow table over the mapped columns, one chunk a part.
         columns: the files of each part by the name of the column.
-        fingerprint: of the content.
         cache: folder of what is derived; it may be removed at any time.
         entity_counts: interactions of each entity of a side, int64 [N].
         mapped: the columns of `interactions`, whose pages are released as blocks are read.
@@ -108,11 +106,6 @@ class MappedCorpus(Corpus):
         """The type of each column on disk."""
         return {name: file.dtype for name, file in self.columns[0].items()}
 
-    @property
-    def indexed(self) -> list[str]:
-        """The columns that `index` sorts."""
-        return [name for name in INDEXED if name in self.interactions.column_names]
-
     def column(self, name: str) -> Tensor:
         """Return one column of the interactions as in memory, [n].
 
@@ -135,12 +128,10 @@ class MappedCorpus(Corpus):
         return rows
 
     def blocks(self) -> Iterator[PairBlock]:
-        table = self.interactions.select(self._read_in_blocks)
         for start in range(0, len(self), PAIRS_AT_ONCE):
-            piece = table.slice(start, PAIRS_AT_ONCE)
-            kinds = {"query": np.int64, "candidate": np.int64, "value": np.float32}
+            piece = self.interactions.slice(start, PAIRS_AT_ONCE)
             columns = {
-                name: torch.from_numpy(piece[name].to_numpy().astype(kinds[name]))
+                name: torch.from_numpy(piece[name].to_numpy().astype(READ_IN_BLOCKS[name]))
                 for name in self._read_in_blocks
             }
             for side in SIDES:
@@ -161,14 +152,10 @@ class MappedCorpus(Corpus):
         return self.entity_counts[side]
 
     def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
-        known = (query >= 0) & (candidate >= 0)
-        has = torch.zeros(len(query), dtype=torch.bool)
-        asked = (torch.split(rows[known], ASKED_AT_ONCE) for rows in (query, candidate))
-        pieces = [torch.zeros(0, dtype=torch.bool)]
-        for some in zip(*asked, strict=True):
-            pieces.append(self.index.has(*some))
+        has = (query >= 0) & (candidate >= 0)
+        for some in torch.split(torch.nonzero(has).flatten(), ASKED_AT_ONCE):
+            has[some] = self.index.has(query[some], candidate[some])
             self.index.release()
-        has[known] = torch.cat(pieces)
         return has
 
     def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,11 +254,11 @@ def load_prepared(path: Path) -> MappedCorpus:
     vocabularies = {side: Vocabulary(tables[side]["id"].combine_chunks()) for side in SIDES}
     if record.shared_ids:
         vocabularies["candidate"] = vocabularies["query"]
-    named = {side: record.sides[side].features for side in SIDES}
+    described = {s: names for s in SIDES if (names := record.sides[s].features)}
     features = features_of_sides(
         [
-            (tables[side].select(["id", *named[side]]) if named[side] else None, vocabularies[side])
-            for side in SIDES
+            (tables[s].select(["id", *described[s]]) if s in described else None, vocabularies[s])
+            for s in SIDES
         ]
     )
     sides = [Side(vocabularies[s], f) for s, f in zip(SIDES, features, strict=True)]

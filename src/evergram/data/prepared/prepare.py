@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +24,7 @@ from evergram.atomic_files import (
 from evergram.data.data_sets import existing, whole_path
 from evergram.data.feature_types import is_measure
 from evergram.data.loaders import LOADERS, load, path_kinds
-from evergram.data.prepared.parts import stored_features
-from evergram.data.prepared.preparation import Features, Preparation, kept_settings
+from evergram.data.prepared.new_part import Features, NewPart, kept_settings, stored_features
 from evergram.data.prepared.record import NAME, SIDES, PreparedRecord, SideName
 from evergram.data.prepared.settings import PrepareSettings, PrepareSummary
 from evergram.data.reading.interaction_source import (
@@ -44,7 +41,6 @@ from evergram.data.reading.table_stream import ROWS, MemoryTable
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_lock import file_lock
-from evergram.log_lines import write_line
 from evergram.system_errors import reason_and_remedy
 
 if TYPE_CHECKING:
@@ -52,10 +48,6 @@ if TYPE_CHECKING:
     from evergram.data.features import Side
 
     Source: TypeAlias = Paths | Corpus | pa.Table
-
-# In the new folder until it is whole: what a loader brings into files first.
-STAGED = ".staged"
-Report = Callable[[str], None]
 
 
 def prepare(
@@ -65,7 +57,7 @@ def prepare(
     *,
     append: bool = False,
     overwrite: bool = False,
-    progress: bool | Report = False,
+    progress: Callable[[str], object] = lambda line: None,
 ) -> PrepareSummary:
     """Write interactions to a prepared folder, which `data.kind = "prepared"` trains from.
 
@@ -84,14 +76,13 @@ def prepare(
             ends; rows of earlier ids stay, and so do their features; what the first part left out
             (unique, k_core, minimum_value) is left out again, counted over all parts.
         overwrite: replace the folder if it is a prepared corpus.
-        progress: True for lines on stderr, or a function that takes them.
+        progress: takes lines, such as `print`.
     Returns: what was read, left out and written.
     Raises: DataError: a source or a row cannot be used, the folder holds something else or is being
         written by another process, appended data is too early, or DuckDB is not installed. The
         folder is then as it was.
     """
     started = time.monotonic()
-    report = progress if callable(progress) else _to_stderr if progress else _quiet
     # An append goes where a link leads; a first write refuses one.
     out = Path(out).resolve() if append else Path(out).absolute()
     settings = settings or PrepareSettings()
@@ -101,74 +92,56 @@ def prepare(
         if record is not None:
             settings = kept_settings(record, settings, out)
         with _new_content(out) as folder:
-            staged = folder / STAGED
-            staged.mkdir()
-            opened, features, settings = _opened(sources, settings, staged, report)
+            opened, features, settings = _opened(sources, settings)
             if record is not None and settings.shared_ids != record.shared_ids:
                 raise DataError(
                     f"Queries and candidates of {out} have ids of their own, and those of "
                     f"{sources!r} share theirs; prepare all of it again with --overwrite."
                 )
-            preparation = Preparation(out, folder, settings, record, report)
-            counted = preparation.run(opened, features)
-            remove_tree(staged)
+            facts = NewPart(out, folder, settings, record, progress).write(opened, features)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    seconds = time.monotonic() - started
-    return PrepareSummary(**counted, size=size, seconds=seconds, peak_memory=_peak_memory())
+    return PrepareSummary(**facts, size=size, seconds=time.monotonic() - started)
 
 
 def _opened(
-    sources: Source, settings: PrepareSettings, folder: Path, report: Report
+    sources: Source, settings: PrepareSettings
 ) -> tuple[list[InteractionSource], Features, PrepareSettings]:
     """Return the interactions of the sources, the features of each side, and the settings.
 
     Features are read whole: what cannot be used is refused before hours of interactions are read.
-
-    Args:
-        folder: empty; files may be staged there.
     """
-    named = {"query": settings.query_features, "candidate": settings.candidate_features}
-    paths: dict[SideName, Paths] = {s: p for s in SIDES if (p := named[s]) is not None}
-    own: dict[SideName, pa.Table] = {}
+    features: dict[SideName, pa.Table] = {}
     if isinstance(sources, str | Path | list | tuple):
-        opened, staged, sources = _of_paths(sources, settings, folder, report)
-        paths = {**staged, **paths}
-        if settings.kind == "mediawiki":
-            settings = replace(settings, shared_ids=True)
-    elif isinstance(sources, pa.Table):
+        sources = _of_paths(sources, settings)
+    if isinstance(sources, pa.Table):
         opened = [source_of(MemoryTable(sources, "The table"), settings.columns)]
-    elif not hasattr(sources, "interactions"):
+    elif isinstance(sources, list):
+        opened = cast(list[InteractionSource], sources)
+    elif hasattr(sources, "interactions"):
+        opened, features = [_source_of_corpus(sources)], _features_of(sources)
+        settings = replace(settings, shared_ids=settings.shared_ids or sources.shared_ids)
+    else:
         raise DataError(
             f"sources is {type(sources).__name__}; give paths, an Arrow table or a Corpus."
         )
-    if hasattr(sources, "interactions"):
-        opened, own = [_source_of_corpus(sources)], _features_of(sources)
-        settings = replace(settings, shared_ids=settings.shared_ids or sources.shared_ids)
-    features: dict[SideName, pa.Table] = {}
+    named = {"query": settings.query_features, "candidate": settings.candidate_features}
     for side in SIDES:
-        if settings.shared_ids and side == "candidate" and "query" in features:
-            same = side in paths and paths[side] == paths.get("query")
-            if same or (side not in paths and own.get(side) is own.get("query") is not None):
-                features[side] = features["query"]
-                continue
-        table = own.get(side)
-        if side in paths:
+        paths = named[side]
+        if paths is not None:
             ids = names_of_ids(settings.columns, side)
-            table = read_keyed_files(paths[side], bad_rows=BadRows(settings.bad_rows), ids=ids)
-        if table is not None:
-            features[side] = stored_features(table, f"{side} features")
-    return opened, features, settings
+            features[side] = read_keyed_files(paths, bad_rows=BadRows(settings.bad_rows), ids=ids)
+    if settings.shared_ids and named["query"] == named["candidate"] is not None:
+        features["candidate"] = features["query"]
+    stored = {id(t): stored_features(t, f"{side} features") for side, t in features.items()}
+    return opened, {side: stored[id(table)] for side, table in features.items()}, settings
 
 
-def _of_paths(
-    sources: Paths, settings: PrepareSettings, folder: Path, report: Report
-) -> tuple[list[InteractionSource], dict[SideName, Paths], Any]:
-    """Return the interactions of files, files of features that come with them, and the corpus of a
-    loader that does not stream, or None."""
+def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSource] | Corpus:
+    """Return the interactions of files, or the corpus of a loader that does not stream."""
     paths = sources if isinstance(sources, list | tuple) else [sources]
     kind = settings.kind
     if kind == "table":
-        return sources_of_files(source_files(paths), settings.columns), {}, None
+        return sources_of_files(source_files(paths), settings.columns)
     kinds = [one for one in path_kinds() if one not in ("table", "prepared")]
     if kind not in kinds:
         raise DataError(
@@ -182,21 +155,8 @@ def _of_paths(
         )
     path = existing(whole_path(str(paths[0]), Path()))
     if kind == "adjacency_list":
-        return [source_of_adjacency_list(path)], {}, None
-    if kind in ("mediawiki", "amazon"):
-        # Imported where they are used, as they bring torch.
-        from evergram.data.prepared.staged import IN_COLUMNS, stage_amazon, stage_mediawiki
-
-        if kind == "mediawiki":
-            source, described = stage_mediawiki(path, folder, settings, report)
-            return [source], {"query": described, "candidate": described}, None
-        if not (path / IN_COLUMNS).is_file():
-            source, products = stage_amazon(path, folder, report)
-            return [source], {} if products is None else {"candidate": products}, None
-    values = {"kind": kind, "path": str(path)}
-    if settings.prefix is not None:
-        values["prefix"] = settings.prefix
-    return [], {}, load(LOADERS.of(values), 0)
+        return [source_of_adjacency_list(path)]
+    return load(LOADERS.of({"kind": kind, "path": str(path)}), 0)
 
 
 def _source_of_corpus(corpus: Corpus) -> InteractionSource:
@@ -225,18 +185,14 @@ def _features_of(corpus: Corpus) -> dict[SideName, pa.Table]:
         return tables
     query, candidate = (tables[side] for side in SIDES)
     both = set(query.column_names[1:]) & set(candidate.column_names)
-    for name in sorted(both):
-        if not query[name].equals(candidate[name]):
-            raise DataError(
-                f"The feature {name!r} differs between queries and candidates, which share their "
-                "ids; give it another name on one side."
-            )
-    if set(query.column_names) == set(candidate.column_names):
+    same = set(query.column_names) == set(candidate.column_names)
+    if same and query.equals(candidate.select(query.column_names)):
         tables["candidate"] = query
     elif both:
         raise DataError(
-            "Queries and candidates, which share their ids, have some features in common and some "
-            "not; give both sides all of them."
+            f"Queries and candidates share their ids, and the feature {min(both)!r} differs "
+            "between them, or one of them has others, too; give both sides the same features, or "
+            "other names."
         )
     return tables
 
@@ -275,6 +231,8 @@ def _writing(out: Path) -> Iterator[None]:
         remove_tree(part_of(out))
         yield
     finally:
+        # filelock refuses a file that was removed between its opening and its locking.
+        path.unlink(missing_ok=True)
         lock.release()
 
 
@@ -321,22 +279,3 @@ def _new_content(out: Path) -> Iterator[Path]:
 
 def _unwritable(out: Path, error: OSError) -> DataError:
     return DataError(f"{out} cannot be written: {reason_and_remedy(error, 'it is as it was')}.")
-
-
-def _quiet(line: str) -> None:
-    """Report nothing."""
-
-
-def _to_stderr(line: str) -> None:
-    write_line("message", line)
-
-
-def _peak_memory() -> int:
-    """Return the most bytes that this process has had in memory, mapped files included."""
-    # The kernel's figure for `getrusage` has that of the process that started this one, too.
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.errors import DataError, FormatError
 from evergram.validation import sentence_of
@@ -17,16 +17,6 @@ FORMAT_VERSION: Final = 1
 SideName: TypeAlias = Literal["query", "candidate"]
 SIDES: tuple[SideName, SideName] = ("query", "candidate")
 ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
-
-
-def _inside(folder: str) -> str:
-    names = folder.split("/")
-    if set(names) & {"", ".", ".."} or set(folder) & set("\\:\0"):
-        raise ValueError(
-            "it must name a folder inside of the prepared one, such as parts/00000, without .. and "
-            "backslashes"
-        )
-    return folder
 
 
 class _Lenient(BaseModel):
@@ -46,13 +36,13 @@ class PartRecord(_Lenient):
     """What one run of prepare added, ordered by time.
 
     Args:
-        folder: below the prepared folder, divided by "/"; a damaged record leads nowhere else.
+        folder: below the prepared folder, such as parts/00000; a damaged record leads nowhere else.
         entities: by side, entities after this part.
         sources: names of the files that it was made of.
         sha256: of the file of each column; a column without it is not checked.
     """
 
-    folder: Annotated[str, AfterValidator(_inside)]
+    folder: str = Field(pattern=r"^parts/[0-9]+$")
     interactions: int = Field(ge=1)
     entities: dict[str, int]
     first_time: int | float | None = None
@@ -125,13 +115,9 @@ class PreparedRecord(_Lenient):
                 f"{folder} is no prepared corpus, as it has no {NAME}, which `evergram prepare` "
                 f"writes last; `evergram prepare SOURCE {folder}` makes one."
             ) from error
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be read: {error.strerror or error}; make it readable, or prepare "
-                "the corpus again."
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise _damaged(path, f"it is no JSON ({error})") from error
+        except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or f"it is no JSON ({error})"
+            raise DataError(f"{path} cannot be read: {why}; prepare the corpus again.") from error
         version = values.get("format_version") if isinstance(values, dict) else None
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise FormatError(
@@ -141,12 +127,5 @@ class PreparedRecord(_Lenient):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise _damaged(path, sentence_of(error, cls).rstrip(".")) from error
-
-    def to_json(self) -> str:
-        """Return the text of `prepared.json`."""
-        return self.model_dump_json(indent=1)
-
-
-def _damaged(path: Path, problem: str) -> DataError:
-    return DataError(f"{path} is damaged: {problem}; prepare the corpus again.")
+            problem = sentence_of(error, cls).rstrip(".")
+            raise DataError(f"{path} is damaged: {problem}; prepare the corpus again.") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from evergram.data.reading.interaction_source import check_roles
 from evergram.data.reading.rules import BadRowsChoice
@@ -19,7 +21,6 @@ from evergram.errors import DataError
 # The engine's share of memory where none is named: a quarter of the machine's, at most this.
 MOST_MEMORY = 2 << 30
 LEAST_MEMORY = 128 << 20
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,8 @@ class PrepareSettings:
             the machine's memory, at most 2 GiB.
         threads: of the engine; None takes one for each core.
         name: of the corpus, no path; None takes that of the folder.
-        kind: of the source: "table" for tables, or a kind of a recipe's data, such as mediawiki,
-            whose loader reads it; of mediawiki, amazon and adjacency_list the interactions are
-            streamed, other loaders hold their corpus in memory.
-        prefix: of a dump's files, where the kind is mediawiki.
+        kind: "table", or another kind of a recipe's data, whose loader reads the source; of an
+            adjacency_list interactions are streamed, other loaders hold their corpus in memory.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -63,18 +62,16 @@ class PrepareSettings:
     threads: int | None = None
     name: str | None = None
     kind: str = "table"
-    prefix: str | None = None
 
     def __post_init__(self) -> None:
         check_roles(self.columns)
         if self.bad_rows not in get_args(BadRowsChoice):
             raise DataError(f"bad_rows is {self.bad_rows!r}; it is 'refuse' or 'drop'.")
-        if self.k_core < 0:
-            raise DataError(f"k_core (--k-core) is {self.k_core}; it is at least 0.")
-        if self.minimum_value is not None and math.isnan(self.minimum_value):
-            raise DataError("minimum_value (--minimum-value) is NaN; give a number.")
-        if self.threads is not None and self.threads < 1:
-            raise DataError(f"threads (--threads) is {self.threads}; it is at least 1.")
+        for name, least in (("k_core", 0), ("threads", 1), ("minimum_value", -math.inf)):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                option = f"--{name.replace('_', '-')}"
+                raise DataError(f"{name} ({option}) is {value}; it must be a number ≥ {least}.")
         if self.name is not None and (self.name in ("", ".", "..") or set(self.name) & set("/\\")):
             raise DataError(f"name (--name) is {self.name!r}; it is no path: leave out / and \\.")
         _ = self.memory_bytes
@@ -84,11 +81,13 @@ class PrepareSettings:
         """Bytes that the engine may hold. Raises: DataError: `memory` is no size, or too small."""
         if self.memory is None:
             return max(LEAST_MEMORY, min(MOST_MEMORY, machine_memory() // 4))
-        size = self.memory if isinstance(self.memory, int) else _bytes_of(self.memory)
+        size = 0
+        with suppress(ValidationError):
+            size = int(TypeAdapter(ByteSize).validate_python(self.memory))
         if size < LEAST_MEMORY:
             raise DataError(
-                f"memory (--memory) is {self.memory}; the engine needs at least "
-                f"{LEAST_MEMORY >> 20}MiB."
+                f"memory (--memory) is {self.memory}; write a size such as 2GiB or 500MiB, of at "
+                f"least {LEAST_MEMORY >> 20}MiB, which the engine needs."
             )
         return size
 
@@ -98,15 +97,6 @@ class PrepareSettings:
             return self.threads
         mine = getattr(os, "sched_getaffinity", None)  # Linux: of this process or container
         return (os.cpu_count() or 1) if mine is None else len(mine(0))
-
-
-def _bytes_of(text: str) -> int:
-    """Return the bytes of a size such as "2GiB" or "500 MB"."""
-    match = _SIZE.match(text)
-    if match is None:
-        raise DataError(f"{text!r} is no size of memory; write one such as 2GiB or 500MiB.")
-    power = " kmgt".index(match[2].lower() or " ")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def machine_memory() -> int:
@@ -124,27 +114,7 @@ def machine_memory() -> int:
 
 @dataclass(frozen=True)
 class PrepareSummary:
-    """What a run of `prepare` read, left out and wrote.
-
-    Args:
-        out: the prepared folder.
-        fingerprint: of its content.
-        rows_read: rows of the sources.
-        bad_rows: by "count" how many rows could not be used, and by "reasons" why.
-        below_minimum: rows left out for their value.
-        repeats_dropped: rows left out as a pair's first interaction stands before them.
-        outside_core: rows left out by k_core.
-        added: interactions of the new part.
-        interactions, parts: of the folder.
-        entities: by side, ids of all parts.
-        new_entities: by side, ids that the new part brought.
-        columns: of the interactions, and their types on disk.
-        unread: the sources' other columns.
-        first_time, last_time: of the new part; None without times.
-        size: bytes of the prepared folder.
-        seconds: of the run.
-        peak_memory: bytes, the most that this process had in memory at once since it began.
-    """
+    """What a run of `prepare` read, left out and wrote; docs/commands.md explains each value."""
 
     out: str
     fingerprint: str
@@ -164,11 +134,6 @@ class PrepareSummary:
     last_time: int | float | None
     size: int
     seconds: float
-    peak_memory: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it by name, for `--json`."""
-        return asdict(self)
 
     def __str__(self) -> str:
         """Return it in lines for people."""
@@ -203,7 +168,6 @@ class PrepareSummary:
             lines.append(f"Not read: {unread}{reads and f'; {reads} reads one'}.")
         lines.append(
             f"{self.size / 1e6:,.1f} MB on disk; {self.seconds:.1f} s, "
-            f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s, at most "
-            f"{self.peak_memory / (1 << 20):,.0f} MiB of memory."
+            f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s."
         )
         return "\n".join(lines)

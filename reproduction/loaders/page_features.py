@@ -13,7 +13,6 @@ def page_features(
     titles: pa.Array,
     entity: NDArray[np.int64],
     categories: pa.Array,
-    min_pages: int = 1,
 ) -> pa.Table:
     """Return the features of [G1] section 4.1, for either side of `Corpus.from_tables`.
 
@@ -21,20 +20,19 @@ def page_features(
         ids: the page's ids, [N].
         titles: strings, [N].
         entity, categories: page `entity[k]` (a place in `ids`) is in category `categories[k]`.
-        min_pages: leave out n-grams and categories of fewer pages than this.
     Returns: columns `id`, `title` (see title_ngrams) and `category`, both lists of distinct
         strings.
     """
     return pa.table(
         {
             "id": ids,
-            "title": title_ngrams(titles, min_pages),
-            "category": _bags(entity, categories, len(ids), min_pages),
+            "title": title_ngrams(titles),
+            "category": _bags(entity, categories, len(ids)),
         }
     )
 
 
-def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
+def title_ngrams(titles: pa.Array) -> pa.ListArray:
     """Return the set of words, and of pairs of neighbouring words, of each title.
 
     The paper says "a bag-of-words representation of the set of n-grams of the page's title" and
@@ -43,7 +41,6 @@ def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
 
     Args:
         titles: strings, [N]; underscores stand for blanks.
-        min_pages: leave out n-grams of fewer titles than this.
     Returns: lists of distinct strings, [N].
     """
     spaced = pc.replace_substring_regex(pc.utf8_lower(titles), r"[^\pL\pM\pN]+", " ")
@@ -59,7 +56,6 @@ def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
         np.concatenate([entity, entity[:-1][neighbours]]),
         pa.concat_arrays([flat, pairs]),
         len(titles),
-        min_pages,
     )
 
 
@@ -71,15 +67,12 @@ def distinct(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     return codes[new]
 
 
-def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int, min_pages: int) -> pa.ListArray:
+def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int) -> pa.ListArray:
     """Return lists [count] of each entity's distinct keys, in order of their first appearance."""
     encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
     names = encoded.dictionary
     size = max(len(names), 1)
     codes = encoded.indices.to_numpy().astype(np.int64)
     entity, codes = np.divmod(distinct(entity * size + codes), size)
-    if min_pages > 1:
-        often = np.bincount(codes, minlength=size) >= min_pages
-        entity, codes = entity[often[codes]], codes[often[codes]]
     offsets = np.searchsorted(entity, np.arange(count + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(codes)))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 
 from evergram.data.corpus import Corpus
 from evergram.data.vocabulary import Vocabulary
-from evergram.data.wikipedia.page_features import distinct, page_features
-from evergram.data.wikipedia.sql_dump import SqlTable, TableReport
 from evergram.errors import DataError
+from reproduction.loaders.page_features import distinct, page_features
+from reproduction.loaders.sql_dump import SqlTable, TableReport
 
 BLOCK = 1 << 22  # rows to look up at once: each look-up builds a hash table of all titles
 TEXT = ("_title", "_to", "_interwiki")  # how columns of text end; the others are whole numbers
@@ -37,13 +36,12 @@ class DumpReport:
         pages: articles, pages of the namespace that are no redirects.
         pages_without_links: those without a link, to them or from them, left out.
         redirects: redirects of the namespace.
-        dead_redirects: those that lead to no article, which is all where redirects are dropped.
+        dead_redirects: those that lead to no article.
         links: interactions of the corpus.
         links_not_from_articles: links from another namespace, a redirect or an unknown page.
         links_to_other_namespaces: links out of the namespace.
         links_to_missing_pages: links to titles without a page ("red links").
-        links_to_dead_redirects: links to redirects that lead to no article, or to any redirect
-            where redirects are dropped.
+        links_to_dead_redirects: links to redirects that lead to no article.
         links_to_unknown_targets: links whose target linktarget does not have.
         self_links: links from an article to itself, perhaps by a redirect.
         repeated_links: links beyond the first from one article to another.
@@ -90,19 +88,17 @@ class DumpReport:
 
 
 class DumpFiles:
-    """The files of one dump, and the report that grows as they are read."""
+    """The files of the one dump in a folder, and the report that grows as they are read."""
 
-    def __init__(self, folder: Path, prefix: str | None) -> None:
-        if prefix is None:
-            names = [re.fullmatch(r"(.+)-page\.sql(\.gz)?", path.name) for path in folder.glob("*")]
-            prefixes = sorted({name[1] for name in names if name})
-            if len(prefixes) != 1:
-                dumps = "the dumps " + ", ".join(prefixes)
-                has = dumps if prefixes else "no file *-page.sql or .sql.gz"
-                do = "name one of them as prefix" if prefixes else "put the dump's files there"
-                raise DataError(f"{folder} has {has}; {do}.")
-            prefix = prefixes[0]
-        self.start: Path = folder / prefix
+    def __init__(self, folder: Path) -> None:
+        names = [re.fullmatch(r"(.+)-page\.sql(\.gz)?", path.name) for path in folder.glob("*")]
+        prefixes = sorted({name[1] for name in names if name})
+        if len(prefixes) != 1:
+            has = (
+                "the dumps " + ", ".join(prefixes) if prefixes else "no file *-page.sql or .sql.gz"
+            )
+            raise DataError(f"{folder} has {has}; put the files of one dump there.")
+        self.start: Path = folder / prefixes[0]
         self.report: DumpReport = DumpReport()
 
     def open(self, name: str) -> SqlTable:
@@ -111,10 +107,9 @@ class DumpFiles:
             path = self.start.with_name(f"{self.start.name}-{name}{suffix}")
             if path.is_file():
                 return SqlTable(path, name)
-        hint = ', or load with redirects="drop"' if name == "redirect" else ""
         raise DataError(
             f"There is no file {self.start}-{name}.sql or {self.start.name}-{name}.sql.gz; fetch "
-            f"it from where the others come from{hint}."
+            "it from where the others come from."
         )
 
     def blocks(self, table: SqlTable, *columns: str) -> Iterator[dict[str, pa.Array]]:
@@ -142,7 +137,7 @@ def together(batches: list[pa.RecordBatch]) -> dict[str, pa.Array]:
     return {name: table[name].combine_chunks() for name in table.column_names}
 
 
-CATEGORIES = 14  # the namespace of category pages
+ARTICLES, CATEGORIES = 0, 14  # namespaces
 MISSING, OUTSIDE, UNKNOWN = -1, -2, -3  # in place of the row of a page
 
 Places = NDArray[np.int64]
@@ -173,13 +168,12 @@ class Keys:
 
 @dataclass
 class Pages:
-    """Pages of the namespace.
+    """Pages of the namespace of articles.
 
     `article[i]` is the place of the article that page i leads to: its own, for a redirect that of
     the end of its chain, or MISSING.
     """
 
-    namespace: int
     ids: Keys
     titles: Keys
     is_redirect: NDArray[np.bool_]
@@ -187,7 +181,7 @@ class Pages:
 
     def by_title(self, namespaces: pa.Array, titles: pa.Array) -> Places:
         """Return the pages of these names: a place, MISSING or OUTSIDE."""
-        inside = _numbers(namespaces) == self.namespace
+        inside = _numbers(namespaces) == ARTICLES
         return np.where(inside, self.titles.places(titles), OUTSIDE)
 
     def articles(self, ids: pa.Array) -> Places:
@@ -206,29 +200,26 @@ class Targets:
     categories: pa.Array
 
 
-def read_pages(
-    dump: DumpFiles, table: SqlTable, redirect: SqlTable | None, namespace: int
-) -> Pages:
+def read_pages(dump: DumpFiles, table: SqlTable, redirect: SqlTable) -> Pages:
     columns = ("page_id", "page_title", "page_is_redirect", "page_namespace")
     kept: list[pa.RecordBatch] = []
     namespaces: set[int] = set()
     for block in dump.blocks(table, *columns):
         namespaces.update(pc.unique(block["page_namespace"]).to_pylist())
-        inside = pc.equal(block["page_namespace"], namespace)
+        inside = pc.equal(block["page_namespace"], ARTICLES)
         kept.append(pa.record_batch({c: block[c] for c in columns[:3]}).filter(inside))
-    if namespace not in namespaces:
+    if ARTICLES not in namespaces:
         has = ", ".join(map(str, sorted(namespaces)))
         do = f"it has pages of {has}" if has else "no row of it could be read, so fetch it again"
-        raise dump.refuse(table, f"has no page of namespace {namespace}; {do}.")
+        raise dump.refuse(table, f"has no page of namespace {ARTICLES}; {do}.")
     read = together(kept)
     first = _first(read["page_id"]) & _first(read["page_title"])
     dump.report.repeated_pages = len(first) - int(first.sum())
     read = {name: values.filter(pa.array(first)) for name, values in read.items()}
     is_redirect = _numbers(read["page_is_redirect"]) == 1
     article = np.where(is_redirect, MISSING, np.arange(len(is_redirect)))
-    pages = Pages(namespace, Keys(read["page_id"]), Keys(read["page_title"]), is_redirect, article)
-    if redirect is not None:
-        _follow(dump, redirect, pages)
+    pages = Pages(Keys(read["page_id"]), Keys(read["page_title"]), is_redirect, article)
+    _follow(dump, redirect, pages)
     report = dump.report
     report.redirects = int(is_redirect.sum())
     report.pages = len(article) - report.redirects
@@ -293,108 +284,31 @@ def _numbers(values: pa.Array) -> Places:
     return numbers
 
 
-class DumpLinks:
-    """The links of a dump, as pairs of places of articles: numbers below `size`.
-
-    Pages, redirects and targets are in memory; links are read block by block.
-
-    Args:
-        folder, prefix, namespace, redirects: as of `load_mediawiki`.
-    Attributes:
-        report: grows as files are read.
-    Raises: DataError: a file or a column is missing, or a gzip is cut or damaged.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        prefix: str | None = None,
-        *,
-        namespace: int = 0,
-        redirects: Literal["resolve", "drop"] = "resolve",
-    ) -> None:
-        if redirects not in ("resolve", "drop"):
-            raise DataError(f"redirects is {redirects!r}; it must be 'resolve' or 'drop'.")
-        self._dump = dump = DumpFiles(folder, prefix)
-        self._links, self._members = dump.open("pagelinks"), dump.open("categorylinks")
-        redirect = dump.open("redirect") if redirects == "resolve" else None
-        by_title = "pl_title" in self._links.columns and "cl_to" in self._members.columns
-        linktarget = None if by_title else dump.open("linktarget")
-        self._pages = read_pages(dump, dump.open("page"), redirect, namespace)
-        self._targets = None
-        if linktarget is not None:
-            self._targets = read_targets(dump, linktarget, self._pages)
-
-    @property
-    def report(self) -> DumpReport:
-        return self._dump.report
-
-    @property
-    def path(self) -> Path:
-        """The file of links."""
-        return self._links.path
-
-    @property
-    def size(self) -> int:
-        return len(self._pages.article)
-
-    def codes(self) -> Iterator[Places]:
-        """Yield `source * size + target` of each link between two articles, int64, block by block
-        in the order of the file, perhaps several times."""
-        report, table, size = self.report, self._links, self.size
-        titles = "pl_title" in table.columns
-        columns = ("pl_namespace", "pl_title") if titles else ("pl_target_id",)
-        for block in self._dump.blocks(table, "pl_from", *columns):
-            source = self._pages.articles(block["pl_from"])
-            report.links_not_from_articles += int((source < 0).sum())
-            block = {name: values.filter(pa.array(source >= 0)) for name, values in block.items()}
-            source = source[source >= 0]
-            target = self._targets_of(block)
-            end = at(self._pages.article, target, MISSING)
-            report.links_to_other_namespaces += int((target == OUTSIDE).sum())
-            report.links_to_missing_pages += int((target == MISSING).sum())
-            report.links_to_unknown_targets += int((target == UNKNOWN).sum())
-            report.links_to_dead_redirects += int(((target >= 0) & (end < 0)).sum())
-            report.self_links += int((source == end).sum())
-            good = (end >= 0) & (source != end)
-            yield source[good] * size + end[good]
-
-    def count(self, links: int, distinct: int) -> None:
-        """Note in the report how many links `codes` gave, and how many of them are distinct.
-
-        Raises: DataError: there is none.
-        """
-        if not links:
-            raise self._dump.refuse(
-                self._links,
-                f"links no two pages of namespace {self._pages.namespace}; give page and pagelinks "
-                "of one wiki and date, and a namespace that has links.",
-            )
-        self.report.links, self.report.repeated_links = distinct, links - distinct
-
-    def ids(self, places: Places) -> pa.Array:
-        """Return the page ids of articles, int64."""
-        return self._pages.ids.keys.take(places)
-
-    def features(self, linked: Places, min_pages: int = 1) -> pa.Table:
-        """Return the features of articles, see `page_features`.
-
-        Args:
-            linked: places of the articles that have a link, ascending.
-        """
-        self.report.pages_without_links = self.report.pages - len(linked)
-        entity, categories = _read_categories(
-            self._dump, self._members, self._pages, self._targets, linked
-        )
-        titles = self._pages.titles.keys.take(linked)
-        return page_features(self.ids(linked), titles, entity, categories, min_pages)
-
-    def _targets_of(self, block: dict[str, pa.Array]) -> Places:
-        """Return the pages that links lead to: places, MISSING, OUTSIDE or UNKNOWN."""
-        if "pl_title" in block or self._targets is None:
-            return self._pages.by_title(block["pl_namespace"], block["pl_title"])
-        place = self._targets.ids.places(block["pl_target_id"])
-        return at(self._targets.pages, place, UNKNOWN)
+def _links(
+    dump: DumpFiles, table: SqlTable, pages: Pages, targets: Targets | None
+) -> Iterator[Places]:
+    """Yield `source * N + target` of each link between two of N pages, int64, block by block in
+    the order of the file, perhaps several times."""
+    report = dump.report
+    titles = "pl_title" in table.columns
+    columns = ("pl_namespace", "pl_title") if titles else ("pl_target_id",)
+    for block in dump.blocks(table, "pl_from", *columns):
+        source = pages.articles(block["pl_from"])
+        report.links_not_from_articles += int((source < 0).sum())
+        block = {name: values.filter(pa.array(source >= 0)) for name, values in block.items()}
+        source = source[source >= 0]
+        if titles or targets is None:
+            target = pages.by_title(block["pl_namespace"], block["pl_title"])
+        else:
+            target = at(targets.pages, targets.ids.places(block["pl_target_id"]), UNKNOWN)
+        end = at(pages.article, target, MISSING)
+        report.links_to_other_namespaces += int((target == OUTSIDE).sum())
+        report.links_to_missing_pages += int((target == MISSING).sum())
+        report.links_to_unknown_targets += int((target == UNKNOWN).sum())
+        report.links_to_dead_redirects += int(((target >= 0) & (end < 0)).sum())
+        report.self_links += int((source == end).sum())
+        good = (end >= 0) & (source != end)
+        yield source[good] * len(pages.article) + end[good]
 
 
 def _read_categories(
@@ -425,14 +339,7 @@ def _read_categories(
     return np.concatenate(entities), together
 
 
-def load_mediawiki(
-    folder: Path,
-    prefix: str | None = None,
-    *,
-    namespace: int = 0,
-    redirects: Literal["resolve", "drop"] = "resolve",
-    min_pages: int = 1,
-) -> tuple[Corpus, DumpReport]:
+def load_mediawiki(folder: Path) -> tuple[Corpus, DumpReport]:
     """Return the corpus of [G1] section 4.1, articles that link to articles, and a report.
 
     Articles are queries and candidates under one vocabulary of their page ids (int64). A redirect
@@ -443,25 +350,37 @@ def load_mediawiki(
     blanks). An article without a link, to it or from it, is left out.
 
     Args:
-        folder: with `<prefix>-page.sql`, `-pagelinks.sql`, `-categorylinks.sql`, where redirects
-            are resolved `-redirect.sql`, and where links are by target id `-linktarget.sql`; each
-            perhaps `.gz`, in today's schema or an older one.
-        prefix: such as "simplewiki-20260901"; may be left out where the folder has one dump.
-        namespace: of the pages; 0 holds the articles.
-        redirects: "resolve", or "drop" the links to them.
-        min_pages: leave out n-grams and categories of fewer pages than this.
+        folder: with the files `<prefix>-page.sql`, `-pagelinks.sql`, `-categorylinks.sql`,
+            `-redirect.sql` and, where links are by target id, `-linktarget.sql` of one dump, such
+            as https://dumps.wikimedia.org/simplewiki/; each perhaps `.gz`, in today's schema or an
+            older one.
     Returns: the corpus, with interactions in order of the page dump, and the report of rows left
         out: malformed rows do not stop the loading, so read `report.warnings()`.
     Raises: DataError: a file or a column is missing, a gzip is cut or damaged, or no page or no
         link is left.
     """
-    dump = DumpLinks(folder, prefix, namespace=namespace, redirects=redirects)
-    codes = np.concatenate([np.empty(0, np.int64), *dump.codes()])
-    pairs = distinct(codes)
-    dump.count(len(codes), len(pairs))
-    source, target = pairs // dump.size, pairs % dump.size
+    dump = DumpFiles(folder)
+    links, members, redirect = (dump.open(n) for n in ("pagelinks", "categorylinks", "redirect"))
+    by_title = "pl_title" in links.columns and "cl_to" in members.columns
+    linktarget = None if by_title else dump.open("linktarget")
+    pages = read_pages(dump, dump.open("page"), redirect)
+    targets = None if linktarget is None else read_targets(dump, linktarget, pages)
+    codes = np.concatenate([np.empty(0, np.int64), *_links(dump, links, pages, targets)])
+    pairs, report = distinct(codes), dump.report
+    if not len(pairs):
+        raise dump.refuse(
+            links,
+            f"links no two pages of namespace {ARTICLES}; give page and pagelinks of one wiki and "
+            "date.",
+        )
+    report.links, report.repeated_links = len(pairs), len(codes) - len(pairs)
+    source, target = np.divmod(pairs, len(pages.article))
     del codes, pairs  # links are most of what a dump takes in memory
-    features = dump.features(np.unique(np.concatenate([source, target])), min_pages)
-    table = pa.table({"query": dump.ids(source), "candidate": dump.ids(target)})
-    corpus = Corpus.from_tables(table, features, features, shared_ids=True, source=str(dump.path))
-    return corpus, dump.report
+    linked = np.unique(np.concatenate([source, target]))
+    report.pages_without_links = report.pages - len(linked)
+    entity, categories = _read_categories(dump, members, pages, targets, linked)
+    ids, titles = pages.ids.keys, pages.titles.keys.take(linked)
+    features = page_features(ids.take(linked), titles, entity, categories)
+    table = pa.table({"query": ids.take(source), "candidate": ids.take(target)})
+    corpus = Corpus.from_tables(table, features, features, shared_ids=True, source=str(links.path))
+    return corpus, report

@@ -171,7 +171,6 @@ MARKUP = re.compile(r"<[a-zA-Z/!]")
 
 def load_amazon(
     path: Path,
-    metadata: Path | None = None,
     *,
     minimum_products: int = 1,
     described_only: bool = False,
@@ -184,7 +183,6 @@ def load_amazon(
         path: a file of reviews, one object a line, in the layout of 2014 or of 2018, gzipped or
             not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
             folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
-        metadata: a file of products in either layout; None reads the one in the folder, if any.
         minimum_products: leave out brands and categories that fewer of the reviewed products have;
             [BC]'s code has 5.
         described_only: leave out reviews of products that the metadata lacks, if there is any, as
@@ -200,13 +198,13 @@ def load_amazon(
     if source.is_file():
         table = read_csv(source, str(source), delimiter="\t", types=EVENT)
         table = table.rename_columns(["query", "candidate", "time"])
-        if metadata is None:
-            features = _features_in_columns(path)
+        features = _features_in_columns(path)
     else:
-        source, metadata = find_reviews(path, metadata)
-        table = pa.concat_tables([REVIEW.empty_table().rename_columns(ROLES), *reviews_of(source)])
-    if metadata is not None:
-        features = features_of(metadata, pc.unique(table["candidate"]))
+        source, metadata = _files(path)
+        tables = [REVIEW.empty_table(), *read_objects(source, REVIEW, _review)]
+        table = pa.concat_tables(tables).rename_columns(ROLES)
+        if metadata is not None:
+            features = _features(metadata, pc.unique(table["candidate"]))
     if features is not None and described_only:
         table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
     if features is not None and minimum_products > 1:
@@ -214,40 +212,26 @@ def load_amazon(
     return Corpus.from_tables(table, candidate_features=features, source=str(source))
 
 
-def find_reviews(path: Path, metadata: Path | None = None) -> tuple[Path, Path | None]:
-    """Return the file of reviews, and `metadata` or the file of metadata beside it in a folder.
+def _files(path: Path) -> tuple[Path, Path | None]:
+    """Return the file of reviews, and in a folder its file of metadata, if there is one.
 
-    Args:
-        path, metadata: see `load_amazon`, but not the folder in columns.
     Raises: DataError: the folder has not one file of reviews, or several of metadata.
     """
     if not path.is_dir():
-        return path, metadata
+        return path, None
     files = sorted(f for f in path.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
     reviews = [f for f in files if not f.name.startswith("meta")]
     products = [f for f in files if f.name.startswith("meta")]
-    if len(reviews) != 1:
-        names = ", ".join(f.name for f in reviews) or "none"
+    if len(reviews) != 1 or len(products) > 1:
+        names = ", ".join(f.name for f in files) or "none"
         raise DataError(
-            f"{path} must hold one file of reviews ({', '.join(SUFFIXES)}), and holds {names}; "
-            "give the file itself."
+            f"{path} must hold one file of reviews ({', '.join(SUFFIXES)}) and at most one of "
+            f"metadata (meta…), and holds {names}; give the file of reviews itself."
         )
-    if metadata is None and len(products) > 1:
-        names = ", ".join(f.name for f in products)
-        raise DataError(f"{path} may hold one file of metadata, and holds {names}; say which.")
-    return reviews[0], metadata or next(iter(products), None)
+    return reviews[0], next(iter(products), None)
 
 
-def reviews_of(source: Path) -> Iterator[pa.Table]:
-    """Yield the reviews of a file block by block: query, candidate, value and time.
-
-    Raises: DataError: the file is damaged; the error names the row.
-    """
-    for table in read_objects(source, REVIEW, _review):
-        yield table.rename_columns(ROLES)
-
-
-def features_of(metadata: Path, ids: pa.Array) -> pa.Table:
+def _features(metadata: Path, ids: pa.Array) -> pa.Table:
     """Return the products of a file that are among `ids`, and log how many rows repeat one.
 
     Each line is strict JSON or, as in 2014, a Python dictionary; `category` (2018) is a list,

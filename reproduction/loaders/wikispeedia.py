@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from evergram.data.corpus import Corpus
 from evergram.data.reading.text_files import DAMAGED, GzipReader, read_csv
 from evergram.data.vocabulary import Vocabulary
-from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError
+from reproduction.loaders.page_features import page_features
 
 
 def load_wikispeedia(folder: Path) -> Corpus:

@@ -1,0 +1,61 @@
+"""Loaders that only the papers' experiments need: Amazon reviews, MediaWiki's dumps, Wikispeedia.
+
+Each is an extension as docs/extend/loader.md describes; importing `reproduction` adds their kinds
+to those that a recipe may name. Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from evergram.data.loaders import LOADERS, PathData
+from evergram.kinds import Positive
+
+if TYPE_CHECKING:
+    from evergram.data.corpus import Corpus
+
+
+class AmazonData(PathData):
+    """Amazon reviews, with their metadata in the same folder; see `amazon.load_amazon`."""
+
+    kind: Literal["amazon"] = "amazon"
+    minimum_products: Positive = 1
+    described_only: bool = False
+
+    def load(self, seed: int) -> Corpus:
+        from reproduction.loaders.amazon import load_amazon
+
+        return load_amazon(
+            self.source,
+            minimum_products=self.minimum_products,
+            described_only=self.described_only,
+        )
+
+
+class MediaWikiData(PathData):
+    """The folder of one dump; see `mediawiki.load_mediawiki`."""
+
+    kind: Literal["mediawiki"] = "mediawiki"
+
+    def load(self, seed: int) -> Corpus:
+        from reproduction.loaders.mediawiki import load_mediawiki
+
+        corpus, report = load_mediawiki(self.source)
+        for sentence in report.warnings():
+            logging.getLogger(__name__).warning(sentence)
+        return corpus
+
+
+class WikispeediaData(PathData):
+    """The folder of Wikispeedia; see `wikispeedia.load_wikispeedia`."""
+
+    kind: Literal["wikispeedia"] = "wikispeedia"
+
+    def load(self, seed: int) -> Corpus:
+        from reproduction.loaders.wikispeedia import load_wikispeedia
+
+        return load_wikispeedia(self.source)
+
+
+LOADERS |= {"amazon": AmazonData, "mediawiki": MediaWikiData, "wikispeedia": WikispeediaData}
