@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from benchmarks import gowalla
 from benchmarks.serving import planted, stores
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.lance.lance_index import FORMS
-from evergram.stores.lance.lance_store import LanceStore
+from evergram.stores.lance.lance_store import FORMS, LanceStore
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Floats, Rows, Space
 from evergram.stores.snapshot.snapshot_store import SnapshotStore

@@ -23,8 +23,7 @@ from evergram.migration.half_migrated import HalfMigratedSearch, ScoreCalibratio
 from evergram.migration.reranked_search import EncodingLimitError, reranked_search
 from evergram.releasing.files.align import align
 from evergram.retrieval.reader import Metric, Reader
-from evergram.stores.adopted_scores import best_by
-from evergram.stores.rows import Floats, Hits, Rows
+from evergram.stores.rows import Floats, Hits, Rows, best_by
 
 
 def drawn(seed: int, *shape: int) -> Floats:

@@ -40,7 +40,7 @@ from evergram.retrieval.sidecars.version_sidecar import (
     same_marks,
 )
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.retrieval.view_search import search_view
+from evergram.retrieval.version_search import search_view
 from evergram.stores.rows import Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 

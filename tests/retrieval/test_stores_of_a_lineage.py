@@ -30,10 +30,9 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import StepError
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.backfilling.backfill_order import UNREADABLE as WORST
-from evergram.retrieval.backfilling.backfill_order import backfill_order, predicted_errors
-from evergram.retrieval.backfilling.backfill_progress import UNREADABLE, backfill_progress
+from evergram.retrieval.backfilling.backfill import UNREADABLE as WORST
+from evergram.retrieval.backfilling.backfill import Backfill, backfill_order, predicted_errors
+from evergram.retrieval.backfilling.backfill_files import UNREADABLE, backfill_progress
 from evergram.retrieval.fill import (
     canary_stores,
     fill,

@@ -39,7 +39,7 @@ from evergram.lineage.canary_check import diagnose_lineage
 from evergram.lineage.consumers import Baseline, Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
-from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
+from evergram.retrieval.backfilling.backfill_files import UNREADABLE
 from evergram.retrieval.fill import fill
 from evergram.serving.dashboard.data import dashboard_data, health, published_facts
 from evergram.serving.dashboard.schemas import (

@@ -146,7 +146,7 @@ def test_a_full_disk_undoes_the_whole_write(store: Any) -> None:
 def test_another_writer_is_waited_for_and_then_an_error(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergram.stores.sqlite.sqlite_file.WAIT", 0.05)
+    monkeypatch.setattr("evergram.stores.sqlite.sqlite_store.WAIT", 0.05)
     late = pytest.raises(StoreError, match="Another process has been writing")
     address = store.address
     with open_store(address, create="int64") as other, store._file.writing(), late:

@@ -24,9 +24,17 @@ from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.adopted_scores import best_by, scores_by
 from evergram.stores.index_codes import FLOAT32, IndexCodes, tell_apart
-from evergram.stores.rows import Floats, Hits, Rows, Space, merge_hits, row_checks
+from evergram.stores.rows import (
+    Floats,
+    Hits,
+    Rows,
+    Space,
+    best_by,
+    merge_hits,
+    row_checks,
+    scores_by,
+)
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Store
 
@@ -352,7 +360,7 @@ def test_other_codes_replace_the_index_and_those_that_find_too_few_do_not(
     ("kind", "codes", "module"),
     [
         ("snapshot", IndexCodes("binary", 8), "snapshot.faiss_index"),
-        ("lance", IndexCodes("int8", 1), "lance.lance_index"),
+        ("lance", IndexCodes("int8", 1), "lance.lance_store"),
     ],
 )
 def test_a_query_that_codes_do_not_answer_is_compared_with_all_rows(

@@ -23,7 +23,7 @@ from tests.support.planted import planted, recall
 
 from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
-from evergram.stores.snapshot import brute_force, segment, snapshot_folder, snapshot_store
+from evergram.stores.snapshot import generation, segment, snapshot_folder, snapshot_store
 from evergram.stores.snapshot.snapshot_folder import write_record
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import ID_TYPES, Floats, Hits, Rows, Space
@@ -69,8 +69,8 @@ def test_ids_in_any_order_and_again_are_read_as_by_the_oracle(
         monkeypatch.setattr(segment, "text_key", lambda text: len(text) % 2)
         count = 200
     # Rows are compared and merged a few at a time.
-    monkeypatch.setattr(brute_force, "LEAST_ROWS", 1)
-    monkeypatch.setattr(brute_force, "MOST_ROWS", 32)
+    monkeypatch.setattr(generation, "LEAST_ROWS", 1)
+    monkeypatch.setattr(generation, "MOST_ROWS", 32)
     monkeypatch.setattr(snapshot_store, "BLOCK", 100)
     order = np.random.default_rng(0).permutation(count) * (10**15 if ids == "sparse" else 1)
     parts = [order[: count // 2], order[count // 3 :], order[:9]]

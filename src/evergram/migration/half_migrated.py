@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, ShapeError
 from evergram.retrieval.metric_search import Metric
-from evergram.stores.adopted_scores import scores_by
-from evergram.stores.rows import Floats, Hits, check_k
+from evergram.stores.rows import Floats, Hits, check_k, scores_by
 
 # Finds the best k rows of each query [Q, D].
 Search = Callable[[Floats, int], list[Hits]]

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
-from evergram.stores.adopted_scores import scores_by
-from evergram.stores.rows import places_among
+from evergram.stores.rows import places_among, scores_by
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
 Metric = Literal["ip", "l2", "cosine"]

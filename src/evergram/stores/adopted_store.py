@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.adopted_scores import best_by
 from evergram.stores.filters import Filter
-from evergram.stores.rows import Checks, Floats, Hits, Rows, Space
+from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, best_by
 from evergram.stores.store import ReadableStore, StoreView, was_closed
 
 T = TypeVar("T")

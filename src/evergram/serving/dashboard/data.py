@@ -24,7 +24,7 @@ from evergram.lineage.canary_check import (
 from evergram.lineage.consumers import Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import contradictions, sample_sentence, standard_errors
-from evergram.retrieval.backfilling.backfill_progress import UNREADABLE
+from evergram.retrieval.backfilling.backfill_files import UNREADABLE
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,
     DashboardData,

@@ -10,7 +10,7 @@ from time import monotonic
 import numpy as np
 
 from evergram.errors import EvergramError
-from evergram.retrieval.backfilling.backfill_progress import backfill_progress
+from evergram.retrieval.backfilling.backfill_files import backfill_progress
 from evergram.retrieval.reader import Reader
 from evergram.serving.dashboard.schemas import (
     BackfillFacts,

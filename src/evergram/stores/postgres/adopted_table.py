@@ -45,11 +45,14 @@ from evergram.stores.postgres.connection import (
     Connection,
     ConnectionPool,
     OneConnection,
+    Raw,
+    integers,
+    layout,
     prepare,
     read_url,
     show_address,
+    vector,
 )
-from evergram.stores.postgres.fast_path import Raw, integers, layout, vector
 from evergram.stores.rows import Floats, Hits, Rows
 
 # After the import above, which says so where psycopg is missing.

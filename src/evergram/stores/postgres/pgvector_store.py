@@ -23,11 +23,15 @@ from evergram.stores.postgres.connection import (
     Connection,
     ConnectionPool,
     OneConnection,
+    Raw,
+    integers,
+    layout,
     prepare,
     read_address,
     show_address,
+    vector,
+    vectors,
 )
-from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
 from evergram.stores.store import Store, StoreView, no_store, other_id_type, too_few
 

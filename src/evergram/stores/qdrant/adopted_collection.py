@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.adopted_scores import best_by
 from evergram.stores.adopted_store import (
     AdoptedNames,
     AdoptedStore,
@@ -33,7 +32,7 @@ from evergram.stores.adopted_store import (
 )
 from evergram.stores.filters import Condition, Filter, check_allowed, read_conditions, type_of
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, blocks_of, is_url
-from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, merge_hits
+from evergram.stores.rows import ID_TYPES, Floats, Hits, Rows, best_by, merge_hits
 
 T = TypeVar("T")
 

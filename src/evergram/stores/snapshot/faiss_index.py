@@ -18,8 +18,7 @@ from evergram.atomic_files import replacing_path
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import IndexCodes, looked_at, tell_apart, too_few_found
 from evergram.stores.rows import Floats
-from evergram.stores.snapshot.brute_force import Best, products, search_all
-from evergram.stores.snapshot.generation import Part
+from evergram.stores.snapshot.generation import Best, Part, products, search_all
 from evergram.stores.snapshot.segment import IndexRecord, Places, index_name
 
 RECALL, NEAREST, SAMPLE = 0.95, 10, 200

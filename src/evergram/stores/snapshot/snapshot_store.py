@@ -18,9 +18,15 @@ import pyarrow as pa
 from evergram.errors import DataError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, row_checks
-from evergram.stores.snapshot.brute_force import Best, products, search_all, search_rows
 from evergram.stores.snapshot.faiss_index import INDEXED_FROM, build
-from evergram.stores.snapshot.generation import Generation, Part
+from evergram.stores.snapshot.generation import (
+    Best,
+    Generation,
+    Part,
+    products,
+    search_all,
+    search_rows,
+)
 from evergram.stores.snapshot.segment import SegmentRecord, Wanted
 from evergram.stores.snapshot.snapshot_folder import NAME, SnapshotFolder
 from evergram.stores.store import Store, StoreView, other_id_type, too_few
