@@ -29,8 +29,8 @@ except ImportError as error:
         "A store in PostgreSQL needs psycopg: pip install 'evergram[pgvector]'."
     ) from error
 
-# psycopg converts a parameter and a cell at a time, and knows no vectors: PostgreSQL's binary formats
-# are made here by NumPy for all rows at once. What that gains is in docs/stores.md.
+# psycopg converts a parameter and a cell at a time, and knows no vectors: NumPy makes PostgreSQL's
+# binary formats of all rows at once. What that gains is in docs/stores.md.
 
 BIGINT = 20  # the oid of bigint, the same in every PostgreSQL
 
