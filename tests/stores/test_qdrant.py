@@ -197,19 +197,19 @@ def test_codes_are_taken_back_where_they_find_too_few_or_whole_vectors_are_asked
         assert updates(server) == []  # a server has whole vectors by itself
         store.build_index(INT8)
         store.build_index(BINARY)
-        assert store._meta().oversample == {0: 6}
+        assert store._record().oversample == {0: 6}
         updates(server)
         assert store.build_index(FLOAT32) == [0, 1]
         asked = {"vectors": {"": {"on_disk": False}}, "quantization_config": "Disabled"}
         assert updates(server) == [asked]
-        assert store._meta().oversample == {}
+        assert store._record().oversample == {}
         store.search({0: queries[:1]}, 3)
         # Codes that somebody else had the server make would not be scores.
         assert [one["quantization"] for one in parameters_of(server)] == [{"ignore": True}]
         server.misled = True
         with pytest.raises(DataError, match=r"binary with oversample 6 finds 0%.* version 0"):
             store.build_index(BINARY)
-        assert store._meta().oversample == {}
+        assert store._record().oversample == {}
         assert server.quantized == {"emb-v0": "Disabled"}
         server.misled = server.takes = False
         with pytest.raises(StoreError, match=r"asked for an index of int8 and has one of float32"):

@@ -74,6 +74,23 @@ class TablePerVersionStore(Store):
     loses none; searches and `scan` leave out the row of the earlier version, which the next write
     of the id removes, or `remove_superseded`."""
 
+    _id_type: pa.DataType
+
+    @abstractmethod
+    def _record(self) -> StoreRecord:
+        """Return the record as it is now, or, of a view of one moment, as it was then."""
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    @property
+    def side(self) -> str | None:
+        return self._record().side
+
+    def spaces(self) -> dict[int, Space]:
+        return self._record().spaces
+
     @abstractmethod
     def _writing(self) -> AbstractContextManager[object]:
         """Hold the write lock. Without it two writers that move an id to different spaces could

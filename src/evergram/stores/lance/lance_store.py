@@ -114,17 +114,6 @@ class LanceStore(TablePerVersionStore):
     def place(self) -> str:
         return f"lance:{self._folder.resolve()}#{self._name}"
 
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
-
-    @property
-    def side(self) -> str | None:
-        return self._record().side
-
-    def spaces(self) -> dict[int, Space]:
-        return self._record().spaces
-
     def count(self) -> dict[int, int]:
         with errors_as_store_errors(self.address):
             counts = {version: self._table(version).count_rows() for version in self.spaces()}

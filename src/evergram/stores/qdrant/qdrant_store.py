@@ -52,8 +52,6 @@ LOOKED_AT = 128
 # So many stored rows are the queries by which codes are measured; codes must find this share of the
 # ten that the graph finds of whole vectors.
 SAMPLE, NEAREST, RECALL = 100, 10, 0.95
-# A method of the client by its name, with its arguments.
-Ask = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -108,17 +106,6 @@ class QdrantStore(TablePerVersionStore):
         where = self._place if self._remote else Path(self._place).resolve()
         return f"qdrant:{where}#{self._name}"
 
-    @property
-    def id_type(self) -> pa.DataType:
-        return self._id_type
-
-    @property
-    def side(self) -> str | None:
-        return self._meta().side
-
-    def spaces(self) -> dict[int, Space]:
-        return self._meta().spaces
-
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         for look in range(LOOKS):
             # The local mode does one thing at a time anyway; a server's writers are made to wait
@@ -126,11 +113,11 @@ class QdrantStore(TablePerVersionStore):
             locked = not self._remote or look > LOOKS // 2
             with self._writing() if locked else nullcontext():
                 view = copy(self)
-                view._moment = before = self._meta()
+                view._moment = before = self._record()
                 result = work(view)
                 # A row leaves a space only after it is in the other one and the token has changed;
                 # so where the token is the same, no row was in neither.
-                if self._meta().moved == before.moved:
+                if self._record().moved == before.moved:
                     return result
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
@@ -150,18 +137,98 @@ class QdrantStore(TablePerVersionStore):
         """Wait until a server has indexed, by itself, whole vectors or codes of them; the local
         mode has no index, and a version without rows none of codes. Raises: DataError: there are
         no such codes, or they find too few."""
-        check_codes(codes, remote=self._remote, shown=self.address)
+        if self._remote:
+            codes.check(KINDS, self.address)
+        elif not codes.whole:
+            raise DataError(
+                f"{self.address} cannot build an index of {codes.kind}: it is a folder of Qdrant's "
+                "local mode, which keeps whole vectors in memory and compares all of them. Run a "
+                "Qdrant server and give its URL, or take another store."
+            )
         # Without rows nothing tells whether codes find the best.
         spaces = list(self.spaces() if codes.whole else self.count()) if self._remote else []
         for version in spaces:
             # Searches by what is recorded are right whether or not the server has done it.
             self._record_codes(version, codes)
-            try:
-                index_collection(self._ask, self._at(version), version, codes, self.address)
-            except DataError:
+            self._quantize(version, codes)
+            self._wait_until_indexed(version)
+            share = 1.0 if codes.whole else self._share_found(version, codes.oversample)
+            if share < RECALL:
+                self._quantize(version, FLOAT32)
                 self._record_codes(version, FLOAT32)
-                raise
+                raise too_few_found(codes, share, RECALL, version)
         return spaces
+
+    def _wait_until_indexed(self, version: int) -> None:
+        """Raises: StoreError: the server takes too long, or fails."""
+        until = time.monotonic() + INDEXING
+        while (status := self._collection(version).status.value) == UNFINISHED:
+            if time.monotonic() > until:
+                raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
+            time.sleep(0.5)
+        if status == FAILED:
+            raise StoreError(
+                f"The server of {self.address} could not index: see its log, and try again."
+            )
+
+    def _quantize(self, version: int, codes: IndexCodes) -> None:
+        """Have a collection quantized as the codes say, with whole vectors on the disk; for whole
+        vectors take both back. Raises: StoreError: the server has no such codes."""
+        from qdrant_client import models
+
+        if codes.whole and self._quantized(version) is None:
+            return
+        # `always_ram` is what servers of every age know.
+        scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+        config = {
+            FLOAT32.kind: models.Disabled.DISABLED,
+            "int8": models.ScalarQuantization(scalar=scalar),
+            "binary": models.BinaryQuantization(
+                binary=models.BinaryQuantizationConfig(always_ram=True)
+            ),
+        }[codes.kind]
+        vectors = {"": models.VectorParamsDiff(on_disk=not codes.whole)}
+        asked = {"quantization_config": config, "vectors_config": vectors}
+        self._ask("update_collection", self._at(version), **asked)
+        held = self._quantized(version)
+        if held != (None if codes.whole else codes.kind):
+            raise StoreError(
+                f"The server of {self.address} was asked for an index of {codes.kind} and has one "
+                f"of {held or FLOAT32.kind}; see that it is a recent Qdrant, and try again."
+            )
+
+    def _quantized(self, version: int) -> str | None:
+        """Return the kind of codes that a collection has; None for whole vectors."""
+        config = self._collection(version).config.quantization_config
+        if config is None:
+            return None
+        kinds = {"scalar": "int8", "binary": "binary"}
+        return next((kinds[name] for name in kinds if hasattr(config, name)), type(config).__name__)
+
+    def _share_found(self, version: int, oversample: int) -> float:
+        """Return which share of the best that the graph finds among whole vectors it finds by
+        codes, with stored rows as queries."""
+        from qdrant_client import models
+
+        at, matched, wanted = self._at(version), 0, 0
+        # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
+        points, _ = self._ask("scroll", at, limit=SAMPLE, with_payload=False, with_vectors=True)
+        for point in points:
+            requests = [
+                models.QueryRequest(
+                    query=point.vector, limit=NEAREST, params=search_params(NEAREST, chosen)
+                )
+                for chosen in (None, oversample)
+            ]
+            answers = self._ask("query_batch_points", at, requests)
+            whole, codes = ([hit.score for hit in answer.points] for answer in answers)
+            wanted += len(whole)
+            # Rows with the same vector are as good as one another.
+            matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
+        return matched / wanted if wanted else 0.0  # nothing measured is nothing found
+
+    def _collection(self, version: int) -> Any:
+        return self._ask("get_collection", self._at(version))
 
     def close(self) -> None:
         self._connection.close()
@@ -182,12 +249,12 @@ class QdrantStore(TablePerVersionStore):
                 self._ask("upsert", self._name, [point], wait=True)
         if not self._ask("collection_exists", self._name):
             raise no_store(self.address)
-        kind = self._meta().id_type
+        kind = self._record().id_type
         if create is not None and kind != create:
             raise other_id_type(self.address, kind, create)
         return ID_TYPES[kind]
 
-    def _meta(self) -> QdrantRecord:
+    def _record(self) -> QdrantRecord:
         if self._moment is not None:
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
@@ -211,7 +278,7 @@ class QdrantStore(TablePerVersionStore):
 
     def _record_codes(self, version: int, codes: IndexCodes) -> None:
         with self._writing():
-            before = self._meta().oversample
+            before = self._record().oversample
             after = {**before, version: codes.oversample}
             if codes.whole:
                 del after[version]
@@ -322,7 +389,7 @@ class QdrantStore(TablePerVersionStore):
         # The local mode compares all in any case, and warns of parameters.
         params = None
         if self._remote:
-            params = search_params(k, self._meta().oversample.get(version), exact=exact)
+            params = search_params(k, self._record().oversample.get(version), exact=exact)
         requests = [
             models.QueryRequest(
                 query=query, limit=k, filter=among, params=params, with_payload=["id"]
@@ -355,49 +422,6 @@ def points_of(keys: Sequence[int | str]) -> list[Any]:
     return [str(uuid5(NAMESPACE, str(key))) for key in keys]
 
 
-def check_codes(codes: IndexCodes, *, remote: bool, shown: str) -> None:
-    """Refuse codes that Qdrant does not have.
-
-    Args:
-        remote: whether it is a server.
-        shown: how errors name the store.
-    Raises: DataError: there are no such codes; it is a folder of the local mode.
-    """
-    if remote:
-        codes.check(KINDS, shown)
-    elif not codes.whole:
-        raise DataError(
-            f"{shown} cannot build an index of {codes.kind}: it is a folder of Qdrant's local "
-            "mode, which keeps whole vectors in memory and compares all of them. Run a Qdrant "
-            "server and give its URL, or take another store."
-        )
-
-
-def index_collection(
-    ask: Ask, collection: str, version: int, codes: IndexCodes, shown: str
-) -> None:
-    """Have a server index a collection, and wait until it has.
-
-    Args:
-        ask: calls a method of the client.
-        version: of the rows.
-    Raises: DataError: the codes find too few of the best; whole vectors are then indexed.
-        StoreError: the server has no such codes, takes too long, or fails.
-    """
-    _quantize(ask, collection, codes, shown)
-    until = time.monotonic() + INDEXING
-    while (status := ask("get_collection", collection).status.value) == UNFINISHED:
-        if time.monotonic() > until:
-            raise StoreError(f"{shown} is still indexing after {INDEXING:.0f} s.")
-        time.sleep(0.5)
-    if status == FAILED:
-        raise StoreError(f"The server of {shown} could not index: see its log, and try again.")
-    share = 1.0 if codes.whole else _share_found(ask, collection, codes.oversample)
-    if share < RECALL:
-        _quantize(ask, collection, FLOAT32, shown)
-        raise too_few_found(codes, share, RECALL, version)
-
-
 def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any:
     """Return how a server is to search for the k best.
 
@@ -415,61 +439,3 @@ def search_params(k: int, oversample: int | None, *, exact: bool = False) -> Any
             ignore=False, rescore=True, oversampling=float(oversample)
         )
     return models.SearchParams(hnsw_ef=max(LOOKED_AT, k), exact=exact, quantization=codes)
-
-
-def _quantize(ask: Ask, collection: str, codes: IndexCodes, shown: str) -> None:
-    """Have a collection quantized as the codes say, with whole vectors on the disk; for whole
-    vectors take both back."""
-    from qdrant_client import models
-
-    if codes.whole and _quantized(ask, collection) is None:
-        return
-    # `always_ram` is what servers of every age know.
-    scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-    config = {
-        FLOAT32.kind: models.Disabled.DISABLED,
-        "int8": models.ScalarQuantization(scalar=scalar),
-        "binary": models.BinaryQuantization(
-            binary=models.BinaryQuantizationConfig(always_ram=True)
-        ),
-    }[codes.kind]
-    vectors = {"": models.VectorParamsDiff(on_disk=not codes.whole)}
-    ask("update_collection", collection, quantization_config=config, vectors_config=vectors)
-    held = _quantized(ask, collection)
-    if held != (None if codes.whole else codes.kind):
-        raise StoreError(
-            f"The server of {shown} was asked for an index of {codes.kind} and has one of "
-            f"{held or FLOAT32.kind}; see that it is a recent Qdrant, and try again."
-        )
-
-
-def _share_found(ask: Ask, collection: str, oversample: int) -> float:
-    """Return which share of the best that the graph finds among whole vectors it finds by codes,
-    with stored rows as queries."""
-    from qdrant_client import models
-
-    # Ids of points are hashes of the rows' ids, so the first of them are drawn by chance.
-    points, _ = ask("scroll", collection, limit=SAMPLE, with_payload=False, with_vectors=True)
-    matched, wanted = 0, 0
-    for point in points:
-        requests = [
-            models.QueryRequest(
-                query=point.vector, limit=NEAREST, params=search_params(NEAREST, chosen)
-            )
-            for chosen in (None, oversample)
-        ]
-        answers = ask("query_batch_points", collection, requests)
-        whole, codes = ([hit.score for hit in answer.points] for answer in answers)
-        wanted += len(whole)
-        # Rows with the same vector are as good as one another.
-        matched += sum(score >= min(whole, default=score) for score in codes[: len(whole)])
-    return matched / wanted if wanted else 0.0  # nothing measured is nothing found
-
-
-def _quantized(ask: Ask, collection: str) -> str | None:
-    """Return the kind of codes that a collection has; None for whole vectors."""
-    config = ask("get_collection", collection).config.quantization_config
-    if config is None:
-        return None
-    kinds = {"scalar": "int8", "binary": "binary"}
-    return next((kinds[name] for name in kinds if hasattr(config, name)), type(config).__name__)
