@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, ShapeError, StoreError
+from evergram.errors import DataError, EvergramError, IntegrityError, ShapeError, StoreError
 from evergram.ids import is_text
 from evergram.reopening import Reopened
 from evergram.stores.filters import Filter
@@ -29,6 +30,7 @@ from evergram.stores.rows import (
     merge_hits,
     row_checks,
 )
+from evergram.system_errors import reason_and_remedy
 
 __all__ = [
     "ID_TYPES",
@@ -438,6 +440,26 @@ def no_store(shown: str) -> DataError:
 
 def other_id_type(shown: str, held: object, wanted: str) -> DataError:
     return DataError(f"{shown} has ids of type {held}, not {wanted}; use another store.")
+
+
+@contextmanager
+def errors_as_store_errors(
+    shown: str,
+    todo: str = "see that it may be read and written, with its folder, and restore it from a copy "
+    "or fill another",
+) -> Iterator[None]:
+    """Raise every error of a client as a StoreError that ends with what to do."""
+    try:
+        yield
+    except (EvergramError, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A damaged file makes LanceDB panic, which is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        rest = reason_and_remedy(error) if isinstance(error, OSError) else f"{sentence}; {todo}"
+        raise StoreError(f"{shown} cannot be reached, read or written: {rest}.") from error
 
 
 def was_closed(shown: str) -> StoreError:

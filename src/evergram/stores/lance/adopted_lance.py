@@ -42,12 +42,12 @@ from evergram.stores.filters import (
 from evergram.stores.lance.lance_folder import (
     check_local,
     conditions,
-    errors_as_store_errors,
     lancedb_module,
     literal,
     vectors_of,
 )
 from evergram.stores.rows import ID_TYPES, Rows
+from evergram.stores.store import errors_as_store_errors
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import Timeout
 
-from evergram.errors import DataError, EvergramError, StoreError
+from evergram.errors import DataError, StoreError
 from evergram.file_lock import file_lock
 from evergram.stores.rows import Checks, Floats, Rows
 from evergram.stores.store import not_ours
@@ -36,24 +36,6 @@ def check_local(place: str, kind: str) -> None:
             f"{scheme[:20]}:// in place of one; buckets and LanceDB's cloud are not read. Copy the "
             f"tables to a disk and give {kind}:DIR#…, or use PostgreSQL or Qdrant."
         )
-
-
-@contextmanager
-def errors_as_store_errors(shown: str) -> Iterator[None]:
-    """Raise every error of LanceDB as a StoreError."""
-    try:
-        yield
-    except (EvergramError, GeneratorExit):
-        raise
-    except BaseException as error:
-        # Damaged files also make it panic, which is not an Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        sentence = " ".join(str(error).split())[:200].rstrip(".")
-        raise StoreError(
-            f"{shown} cannot be read or written: {sentence}; see that its folder may be read and "
-            "written, and restore it from a copy or fill another."
-        ) from error
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from evergram.stores.lance.lance_folder import (
     check_local,
     conditions,
     drop_left,
-    errors_as_store_errors,
     lancedb_module,
     ranked,
     refuse_others,
@@ -42,6 +41,7 @@ from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space, joined_i
 from evergram.stores.store import (
     StoreView,
     checked_name,
+    errors_as_store_errors,
     no_store,
     other_id_type,
     too_few,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
-from evergram.errors import DataError, EvergramError, StoreError
-from evergram.stores.store import no_store, was_closed
+from evergram.errors import DataError
+from evergram.stores.store import errors_as_store_errors, no_store, was_closed
 
 T = TypeVar("T")
 
@@ -104,20 +104,13 @@ class QdrantConnection:
     @contextmanager
     def errors_as_store_errors(self) -> Iterator[None]:
         """Raise every error of the client as a StoreError."""
-        try:
+        todo = (
+            "see that the server runs at this address and is a Qdrant"
+            if self._is_url
+            else "see that no other process has this folder open, or give another"
+        )
+        with errors_as_store_errors(self._shown, todo):
             yield
-        except EvergramError:
-            raise
-        except Exception as error:
-            sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-            todo = (
-                "see that the server runs at this address and is a Qdrant"
-                if self._is_url
-                else "see that no other process has this folder open, or give another"
-            )
-            raise StoreError(
-                f"{self._shown} cannot be reached, read or written: {sentence}; {todo}."
-            ) from error
 
     def close(self) -> None:
         """Let go of the client; closing twice is no error."""

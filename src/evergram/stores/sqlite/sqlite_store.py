@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
+from evergram.errors import DataError, FormatError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.rows import ID_TYPES, Checks, Floats, Rows, Space
 from evergram.stores.store import (
     Store,
     StoreView,
     checked_name,
+    errors_as_store_errors,
     no_store,
     not_ours,
     other_id_type,
     was_closed,
 )
-from evergram.system_errors import reason_and_remedy
 
 if TYPE_CHECKING:
     from apsw import Connection
@@ -142,25 +142,18 @@ class SqliteFile:
     @contextmanager
     def errors_as_store_errors(self) -> Iterator[None]:
         """Raise every error of SQLite as a StoreError."""
-        try:
-            yield
-        except EvergramError:
-            raise
-        except self._apsw.BusyError:
-            raise StoreError(
-                f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again later."
-            ) from None
-        except OSError as error:
-            raise StoreError(
-                f"{self._shown} cannot be read or written: {reason_and_remedy(error)}."
-            ) from error
-        except Exception as error:
-            sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-            raise StoreError(
-                f"{self._shown} cannot be read or written: {sentence}; see that it is an SQLite "
-                "file that may be read and written, with its folder, and that the disk has room; "
-                "or restore it from a copy."
-            ) from error
+        todo = (
+            "see that it is an SQLite file that may be read and written, with its folder, and that "
+            "the disk has room; or restore it from a copy"
+        )
+        with errors_as_store_errors(self._shown, todo):
+            try:
+                yield
+            except self._apsw.BusyError:
+                raise StoreError(
+                    f"Another process has been writing {self._shown} for {WAIT:.0f} s; try again "
+                    "later."
+                ) from None
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:
