@@ -40,7 +40,7 @@ from evergram.retrieval.sidecars.version_sidecar import (
     same_marks,
 )
 from evergram.retrieval.version_maps import VersionMaps
-from evergram.retrieval.version_search import search_view
+from evergram.retrieval.version_search import ViewSearch
 from evergram.stores.rows import Rows
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
@@ -147,8 +147,9 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
             hits = reader.search(queries, 10, 0, metric=metric)
         with closing(Reader.open(made.lineage)) as plain:
             narrow = queries.astype(np.float32)
-            asked = VersionMaps(made.lineage), 0, narrow, depth, metric, None
-            proposed = search_view(plain.store(), *asked, proposals=True)
+            maps = VersionMaps(made.lineage)
+            search = ViewSearch(plain.store(), maps, 0, narrow, metric, None)
+            proposed = search.best(depth, proposals=True)
             if metric != "cosine":
                 nearest = plain.search(queries, depth, 0, metric=metric)
                 assert [h.ids for h in proposed] == [h.ids for h in nearest]

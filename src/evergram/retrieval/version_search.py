@@ -45,76 +45,107 @@ MOST_READ = 200_000
 BLOCK = 8_192
 
 
-def search_adopted(
-    view: AdoptedStore,
-    versions: Sequence[int],
-    maps: VersionMaps,
-    target: int,
-    queries: Floats,
-    k: int,
-    metric: str,
-    ids: Ids,
-) -> list[Hits]:
-    """Return the k best rows for each query [Q, D_j] of version `target`, all rows compared.
+SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+# For hits that are ranked anew.
+PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
+
+
+@dataclass(frozen=True)
+class ViewSearch:
+    """A search in a view of a store as it is at one moment, whoever writes it.
 
     Args:
-        versions: that have rows.
+        target: the version of the queries, [Q, D_j].
         metric: "ip", "l2" or "cosine".
         ids: search among these alone.
-    Raises: LineageError: a transform on the way is not affine. DataError: too many rows would have
-        to be read; a query has length 0 and so no cosine.
     """
-    if metric == "cosine" and not queries.any(axis=1).all():
-        raise DataError("A query has length 0, so it has no cosine; give another.")
-    among = None if ids is None else pc.unique(view.as_ids(ids))
-    parts = []
-    for version in versions:
-        if metric == "ip" and view.computes("ip", version):
-            turned, offset = maps.affine(version, target).queries(queries)
-            offsets = None if offset is None else {version: offset}
-            parts.append(view.search({version: turned}, k, offsets=offsets, ids=among))
-        elif version == target and view.computes(metric, version):
-            parts.append(view.nearest_by(metric, version, queries, k, among))
-        else:
-            parts.append(_by_reading(view, version, maps, target, queries, k, metric, among))
-    return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
 
+    view: StoreView
+    maps: VersionMaps
+    target: int
+    queries: Floats
+    metric: str
+    ids: Ids
 
-def _by_reading(
-    view: AdoptedStore,
-    version: int,
-    maps: VersionMaps,
-    target: int,
-    queries: Floats,
-    k: int,
-    metric: str,
-    ids: pa.Array | None,
-) -> list[Hits]:
-    """Return the k best rows of one version, each read here as version `target`."""
-    rows = view.count().get(version, 0) if ids is None else len(ids)
-    if rows > MOST_READ:
-        raise _too_many(view, version, target, metric, rows)
-    read = (
-        Rows(version, block.ids, maps.rows(block.vectors, version, target))
-        for block in _blocks(view, version, ids)
-    )
-    results = best_by(metric, queries, k, read, version, view.id_type)
-    for hits in results:
-        view.refuse_twice_in(hits.ids)
-    return results
+    def best(
+        self, k: int, versions: Sequence[int] | None = None, *, proposals: bool = False
+    ) -> list[Hits]:
+        """Return the k best rows for each query.
 
+        Args:
+            versions: search among rows of these alone; None is all.
+            proposals: whether the hits are ranked anew, so that they need not be quite the best,
+                and their scores mean nothing.
+        Raises: LineageError: a transform on the way is not affine; or the store was never filled.
+            DataError: too many rows of a table would have to be read; a query has length 0 and so
+            no cosine.
+        """
+        view, filled = self.view, self.view.filled()
+        if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
+            raise LineageError(
+                f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
+                "store, side) fills it."
+            )
+        if versions is not None:
+            filled = {version: filled[version] for version in versions if version in filled}
+        if not filled:
+            nothing = pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64)
+            return [Hits(*nothing) for _ in self.queries]
+        if isinstance(view, AdoptedStore):
+            return self._adopted(view, list(filled), k)
+        fields = [
+            Field(view, self.maps, version, self.target, self.maps.dim(version), space.dim)
+            for version, space in filled.items()
+        ]
+        search = (PROPOSALS if proposals else SEARCHES)[self.metric]
+        return search(fields, self.queries, k, self.ids)
 
-def _too_many(view: AdoptedStore, version: int, target: int, metric: str, rows: int) -> DataError:
-    cheap = "by ip, " if view.computes("ip", version) else ""
-    why = f"as their lengths at version {target} are not in the table"
-    if not view.computes(metric, version):
-        why = f"as its own searches of that version are not by {metric}"
-    return DataError(
-        f"A search by {metric} at version {target} would read {rows} rows of version {version} "
-        f"from {view.address}, {why}, and one search reads {MOST_READ} at most: search {cheap}"
-        "among fewer rows by a filter or by ids, or by a metric that the database itself computes "
-        "at the rows' own version, or fill a store of Evergram's, which has the lengths."
-    )
+    def _adopted(self, view: AdoptedStore, versions: Sequence[int], k: int) -> list[Hits]:
+        """Return the k best rows of a table for each query, all rows compared."""
+        metric, queries = self.metric, self.queries
+        if metric == "cosine" and not queries.any(axis=1).all():
+            raise DataError("A query has length 0, so it has no cosine; give another.")
+        among = None if self.ids is None else pc.unique(view.as_ids(self.ids))
+        parts = []
+        for version in versions:
+            if metric == "ip" and view.computes("ip", version):
+                turned, offset = self.maps.affine(version, self.target).queries(queries)
+                offsets = None if offset is None else {version: offset}
+                parts.append(view.search({version: turned}, k, offsets=offsets, ids=among))
+            elif version == self.target and view.computes(metric, version):
+                parts.append(view.nearest_by(metric, version, queries, k, among))
+            else:
+                parts.append(self._by_reading(view, version, k, among))
+        return [merge_hits(of_query, k) for of_query in zip(*parts, strict=True)]
+
+    def _by_reading(
+        self, view: AdoptedStore, version: int, k: int, ids: pa.Array | None
+    ) -> list[Hits]:
+        """Return the k best rows of one version, each read here as the target."""
+        rows = view.count().get(version, 0) if ids is None else len(ids)
+        if rows > MOST_READ:
+            raise self._too_many(view, version, rows)
+        read = (
+            Rows(version, block.ids, self.maps.rows(block.vectors, version, self.target))
+            for block in _blocks(view, version, ids)
+        )
+        results = best_by(self.metric, self.queries, k, read, version, view.id_type)
+        for hits in results:
+            view.refuse_twice_in(hits.ids)
+        return results
+
+    def _too_many(self, view: AdoptedStore, version: int, rows: int) -> DataError:
+        cheap = "by ip, " if view.computes("ip", version) else ""
+        why = f"as their lengths at version {self.target} are not in the table"
+        if not view.computes(self.metric, version):
+            why = f"as its own searches of that version are not by {self.metric}"
+        return DataError(
+            f"A search by {self.metric} at version {self.target} would read {rows} rows of version "
+            f"{version} from {view.address}, {why}, and one search reads {MOST_READ} at most: "
+            f"search {cheap}among fewer rows by a filter or by ids, or by a metric that the "
+            "database itself computes at the rows' own version, or fill a store of Evergram's, "
+            "which has the lengths."
+        )
 
 
 def _blocks(view: AdoptedStore, version: int, ids: pa.Array | None) -> Iterator[Rows]:
@@ -125,53 +156,6 @@ def _blocks(view: AdoptedStore, version: int, ids: pa.Array | None) -> Iterator[
         for rows in view.fetch(ids.slice(start, BLOCK)):
             if rows.version == version:
                 yield rows
-
-
-SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
-# For hits that are ranked anew.
-PROPOSALS = {**SEARCHES, "cosine": near_by_cosine}
-
-
-def search_view(
-    view: StoreView,
-    maps: VersionMaps,
-    target: int,
-    queries: Floats,
-    k: int,
-    metric: str,
-    ids: Ids,
-    versions: Sequence[int] | None = None,
-    *,
-    proposals: bool = False,
-) -> list[Hits]:
-    """Return the k best rows of a view for each query [Q, D_j] of version `target`.
-
-    Args:
-        metric: "ip", "l2" or "cosine".
-        ids: search among these alone.
-        versions: search among rows of these alone; None is all.
-        proposals: whether the hits are ranked anew, so that they need not be quite the best, and
-            their scores mean nothing.
-    Raises: LineageError: a transform on the way is not affine; or the store was never filled.
-    """
-    filled = view.filled()
-    if not filled and not view.spaces() and not isinstance(view, AdoptedStore):
-        raise LineageError(
-            f"{view.address} was never filled; 'evergram store fill' or fill(lineage, "
-            "store, side) fills it."
-        )
-    if versions is not None:
-        filled = {version: filled[version] for version in versions if version in filled}
-    if not filled:
-        nothing = Hits(pa.array([], view.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
-        return [nothing for _ in queries]
-    if isinstance(view, AdoptedStore):
-        return search_adopted(view, list(filled), maps, target, queries, k, metric, ids)
-    fields = [
-        Field(view, maps, version, target, maps.dim(version), space.dim)
-        for version, space in filled.items()
-    ]
-    return (PROPOSALS if proposals else SEARCHES)[metric](fields, queries, k, ids)
 
 
 Scores = Literal["raw", "calibrated"]
@@ -252,14 +236,13 @@ class VersionSearch:
 
         def search(view: StoreView) -> tuple[bool, list[list[Hits]]]:
             chosen = view if asked.filter is None else view.where(asked.filter)
-            hits_of = partial(search_view, chosen, self._maps, asked.target, queries)
-            options = asked.metric, asked.ids
+            found = ViewSearch(chosen, self._maps, asked.target, queries, asked.metric, asked.ids)
             if not calibrates:
                 rereads = self._sidecars.apply(asked.side, asked.target, chosen.filled())
-                return rereads, [hits_of(depth if rereads else k, *options, proposals=rereads)]
+                return rereads, [found.best(depth if rereads else k, proposals=rereads)]
             # Before they are calibrated, scores of two versions' rows are not comparable.
-            each = [hits_of(k, *options, [version]) for version in chosen.filled()]
-            return False, each or [hits_of(k, *options)]
+            each = [found.best(k, [version]) for version in chosen.filled()]
+            return False, each or [found.best(k)]
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
