@@ -170,7 +170,7 @@ class PgvectorStore(Store):
 
     @property
     def side(self) -> str | None:
-        return self._connections.run(lambda connection: read_side(connection, self._name))
+        return next((side for (side,) in self._ask("select side from {side}")), None)
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         # With its first question in one message: all later ones see what was committed then.
@@ -232,7 +232,8 @@ class PgvectorStore(Store):
         self._connections.close()
 
     def _set_side(self, side: str) -> None:
-        self._connections.run(lambda connection: write_side(connection, self._name, side))
+        insert = "insert into {side} (side) values (%s) on conflict do nothing returning side"
+        self._ask(insert, [side])
 
     def _add_space(self, space: Space) -> None:
         self._ask(
@@ -358,8 +359,10 @@ class PgvectorStore(Store):
         return texts
 
     def _sql(self, text: str, **inline: Any) -> Composed:
-        known = {"table": self._table, "meta": self._meta, "ids": self._ids_type}
-        known["name"] = Literal(self._name)
+        known: dict[str, Composable] = {
+            **{"table": self._table, "meta": self._meta, "ids": self._ids_type},
+            **{"name": Literal(self._name), "side": Identifier(f"{self._name}_side")},
+        }
         return SQL(text).format(**known, **{k: _part(v) for k, v in inline.items()})
 
     def _ask(self, text: str, values: list[Any] | None = None, **inline: Any) -> list[Any]:
@@ -406,16 +409,9 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
             ),
             SIDE_TABLE,
         ):
-            index = Identifier(f"{name}_version")
-            connection.execute(
-                query.format(
-                    table=table,
-                    meta=meta,
-                    side=_side_table(name),
-                    id=COLUMNS[id_type],
-                    index=index,
-                )
-            )
+            index, side = Identifier(f"{name}_version"), Identifier(f"{name}_side")
+            names = {"table": table, "meta": meta, "side": side, "index": index}
+            connection.execute(query.format(**names, id=COLUMNS[id_type]))
 
 
 def _refuse_others(connection: Connection, name: str) -> None:
@@ -435,23 +431,6 @@ def _refuse_others(connection: Connection, name: str) -> None:
                 f"column {min(columns - {column for (column,) in there})}; give another name "
                 "after #."
             )
-
-
-def _side_table(name: str) -> Identifier:
-    return Identifier(f"{name}_side")
-
-
-def read_side(connection: Connection, name: str) -> str | None:
-    """Return the side of a store; None where it is not set."""
-    query = SQL("select side from {side}").format(side=_side_table(name))
-    row = connection.execute(query).fetchone()
-    return None if row is None else row[0]
-
-
-def write_side(connection: Connection, name: str, side: str) -> None:
-    """Set the side of a store, unless it is set already."""
-    insert = SQL("insert into {table} (side) values (%s) on conflict do nothing")
-    connection.execute(insert.format(table=_side_table(name)), [side])
 
 
 def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:
