@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,70 +57,6 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 def is_repository(name: str) -> bool:
     """Return whether a name can be that of a repository, OWNER/NAME."""
     return bool(_REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
-
-
-def upload(
-    folder: Path,
-    repository: str,
-    files: Sequence[str],
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    message: str | None = None,
-) -> str:
-    """Upload files of a folder as one commit, and return the commit's hash.
-
-    Args:
-        repository: OWNER/NAME; made if it is not there.
-        files: names in the folder; no other is sent.
-        private: of a repository that is made.
-        revision: the branch; None is the main one.
-        token: None is the one that huggingface_hub has stored, or HF_TOKEN.
-        message: of the commit.
-    Raises: DataError: the name is none of a repository; or huggingface_hub is not installed.
-        ServiceError: the Hub refuses, or cannot be reached.
-    """
-    if not is_repository(repository):
-        raise DataError(f"{repository[:100]!r} is not the name of a repository; give OWNER/NAME.")
-    api = _api(token)
-    with _as_errors_of_ours(repository):
-        api.create_repo(repository, private=private, exist_ok=True)
-        if revision is not None:
-            api.create_branch(repository, branch=revision, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            revision=revision,
-            allow_patterns=list(files),
-            commit_message=message,
-        )
-    return str(commit.oid)
-
-
-def local_folder(
-    place: str | Path, files: Sequence[str], revision: str | None, token: str | None
-) -> Path:
-    """Return a folder, or the folder in huggingface_hub's cache that holds a repository's files.
-
-    Args:
-        place: a folder; where there is none of that name, OWNER/NAME.
-        files: names in the repository; no other is fetched.
-        revision: a commit, a tag or a branch; None is the main branch as it is now.
-        token: as for `upload`.
-    Raises: as `upload`. DataError: a revision of a folder is asked for.
-    """
-    if isinstance(place, str) and not Path(place).exists() and is_repository(place):
-        api = _api(token)
-        with _as_errors_of_ours(place):
-            folder = api.snapshot_download(place, revision=revision, allow_patterns=list(files))
-        return Path(str(folder))
-    if revision is not None:
-        raise DataError(
-            f"{place} is a folder, which has no revisions; leave 'revision' out, or give "
-            "OWNER/NAME of a repository on the Hub."
-        )
-    return Path(place)
 
 
 def _api(token: str | None) -> HfApi:
@@ -206,11 +142,25 @@ class PretrainedEncoder:
 
         Args:
             place: a folder; where there is none of that name, OWNER/NAME on the Hugging Face Hub.
-            revision, token: of the Hub, as for `local_folder`.
-        Raises: as `local_folder`. DataError: the folder holds no encoder. IntegrityError: a
-            file in it is damaged. FormatError: it was written by a later Evergram.
+            revision: a commit, a tag or a branch; None is the main branch as it is now.
+            token: None is the one that huggingface_hub has stored, or HF_TOKEN.
+        Raises: DataError: the folder holds no encoder, or has no revisions; or huggingface_hub is
+            not installed. ServiceError: the Hub refuses, or cannot be reached. IntegrityError: a
+            file is damaged. FormatError: it was written by a later Evergram.
         """
-        parts = read_encoder_folder(local_folder(place, READ_FILES, revision, token))
+        folder = Path(place)
+        if isinstance(place, str) and not folder.exists() and is_repository(place):
+            api, fetched = _api(token), list(READ_FILES)
+            with _as_errors_of_ours(place):
+                folder = Path(
+                    api.snapshot_download(place, revision=revision, allow_patterns=fetched)
+                )
+        elif revision is not None:
+            raise DataError(
+                f"{place} is a folder, which has no revisions; leave 'revision' out, or give "
+                "OWNER/NAME of a repository on the Hub."
+            )
+        parts = read_encoder_folder(folder)
         module = _restored(parts.record, parts.state, parts.vocabularies, str(place))
         return cls(module, parts.record, parts.facts, parts.metrics)
 
@@ -240,14 +190,33 @@ class PretrainedEncoder:
 
         Args:
             license: as for `save_pretrained`.
-            repository, private, revision, token: as for `upload`, whose errors it has, too.
+            repository: OWNER/NAME; made if it is not there.
+            private: whether a repository that is made is private.
+            revision: the branch; None is the main one.
+            token: as for `from_pretrained`.
+        Raises: DataError: the name is none of a repository; or huggingface_hub is not installed.
+            ServiceError: the Hub refuses, or cannot be reached.
         """
+        if not is_repository(repository):
+            raise DataError(
+                f"{repository[:100]!r} is not the name of a repository; give OWNER/NAME."
+            )
+        place, api = CardPlace(repository, license), _api(token)
         with TemporaryDirectory(prefix="evergram-hub-") as temporary:
             folder = Path(temporary) / "encoder"
-            self._write(folder, CardPlace(repository, license), overwrite=False)
-            message = f"{self.facts.name}, {self.facts.fingerprint}"
-            sent = folder, repository, (*READ_FILES, CARD)
-            return upload(*sent, private=private, revision=revision, token=token, message=message)
+            self._write(folder, place, overwrite=False)
+            with _as_errors_of_ours(repository):
+                api.create_repo(repository, private=private, exist_ok=True)
+                if revision is not None:
+                    api.create_branch(repository, branch=revision, exist_ok=True)
+                commit = api.upload_folder(
+                    repo_id=repository,
+                    folder_path=folder,
+                    revision=revision,
+                    allow_patterns=[*READ_FILES, CARD],
+                    commit_message=f"{self.facts.name}, {self.facts.fingerprint}",
+                )
+        return str(commit.oid)
 
     def _write(self, folder: Path, place: CardPlace, *, overwrite: bool) -> None:
         card = model_card(self.record, self.facts, self.metrics, place)
