@@ -6,11 +6,6 @@ Read in this order:
    Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
    `large_catalogues/`: of a sample of queries, with standard errors, and by an index whose recall
    is measured.
-2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
-   `sampled_gramian_error`: beside a sample, with an interval.
-3. `version_distance`: the distance of a version read as a past one from that past version.
-   `map_quality`: the same of any map, and of one that mixes the objects up.
-4. `judged/`: rankings of texts beside people's judgements. `probes/`: a consumer's own model, run
    in a process of its own. `reports/`: tables and figures.
 
 Source: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
@@ -24,7 +19,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.evaluation.gramian_error import gramian_error as gramian_error
     from evergram.evaluation.gramian_error import score_histograms as score_histograms
     from evergram.evaluation.probes.probe_models import load_probe_model as load_probe_model
     from evergram.evaluation.ranking import Relevance as Relevance

@@ -41,41 +41,6 @@ class Truth:
         return cls(moment, spread)
 
 
-def gramian_error(estimate: Tensor, truth: Truth) -> float:
-    """Return ‖Ĝ − G‖ / ‖G‖, Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig. 2."""
-    dim = len(truth.moment)
-    exact = truth.moment[:, :dim]
-    return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-300))
-
-
-def gradient_error(
-    estimates: Mapping[str, Tensor], truths: Mapping[str, Truth], prior: int = 0
-) -> float:
-    """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, of an estimated moment of each.
-
-    ∇ĝ is that of all entities at once, so that it has the error of the estimates and no noise of a
-    batch.
-
-    Args:
-        estimates, truths: by side.
-        prior: K′, the number of columns of the prior after the first D of a moment.
-    Source: [G2] Fig. 6, App. E.1.
-    """
-    wrong = total = 0.0
-    for side, other in OTHER.items():
-        exact = truths[other].moment
-        width = len(exact) + prior
-        # u's gradient is 2 p (G u − H q): the same form of z = (u, q), with the sign of H changed.
-        sign = torch.ones(width).to(exact)
-        sign[len(exact) :] = -1
-        spread = truths[side].spread[:width, :width]
-        slope = exact[:, :width] * sign
-        error = estimates[other].to(exact)[:, :width] * sign - slope
-        wrong += float(((error @ spread) * error).sum())
-        total += float(((slope @ spread) * slope).sum())
-    return math.sqrt(max(wrong, 0.0) / max(total, 1e-300))
-
-
 @dataclass(frozen=True)
 class Histograms:
     """Scores of observed and of random pairs, as densities over the same bins.
@@ -226,7 +191,7 @@ def gramian_error_interval(estimate: Tensor, truth: SampledTruth) -> Interval:
     have no such bias: the mean of ⟨Ĝ − S_g, Ĝ − S_h⟩ over g ≠ h estimates ‖Ĝ − G‖², and that of
     ⟨S_g, S_h⟩ ‖G‖². The interval is the jackknife's, over groups, of the ratio of the two.
 
-    Source: docs/method.md, "Errors against a sample".
+    Source: [G2] Fig. 2; docs/method.md, "Errors against a sample".
     """
     dim = truth.moments.shape[1]
     exact = truth.moments[:, :, :dim].flatten(1)
@@ -241,11 +206,13 @@ def gradient_error_interval(
 ) -> Interval:
     """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, with its 95 % interval.
 
-    As `gradient_error`, with products of different groups as in `gramian_error_interval`.
+    ∇ĝ is that of all entities at once, so that it has the error of the estimates and no noise of a
+    batch. Products are of different groups, as in `gramian_error_interval`.
 
     Args:
-        estimates, truths: by side.
+        estimates, truths: by side; an estimated moment of each.
         prior: K′, the number of columns of the prior after the first D of a moment.
+    Source: [G2] Fig. 6, App. E.1.
     """
     # Of either side: the forms ‖·‖² with all groups, and without each group of the side.
     whole = torch.zeros(2, dtype=torch.float64)
@@ -253,6 +220,7 @@ def gradient_error_interval(
     for side, other in OTHER.items():
         exact = truths[other].moments
         width = exact.shape[1] + prior
+        # u's gradient is 2 p (G u − H q): the same form of z = (u, q), with the sign of H changed.
         sign = torch.ones(width).to(exact)
         sign[exact.shape[1] :] = -1
         slope = exact[:, :, :width] * sign
