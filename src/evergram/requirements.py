@@ -126,12 +126,6 @@ def unmet(
     return found
 
 
-def needed_by(settings: BaseModel, key: str, value: Any) -> list[Trait]:
-    """Return the traits that a value of a key needs."""
-    metadata = type(settings).model_fields[key].metadata
-    return [trait for each in metadata if isinstance(each, Needs) for trait in each.of(value)]
-
-
 def _wanted(table: BaseModel, field: FieldInfo, value: Any, *, is_written: bool) -> Iterator[Trait]:
     """Yield the traits that a key of a table needs."""
     if is_written:

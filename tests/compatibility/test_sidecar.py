@@ -25,7 +25,6 @@ from evergram.compatibility.sidecar.coding import (
     allocated,
     bit_order,
     encode,
-    first_level,
     level_places,
     normal_levels,
     pack,
@@ -386,20 +385,6 @@ def test_it_leaves_less_of_normal_variables_than_rounding_each_alone(bits: int) 
     alone = float(rounding_errors()[bits])
     # 4^-b is the least that b bits can leave (Shannon).
     assert 4.0**-bits < left < (0.87 if bits == 1 else 0.77) * alone
-
-
-def test_levels_of_b_bits_begin_at_their_place_and_are_alike_on_both_sides() -> None:
-    assert len(trellis_levels()) == 2040
-    for bits in range(1, MOST_BITS + 1):
-        alone, *_, start = first_level(torch.full((4,), bits)).tolist()
-        assert torch.equal(
-            trellis_levels()[alone : alone + 2 ** (bits + 1) : 2], normal_levels(bits)[0]
-        )
-        own = trellis_levels()[start : start + 2 ** (bits + 1)]
-        assert bool((own.diff() > 0).all())
-        torch.testing.assert_close(own, -own.flip(0), rtol=0, atol=1e-9)
-        if bits > coding.FITTED:
-            assert torch.equal(own, normal_levels(bits + 1)[0])
 
 
 def test_without_memory_each_coordinate_is_rounded_to_its_nearest_level() -> None:

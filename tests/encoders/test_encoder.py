@@ -20,7 +20,7 @@ from evergram.encoders.encoder import CandidatesAtHand, Embeddings, Encoder
 from evergram.encoders.encoder_inputs import columns_of, inputs_of
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.factory import build_encoder, restore_encoder
-from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.kinds import (
     ENCODERS,
     EncoderSettings,
@@ -457,16 +457,6 @@ def test_ids_and_features_are_rows_of_the_vocabularies() -> None:
     # A feature that the corpus lacks has empty bags.
     assert inputs.bags["also"][1].tolist() == [0, 0, 0, 0]
     assert SCHEMA.read("query", candidates).bags == {}
-
-
-def test_an_entity_is_known_by_its_id_or_by_a_feature() -> None:
-    bag = torch.tensor([1]), torch.tensor([0, 0, 1, 1])
-    inputs = EntityInputs(torch.tensor([0, -1, -1]), {"tags": bag})
-    assert inputs.is_known.tolist() == [True, True, False]
-    taken = inputs.take(torch.tensor([2, 1, 1]))
-    assert len(taken) == 3
-    assert taken.is_known.tolist() == [False, True, True]
-    assert taken.bags["tags"][0].tolist() == [1, 1]
 
 
 def test_features_that_would_share_a_table_are_refused() -> None:

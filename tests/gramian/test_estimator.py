@@ -444,15 +444,6 @@ def test_counters_stay_and_all_else_moves() -> None:
                 assert not (name in part.on_host and buffer.ndim)
 
 
-def test_counters_are_part_of_the_state() -> None:
-    one, other = (AveragingRate(torch.Size([1, 1]), 0.5, decay=0.5) for _ in range(2))
-    one.skip()
-    one.skip()
-    other.to(torch.float64).load_state_dict(one.state_dict())
-    assert int(other.steps) == 2
-    assert float(other()) == float(one()) == pytest.approx(0.5 * 3**-0.5)
-
-
 def test_a_cache_larger_than_the_memory_is_kept_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,11 @@ Read in this order:
    Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
    `large_catalogues/`: of a sample of queries, with standard errors, and by an index whose recall
    is measured.
-   in a process of its own. `reports/`: tables and figures.
+2. `gramian_error`: an estimated Gramian compared with the exact one, or with a sample and then
+   with an interval ([G2] Fig. 2 to 4).
+3. `version_distance`: how far a version, read as a past one or through any map, is from it.
+4. `judged/`: rankings of texts compared with people's judgements. `probes/`: a consumer's own
+   model, run in a process of its own. `reports/`: tables and figures.
 
 Source: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019.
