@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,25 +32,14 @@ from evergram.lineage.manifest import EncoderRecord, sha256
 
 @dataclass
 class HubFolder:
-    """Keeps the commits of repositories as folders; a revision is a commit or a branch.
-
-    Args:
-        root: where they are.
-    """
+    """A Hub whose repositories' commits are folders; a revision is a commit or a branch."""
 
     root: Path
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     branches: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> HubFolder:
-        """Stand in for HfApi until the test ends."""
-        import huggingface_hub
-
-        def api(**options: Any) -> HubFolder:
-            self.calls.append(("HfApi", options))
-            return self
-
-        monkeypatch.setattr(huggingface_hub, "HfApi", api)
+    def __call__(self, **options: Any) -> HubFolder:
+        self.calls.append(("HfApi", options))
         return self
 
     def create_repo(self, repo_id: str, **options: Any) -> None:
@@ -61,30 +51,17 @@ class HubFolder:
         self.branches.setdefault((repo_id, branch), self.branches[repo_id, "main"])
 
     def upload_folder(
-        self,
-        *,
-        repo_id: str,
-        folder_path: Path,
-        revision: str | None,
-        allow_patterns: list[str],
-        commit_message: str,
+        self, repo_id: str, folder_path: Path, revision: str | None, **options: Any
     ) -> Any:
-        from huggingface_hub import CommitInfo
-
         branch = repo_id, revision or "main"
-        before = self.branches[branch]
         commit = f"{len(list(self.root.glob('*'))):040x}"
-        if before:
+        if before := self.branches[branch]:
             shutil.copytree(self.root / before, self.root / commit)
-        copied(Path(folder_path), self.root / commit, allow_patterns)
+        names = options.pop("allow_patterns")
+        copy_matching(folder_path, self.root / commit, names)
         self.branches[branch] = commit
-        self.calls.append(("upload_folder", {"commit_message": commit_message}))
-        return CommitInfo(
-            commit_url=f"https://huggingface.co/{repo_id}/commit/{commit}",
-            commit_message=commit_message,
-            commit_description="",
-            oid=commit,
-        )
+        self.calls.append(("upload_folder", options))
+        return SimpleNamespace(oid=commit)
 
     def snapshot_download(
         self, repo_id: str, *, revision: str | None, allow_patterns: list[str]
@@ -95,16 +72,15 @@ class HubFolder:
         if not (self.root / commit).is_dir():
             raise refusal("RevisionNotFoundError", 404)
         cache = self.root.with_name("cache") / commit
-        copied(self.root / commit, cache, allow_patterns)
+        copy_matching(self.root / commit, cache, allow_patterns)
         return str(cache)
 
 
-def copied(source: Path, target: Path, patterns: list[str]) -> None:
-    """Copy the files whose names match one of the patterns."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if any(fnmatch(path.name, pattern) for pattern in patterns):
-            shutil.copy(path, target)
+def copy_matching(source: Path, target: Path, patterns: list[str]) -> None:
+    def others(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if not any(fnmatch(name, one) for one in patterns)]
+
+    shutil.copytree(source, target, ignore=others, dirs_exist_ok=True)
 
 
 def refusal(name: str, status: int) -> Exception:
@@ -305,7 +281,9 @@ def test_a_damaged_folder_is_refused(encoder: PretrainedEncoder, tmp_path: Path)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubFolder:
     need("huggingface_hub")
     monkeypatch.chdir(tmp_path)
-    return HubFolder(tmp_path / "hub").install(monkeypatch)
+    made = HubFolder(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.HfApi", made)
+    return made
 
 
 def test_an_encoder_comes_back_as_it_was_pushed(
