@@ -420,23 +420,18 @@ def read_names(
     known = (required, "id", *optional, "filter")
     for number, part in enumerate(rest.split("&"), start=1):
         key, equals, name = part.partition("=")
-        is_version = _VERSION.fullmatch(key) is not None
-        why = None
-        if not part:
-            why = f"part {number} after the # is empty"
-        elif not is_version and key not in known:
+        is_version, why = _VERSION.fullmatch(key) is not None, ""
+        if not equals or (not is_version and key not in known):
             keys = f"{', '.join(known)} or v and a version's number, such as v0"
-            why = f"part {number} after the # begins with no key and =; a key is {keys}"
+            why = f"part {number} after the # is not KEY=NAME, where a KEY is {keys}"
             why += did_you_mean(key, known)
-        elif not equals:
-            why = f"{key!r}, part {number} after the #, has no = and no name after it"
         elif not name and not (unnamed and is_version):
             why = f"no name stands after {key}="
         elif key in names:
             why = f"{key}= is in it twice"
-        else:
-            why = _escape_problem(key, name)
-        if why is not None:
+        elif _NO_ESCAPE.search(name) or set("\0\ufffd") & set(unquote(name)):
+            why = f"a % in the name after {key}= begins no escape of UTF-8; a % itself is %25"
+        if why:
             raise wrong_address(why, form)
         names[key] = name if key == "filter" else unquote(name)
     vectors = {int(key[1:]): name for key, name in names.items() if _VERSION.fullmatch(key)}
@@ -456,22 +451,6 @@ def read_names(
         filters=tuple(unquote(one) for one in names.get("filter", "").split(",") if one),
         fragment=fragment,
     )
-
-
-def _escape_problem(key: str, name: str) -> str | None:
-    """Return what is wrong with the escapes of a name, for a sentence; None if nothing is."""
-    if _NO_ESCAPE.search(name):
-        return (
-            f"in the name after {key}= there is a % without two hexadecimal digits after it; a % "
-            "itself is written %25"
-        )
-    if "\0" in unquote(name):
-        return f"in the name after {key}= there is a NUL (%00), which no name has"
-    try:
-        unquote(name, errors="strict")
-    except UnicodeDecodeError:
-        return f"the escapes with % in the name after {key}= are not UTF-8"
-    return None
 
 
 def canonical_uuids(texts: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -106,16 +106,6 @@ def text_key(text: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Keyed(Protocol):
-    """Ids that can be looked for."""
-
-    @property
-    def keys(self) -> Keys: ...
-
-    def ids_at(self, places: Places) -> pa.Array:
-        """Return the ids at some places among the keys."""
-
-
 class Wanted:
     """Ids that a caller asks for."""
 
@@ -191,7 +181,7 @@ class Segment:
             raise self._damaged()
         return taken
 
-    def find(self, asked: Keyed) -> tuple[Places, Places]:
+    def find(self, asked: Wanted | Segment) -> tuple[Places, Places]:
         """Return which of the asked ids are here, in their order, and at which rows."""
         if self._numbers is not None:
             which, at = self._places(asked.keys)
