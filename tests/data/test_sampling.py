@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.pools import MIX, POOL_FACTOR, Pool, PoolSampler, entity_sampler, proposal
 from evergram.data.sampling import (
     GATHERED,
+    MIX,
+    POOL_FACTOR,
     Batch,
     EntitySampler,
     ExampleSampler,
     PairDraws,
+    Pool,
+    PoolSampler,
     WholeQuerySampler,
+    entity_sampler,
     measure,
     measures,
+    proposal,
     weights,
 )
 from evergram.errors import DataError

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.prepared import pairs_of
 
-from evergram.data import holdout_rules as rules
+from evergram.data import split as rules
 from evergram.data.corpus import Corpus, PairBlock, PairRule
 from evergram.data.pair_hash import PairHash, TrainedPairs, below
 from evergram.data.rolling_window import RollingWindow

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.data.pools import PoolSampler
-from evergram.data.sampling import EntitySampler, measure
+from evergram.data.sampling import EntitySampler, PoolSampler, measure
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
 from evergram.gramian.penalty import (

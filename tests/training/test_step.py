@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from evergram.data.corpus import Corpus
-from evergram.data.pools import Pool
-from evergram.data.sampling import Batch, ExampleSampler
+from evergram.data.sampling import Batch, ExampleSampler, Pool
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError, ShapeError

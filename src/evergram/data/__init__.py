@@ -11,8 +11,8 @@ Read in this order:
    the table of them by the kind that a recipe names.
 4. `prepared/`: corpora that do not fit into memory; `prepare` writes a folder of columns by DuckDB.
 5. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
-6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
-   `pools`: entities that are drawn by what they contribute to the penalty.
+6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3); a
+   step keeps those entities of a pool that contribute most to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """

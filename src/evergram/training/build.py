@@ -13,10 +13,15 @@ from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
 from evergram.data.corpus import Corpus
-from evergram.data.pools import entity_sampler
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, WholeQuerySampler
+from evergram.data.sampling import (
+    EntitySampler,
+    ExampleSampler,
+    PairDraws,
+    WholeQuerySampler,
+    entity_sampler,
+)
 from evergram.did_you_mean import did_you_mean
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from evergram.data import holdout_rules as rules
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
 from evergram.data.loaders import NamedData, PairsFile, PythonData, TableData, load
@@ -15,6 +14,7 @@ from evergram.data.split import (
     HeldOut,
     Split,
     given_split,
+    of_at_least,
     random_split,
     time_split,
     window_split,
@@ -45,7 +45,7 @@ def load_corpus(recipe: Recipe) -> Corpus:
             raise DataError(
                 "data.minimum_value needs a column 'value', and there is none; leave it out."
             )
-        corpus = corpus.where(rules.of_at_least(data.minimum_value))
+        corpus = corpus.where(of_at_least(data.minimum_value))
         if not len(corpus):
             raise DataError(f"No interaction has a value of at least {data.minimum_value}.")
     return replace(corpus, origin=_origin(recipe))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
-from evergram.data.pools import Pool
-from evergram.data.sampling import Batch, Draw
+from evergram.data.sampling import Batch, Draw, Pool
 from evergram.encoders.encoder import CandidatesAtHand, Embeddings, Encoder, Scene
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES

@@ -35,7 +35,7 @@ from evergram.data import (
     time_split,
     window_split,
 )
-from evergram.data import holdout_rules as rules
+from evergram.data import split as rules
 from evergram.data.corpus import PairBlock, PairRule
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.prepared import derived, mapped_corpus

@@ -7,7 +7,6 @@ to be installed, for the sake of another.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from evergram.data.reading.column_names import guess
 from evergram.data.reading.interaction_source import InteractionSource, source_of
-from evergram.data.reading.keyed_table import keyed_table
+from evergram.data.reading.keyed_table import keyed_table, refuse_repeated_ids
 from evergram.data.reading.rules import BadRows, BadRowsChoice
 from evergram.data.reading.table_stream import MemoryTable
 from evergram.did_you_mean import did_you_mean
@@ -184,11 +183,7 @@ def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | Non
                 f"{'rows' if side == 'query' else 'columns'}; give one id each."
             )
         named = _column(ids, f"{side}_ids")
-        repeated = next((i for i, n in Counter(named.to_pylist()).items() if n > 1), None)
-        if repeated is not None:
-            raise DataError(
-                f"{side}_ids names {repeated!r} twice; give each row and column an id of its own."
-            )
+        refuse_repeated_ids(pa.chunked_array([named]), f"{side}_ids")
         columns[side] = named.take(number)
     weight = entries.data[stored]
     if not (weight == 1).all():

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.data.pools import entity_sampler
-from evergram.data.sampling import Batch, Draw
+from evergram.data.sampling import Batch, Draw, entity_sampler
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import (
