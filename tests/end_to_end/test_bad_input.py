@@ -128,7 +128,7 @@ def never_served(seconds: float = 30) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evergram.serving.server.Server.run", run)
-        patch.setattr("evergram.serving.server_processes.ServerProcesses.run", run)
+        patch.setattr("evergram.serving.server.ServerProcesses.run", run)
         patch.setattr("evergram.cli.serve.log_to_stderr", lambda: None)
         patch.delenv("EVERGRAM_ADMIN_TOKEN", raising=False)
         try:

@@ -41,7 +41,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.backfilling.backfill_files import UNREADABLE
 from evergram.retrieval.fill import fill
-from evergram.serving.dashboard.data import dashboard_data, health, published_facts
+from evergram.serving.dashboard.data import TrafficLog, dashboard_data, health, published_facts
 from evergram.serving.dashboard.schemas import (
     BackfillFacts,
     ConsumerFacts,
@@ -53,7 +53,6 @@ from evergram.serving.dashboard.schemas import (
     ProbeFacts,
     VersionFacts,
 )
-from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.metrics import Drift, Metrics
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.traces import export_traces, wants_traces
@@ -681,7 +680,7 @@ def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.M
 
 def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("evergram.serving.dashboard.traffic.monotonic", lambda: now)
+    monkeypatch.setattr("evergram.serving.dashboard.data.monotonic", lambda: now)
     latest = TrafficLog()
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
 

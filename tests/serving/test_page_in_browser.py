@@ -26,6 +26,7 @@ from evergram.serving.dashboard.schemas import (
     Health,
     Live,
     ProbeFacts,
+    Rate,
     StepFacts,
     Traffic,
 )
@@ -49,6 +50,7 @@ LIVE = Live(
         Traffic(consumer="ads", version=0, requests=1200, errors=0, per_minute=90.0),
         Traffic(consumer="", version=None, requests=345, errors=7),
     ],
+    rates=[Rate(ago=5.0, per_minute=12.0), Rate(ago=0.0, per_minute=24.0)],
     latency_ms={"p50": 2.25, "p99": 9.5},
     drift=[DriftFacts(side="object", version=3, relative=0.25, vectors=5000, limit=0.1)],
     rows={"object": {2: 11, 3: 20}},
@@ -309,7 +311,6 @@ def test_the_keyboard_reaches_everything_and_no_width_scrolls_sideways(
 
 def test_what_a_screen_reader_is_given(browser: Browser, service: Service) -> None:
     show(browser, service)
-    refresh(browser)
     browser.wait("document.querySelectorAll('svg[role=img]').length === 4")
     browser.run(OPEN_ALL)
     browser.devtools("Accessibility.enable")

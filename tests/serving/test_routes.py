@@ -32,10 +32,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.features import MOST_FEATURES
 from evergram.serving.http import json_body as json_pieces
-from evergram.serving.http.body import FREE, PART, BodyBudget, HeldBody
 from evergram.serving.http.errors import RefusedError, clean, error_response
 from evergram.serving.http.json_body import ELEMENT, PIECE, cut_body, parse
-from evergram.serving.http.request_handler import PAGES
+from evergram.serving.http.request_handler import FREE, PAGES, PART, BodyBudget, HeldBody, Workers
 from evergram.serving.http.request_schemas import (
     REQUESTS,
     EmbeddingsRequest,
@@ -44,7 +43,6 @@ from evergram.serving.http.request_schemas import (
 )
 from evergram.serving.http.request_values import FEATURES, objects_of, vector_of
 from evergram.serving.http.request_values import vectors_of as vectors_in
-from evergram.serving.http.workers import Workers
 from evergram.serving.settings import ServiceSettings
 
 
@@ -235,7 +233,7 @@ def test_rows_of_a_version_that_is_not_loaded_yet_are_answered_503(
     def unknown(*_: Any, **__: Any) -> Any:
         raise UnknownVersionError("There is no version 3.")
 
-    monkeypatch.setattr("evergram.serving.http.workers.PATIENCE", 0.0)
+    monkeypatch.setattr("evergram.serving.http.request_handler.PATIENCE", 0.0)
     for name in ("embed", "search"):
         monkeypatch.setattr(Reader, name, unknown)
     answer = served.post(f"/v1/{path}", asked)

@@ -47,8 +47,7 @@ from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader
 from evergram.serving import Client, listen, listen_processes
 from evergram.serving.app import create_app
-from evergram.serving.server import FILES, allowed_connections
-from evergram.serving.server_processes import ServerProcesses
+from evergram.serving.server import FILES, ServerProcesses, allowed_connections
 from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.text_encoders import ServedTexts

@@ -15,8 +15,7 @@ from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
 
 if TYPE_CHECKING:
-    from evergram.serving.server import Server
-    from evergram.serving.server_processes import ServerProcesses
+    from evergram.serving.server import Server, ServerProcesses
 
 
 # The least value of each limit that `--set` sets.

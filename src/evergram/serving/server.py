@@ -1,24 +1,40 @@
-"""Serve a lineage over HTTP from this process."""
+"""Serve a lineage over HTTP, from this process or from several behind one port.
+
+Several accept connections from one socket that listens, and map the same snapshots into memory, of
+which the machine holds one copy. They share the lineage's folder, and nothing else: what that means
+for tokens, new versions, limits and metrics is in docs/serving.md, *Several processes*.
+"""
 
 from __future__ import annotations
 
 import errno
 import gc
 import logging
+import os
+import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
-from evergram.errors import ServiceError
+from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
+from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.documents import Documents
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
 from evergram.serving.text_encoders import ServedTexts
+from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.recorded_encoder import RECORDED
 
@@ -253,3 +269,227 @@ def bound_socket(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise ServiceError(f"{host}:{port} cannot be listened on: {reason}; {todo}.") from error
     return listening
+
+
+# Seconds between the end of a process and the start of its successor.
+PAUSE = 1.0
+# Seconds beyond the timeout of requests after which a process that should end is killed.
+GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The arguments of `listen`, which each process opens for itself. One that takes the place of
+    another serves without sidecars that are gone, as those that read them before go on."""
+
+    place: str | Path
+    stores: Mapping[str, str] | None
+    settings: ServiceSettings
+    log_format: LogFormat = field(default_factory=log_format)
+    again: bool = False
+
+
+@dataclass
+class _Running:
+    """A process that serves; the pipe tells it that this one lives."""
+
+    process: SpawnProcess
+    pipe: Connection
+
+
+class ServerProcesses:
+    """Several processes that serve one lineage at one address; `run` keeps them alive.
+
+    Made by `listen_processes`.
+    """
+
+    def __init__(self, work: _Work, count: int, listening: socket.socket) -> None:
+        self._work, self._listening = work, listening
+        self._stopping = threading.Event()
+        self._spawn = get_context("spawn")
+        self._running: list[_Running] = []
+        try:
+            # The first fills the stores, which the others then find filled.
+            self._running.append(self._start(0))
+            self._facts = self._await(self._running[0])
+            self._running += [self._start(number) for number in range(1, count)]
+            for running in self._running[1:]:
+                self._await(running)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return str(self._facts["json"]["url"])
+
+    @property
+    def checked_sentence(self) -> str:
+        """A sentence on the published files that were compared with their hashes."""
+        return str(self._facts["sentence"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts of `Server.as_json`, and how many processes serve."""
+        return {**self._facts["json"], "processes": len(self._running)}
+
+    def run(self) -> None:
+        """Keep the processes alive until this one is told to stop, or `stop` is called.
+
+        A process that ends is started again. In the main thread, SIGTERM and SIGINT stop all, each
+        after its requests under way.
+        """
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for stop in (signal.SIGTERM, signal.SIGINT):
+                before[stop] = signal.signal(stop, self._stop_by_signal)
+        try:
+            while not self._stopping.is_set():
+                wait([r.process.sentinel for r in self._running], timeout=0.2)
+                self._replace_ended()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.close()
+
+    def stop(self) -> None:
+        """Let `run` end all processes and return. Any thread may call it."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """End all processes, each after its requests under way, and release the address."""
+        self._listening.close()
+        for running in self._running:
+            running.process.terminate()
+        until = time.monotonic() + self._work.settings.timeout + GRACE
+        for running in self._running:
+            running.process.join(max(0.0, until - time.monotonic()))
+            if running.process.is_alive():
+                running.process.kill()
+                running.process.join()
+            running.pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, number: int, *, again: bool = False) -> _Running:
+        ours, theirs = self._spawn.Pipe()
+        settings = replace(self._work.settings, process=number)
+        work = replace(self._work, settings=settings, again=again)
+        process = self._spawn.Process(
+            target=_serve, args=(work, self._listening, theirs), name=f"evergram-serve-{number}"
+        )
+        process.start()
+        theirs.close()
+        return _Running(process, ours)
+
+    def _await(self, running: _Running) -> dict[str, Any]:
+        """Wait until a process can answer. Returns: its facts. Raises: ServiceError: it ended."""
+        try:
+            facts: dict[str, Any] = running.pipe.recv()
+        except (EOFError, ConnectionError):
+            running.process.join()
+            facts = {
+                "error": f"A process of the service ended with code {running.process.exitcode} "
+                "before it could answer; its log is above."
+            }
+        if "error" in facts:
+            raise ServiceError(facts["error"])
+        return facts
+
+    def _replace_ended(self) -> None:
+        for number, running in enumerate(self._running):
+            if running.process.is_alive() or self._stopping.is_set():
+                continue
+            log.error(
+                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
+                *(number, running.process.pid, running.process.exitcode, _reason(running.pipe)),
+            )
+            running.pipe.close()
+            if not self._stopping.wait(PAUSE):
+                # The others answer meanwhile, so nobody waits until it can.
+                self._running[number] = self._start(number, again=True)
+
+    def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop()
+
+
+def listen_processes(
+    place: str | Path,
+    count: int,
+    *,
+    port: int = 8000,
+    stores: Mapping[str, str] | None = None,
+    settings: ServiceSettings | None = None,
+) -> ServerProcesses:
+    """Open a lineage as a service of `count` processes, and listen at an address.
+
+    Returns when all of them answer.
+
+    Args:
+        place, port, stores, settings: as for `listen`; limits are those of each process.
+    Raises: ServiceError: `count` is not positive; a store is one that several processes cannot
+        open; or as `listen`. EvergramError: as `listen`.
+    """
+    if count < 1:
+        raise ServiceError(f"A service of {count} processes was asked for; give at least 1.")
+    for side, address in (stores or {}).items():
+        if count > 1 and is_local_mode(address):
+            raise ServiceError(
+                f"The store of side {side!r} is a folder of Qdrant's local mode, which one process "
+                f"alone can have open, and --processes asks for {count}: serve with --processes 1, "
+                "or put the collection on a Qdrant server."
+            )
+    settings = checked_settings(place, ServiceSettings() if settings is None else settings)
+    listening = bound_socket(settings.host, port)
+    listening.listen(2048)
+    try:
+        return ServerProcesses(_Work(place, stores, settings), count, listening)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _reason(pipe: Connection) -> str:
+    """Return why a process that has ended could not serve, after a colon; "" if it did serve."""
+    facts: dict[str, Any] = {}
+    # The facts of a process that replaced another are read by nobody before.
+    with suppress(EOFError, OSError):
+        while pipe.poll():
+            facts = pipe.recv()
+    reason = str(facts.get("error", "")).rstrip(".")
+    return reason and f": {reason}"
+
+
+def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
+    """Serve in a process of its own until it is told to stop, or its parent is gone."""
+    number = work.settings.process
+    # A Ctrl-C in a terminal reaches the parent too, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_log_format(work.log_format)
+    log_to_stderr(number)
+    try:
+        service = Service(
+            *(work.place, work.stores, texts_of(work.settings)),
+            sidecars_of(work.settings, required=not work.again),
+        )
+        server = Server(service, work.settings, listening)
+    except EvergramError as error:
+        # The first process logs it: a service that cannot start says one sentence.
+        with suppress(OSError):
+            pipe.send({"error": str(error)})
+        sys.exit(1)
+    with suppress(OSError):  # the parent may have ended meanwhile
+        pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
+    server.run()
+
+
+def _end_with_parent(pipe: Connection) -> None:
+    """End this process when its parent is gone, however it ended."""
+    try:
+        pipe.recv()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -33,20 +33,15 @@ class _PinnedComponent:
         token: Secret | None = None,
         dimensions: int | None = None,
     ) -> None:
-        self.version: int = version
-        self.url: str | None = url
-        self.lineage: str | None = lineage
-        self.encoder: str | None = encoder
-        self.token: Any | None = token
-        self.dimensions: int | None = dimensions
+        self._token: Any | None = token
         resolved = None if token is None else token.resolve_value()
         self._texts = PinnedTexts(version, url, lineage, encoder, resolved, dimensions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the component as a pipeline's file holds it."""
         names = ("version", "url", "lineage", "encoder", "dimensions")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        settings["token"] = None if self.token is None else self.token.to_dict()
+        settings: dict[str, Any] = {name: getattr(self._texts, name) for name in names}
+        settings["token"] = None if self._token is None else self._token.to_dict()
         written: dict[str, Any] = default_to_dict(self, **settings)
         return written
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
@@ -13,19 +17,257 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.serving.dashboard.data import dashboard_data
+from evergram.serving.dashboard.data import TrafficLog, dashboard_data
 from evergram.serving.dashboard.schemas import DashboardData
-from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.http.access import Access, authenticate, refusal_response
-from evergram.serving.http.body import BodyBudget, HeldBody, is_arrow
 from evergram.serving.http.call import ARROW, JSON, Answer, Call, EncoderWaitError
 from evergram.serving.http.connections import Connections
-from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response, log
 from evergram.serving.http.vector_routes import embeddings
-from evergram.serving.http.workers import Refresher, Workers
 from evergram.serving.metrics import MEDIA, Metrics
-from evergram.serving.service import ServedState, Service
+from evergram.serving.service import ServedState, Service, SharedReader
 from evergram.serving.settings import ServiceSettings
+
+# Bytes of each body that the budget does not count, so that a full budget keeps out large requests
+# only.
+FREE = 1 << 16
+# Bytes of memory that a part of a body takes besides its own.
+PART = 64
+
+
+class BodyBudget:
+    """Bytes of bodies that all requests together may hold. Several threads may use one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held: int = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Take bytes from the budget; give them back where negative.
+
+        Raises: RefusedError: fewer are left.
+        """
+        with self._lock:
+            if size > 0 and self.held + size > self._most:
+                raise RefusedError(
+                    503, "busy", "Too many large requests are being read already; try again."
+                )
+            self.held += size
+
+
+class HeldBody:
+    """The body of one request, which counts to the budget until its last holder leaves."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.size: int = 0
+        self._parts: list[bytes] = []
+        self._budget, self._taken, self._holders = budget, 0, 1
+        self._lock = threading.Lock()
+
+    def content(self) -> bytes:
+        """Return the body, joined on the first call: of a large one, in a worker's thread."""
+        if len(self._parts) != 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0]
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            last = not self._holders
+        if last:
+            self._budget.take(-self._taken)
+            self._taken = 0
+
+    async def read(self, request: Request, limit: int, patience: float) -> None:
+        """Receive the body.
+
+        Its bytes are counted as they come, as the header of its length may be wrong or missing.
+
+        Args:
+            limit: bytes that the body may have.
+            patience: seconds from one part to the next.
+        Raises: RefusedError: the body is longer, stops coming, or does not fit the budget.
+        """
+        clock = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(patience) as waiting:
+                async for chunk in request.stream():
+                    waiting.reschedule(clock.time() + patience)
+                    self._add(chunk, limit)
+        except TimeoutError:
+            raise RefusedError(
+                408,
+                "slow",
+                f"Nothing more of the body came for {patience:g} seconds; send it again.",
+            ) from None
+
+    def _add(self, chunk: bytes, limit: int) -> None:
+        size = self.size + len(chunk)
+        if size > limit:
+            long = f"The body is longer than {limit} bytes; send fewer rows at a time."
+            raise RefusedError(413, "limit", long)
+        more = max(0, size + PART * len(self._parts) - FREE) - self._taken
+        if more > 0:
+            self._budget.take(more)
+            self._taken += more
+        self.size = size
+        if chunk:
+            self._parts.append(chunk)
+
+
+def is_arrow(request: Request) -> bool:
+    """Return whether the header `Content-Type` says Arrow, and not JSON.
+
+    Nothing else is accepted: a web page of another origin can send texts and forms without asking
+    first, but neither of these two.
+
+    Raises: RefusedError: the header says something else, or is missing; or the body is compressed.
+    """
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise RefusedError(
+            415,
+            "media_type",
+            f"The body is compressed ({coding[:80]!r}); send it as it is, without the header "
+            "'Content-Encoding'.",
+        )
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (JSON, ARROW):
+        described = f"of the type {kind[:80]!r}" if kind else "of no type"
+        raise RefusedError(
+            415,
+            "media_type",
+            f"The body is {described}; send JSON with the header 'Content-Type: {JSON}', or an "
+            f"Arrow stream with 'Content-Type: {ARROW}'.",
+        )
+    return kind == ARROW
+
+
+T = TypeVar("T")
+
+# Seconds that a request for an unknown version waits for the service to load it.
+PATIENCE = 2.0
+# Seconds between two measurements of drift.
+DRIFT_EVERY = 10.0
+
+
+class Workers:
+    """Threads next to the event loop, and a limit on the requests that wait for one."""
+
+    def __init__(self, size: int, waiting: int) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix="evergram-worker")
+        self._most = size + waiting
+        self._busy = 0
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> int:
+        """The number of requests that are worked on, or wait."""
+        return self._busy
+
+    async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
+        """Run `work` in a worker's thread, and return its result.
+
+        Work cancelled before it starts never runs; once started it runs to completion.
+
+        Args:
+            done: called exactly once: after the work has ended, was cancelled, or was refused.
+        Raises: RefusedError: too many requests wait, or the workers are closed.
+        """
+        with self._lock:
+            full = self._busy >= self._most
+            self._busy += not full
+        if full:
+            done()
+            raise RefusedError(503, "busy", "Too many requests wait already; try again.")
+
+        def ended(_: Future[T] | None) -> None:
+            with self._lock:
+                self._busy -= 1
+            done()
+
+        try:
+            # With the request's context, in which its span is open.
+            future = self._pool.submit(contextvars.copy_context().run, work)
+        except RuntimeError as error:  # closed, or the system lends no more threads
+            ended(None)
+            raise RefusedError(
+                503, "busy", "The service is ending, or can start no thread; try again."
+            ) from error
+        future.add_done_callback(ended)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Cancel the work that waits, and wait for what has started."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Refresher:
+    """Refreshes a service: again and again, and when a request names an unknown version."""
+
+    def __init__(self, service: Service, settings: ServiceSettings, metrics: Metrics) -> None:
+        self.service: Service = service
+        self.settings: ServiceSettings = settings
+        self.metrics: Metrics = metrics
+        self._next_drift = 0.0
+        # Loading a new version may take long; its own thread keeps it apart from requests.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
+        self._refresh: Future[bool] | None = None
+
+    async def reloaded(self, before: SharedReader) -> bool:
+        """Refresh the service, and wait a moment. Returns: whether its reader is a new one.
+
+        Args:
+            before: the reader that a request was refused with.
+        """
+        if self.service.least_poll:
+            return False
+        # All requests that wait share one refresh that has not started yet: no queue of them
+        # grows behind a long one, which fills stores.
+        refresh = self._refresh
+        if refresh is None or refresh.running() or refresh.done():
+            refresh = self._refresh = self._thread.submit(self.service.refresh)
+        end = time.monotonic() + PATIENCE
+        while self.service.shared is before and time.monotonic() < end:
+            if refresh.done() and self.service.problem is None:
+                break
+            await asyncio.sleep(0.01)
+        return self.service.shared is not before
+
+    async def watch(self) -> None:
+        """Refresh the service and measure drift, again and again, until cancelled."""
+        loop = asyncio.get_running_loop()
+        pause = max(self.settings.poll, self.service.least_poll)
+        while True:
+            await asyncio.sleep(pause)
+            looking = loop.run_in_executor(self._thread, self._look)
+            # It may be filling stores; revoked tokens must not wait for that.
+            while not (await asyncio.wait({looking}, timeout=pause))[0]:
+                await asyncio.to_thread(self.service.refresh_consumers)
+            try:
+                looking.result()
+            except Exception:
+                log.exception("Refreshing the service failed; it is tried again.")
+
+    def _look(self) -> None:
+        if self.service.refresh():
+            self.metrics.reloads.inc()
+        self.service.check_stores()
+        # Less often: it keeps the interpreter from requests for some milliseconds.
+        if time.monotonic() >= self._next_drift:
+            self._next_drift = time.monotonic() + DRIFT_EVERY
+            with self.service.entered() as state:
+                self.metrics.drift.look(state.reader)
+
+    def close(self) -> None:
+        """Wait for the refresh under way; none that waits is begun."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
 
 Operation = Callable[[Call], Answer]
 Listing = Callable[[ServedState, Access], BaseModel]

@@ -160,12 +160,8 @@ export function drawErrors(node, versions, newest) {
 
 // points: [seconds before now, requests per minute], oldest first.
 export function drawRates(node, points) {
-  if (points === null) {
+  if (!points?.length) {
     nothing(node, "Requests are not known: the service did not say.");
-    return;
-  }
-  if (!points.length) {
-    nothing(node, "The rate is known from the second refresh on.");
     return;
   }
   // A line has two ends.

@@ -11,46 +11,18 @@ import {
 
 const EVERY = 2000; // milliseconds from one answer to the next question
 const PATIENCE = 10000; // until a question is given up
-const WINDOW = 600; // seconds of request rates that are kept
 const KEY = "evergram-token";
 
 let data = null;
 let drawn = ""; // the lineage's part of the data as it was last drawn
-let seen = []; // { at: seconds, total: requests }, oldest first
 let timer = null;
 let asking = false;
 let given = false; // whether the person has just given the token that is tried now
 
-const total = (live) => live.traffic?.reduce((sum, t) => sum + t.requests, 0) ?? null;
-
-function remember() {
-  const now = { at: Date.parse(data.at) / 1000, total: total(data.live) };
-  const last = seen.at(-1);
-  // A count that fell is of a service that was started anew.
-  if (now.total === null || (last && (now.total < last.total || now.at < last.at))) seen = [];
-  if (now.total !== null) seen.push(now);
-  seen = seen.filter((point) => point.at >= now.at - WINDOW);
-}
-
-// As the service counted them; where it does not say, as this page has seen them.
-function rates() {
-  if (data.live.rates !== null) return data.live.rates.map((r) => [r.ago, r.per_minute]);
-  if (total(data.live) === null) return null;
-  const now = seen.at(-1).at;
-  return seen.slice(1).map((point, i) => {
-    const before = seen[i];
-    const minutes = (point.at - before.at) / 60;
-    return [now - point.at, minutes > 0 ? (point.total - before.total) / minutes : 0];
-  });
-}
-
+// Requests a minute of all consumers together, in the last minute.
 function lastMinute() {
   const told = data.live.traffic?.map((t) => t.per_minute) ?? [null];
-  if (!told.includes(null)) return told.reduce((sum, rate) => sum + rate, 0);
-  const recent = seen.filter((point) => point.at >= seen.at(-1).at - 60);
-  if (recent.length < 2) return null;
-  const minutes = (recent.at(-1).at - recent[0].at) / 60;
-  return minutes > 0 ? (recent.at(-1).total - recent[0].total) / minutes : null;
+  return told.includes(null) ? null : told.reduce((sum, rate) => sum + rate, 0);
 }
 
 function metrics() {
@@ -80,11 +52,11 @@ function drawPictures() {
 }
 
 function drawRate() {
-  const points = rates();
+  const points = data.live.rates?.map((rate) => [rate.ago, rate.per_minute]) ?? null;
   drawRates(at("rates"), points);
   table(at("rate-table"), "Requests a minute, latest first", ["seconds ago", "requests a minute"],
     (points ?? []).toReversed().map(([ago, rate]) => [count(Math.round(ago)), number(rate)]),
-    { numeric: [0, 1], empty: "Not known yet." });
+    { numeric: [0, 1], empty: "Not known." });
 }
 
 function draw() {
@@ -125,7 +97,6 @@ function askForToken() {
   given = false;
   data = null;
   drawn = "";
-  seen = [];
   for (const id of ["summary", "updated"]) at(id).textContent = "";
   at("name").textContent = "Dashboard";
   document.title = "Evergram";
@@ -164,7 +135,6 @@ async function ask() {
   }
   given = false;
   at("forget").hidden = !token;
-  remember();
   draw();
   say("");
   return true;
