@@ -376,7 +376,7 @@ MANY = 40_000
 
 def aligned(processes: int, *arguments: object) -> dict[str, Any]:
     """Return what `evergram vectors align … --json` prints in so many processes."""
-    command = ("-m", "evergram", "align", *map(str, arguments), "--json")
+    command = ("-m", "evergram", "vectors", "align", *map(str, arguments), "--json")
     outputs = ended(start(processes, *command))
     assert [code for code, _ in outputs] == [0] * processes, outputs
     assert not any(output for _, output in outputs[1:])
