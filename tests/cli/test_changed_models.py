@@ -93,19 +93,3 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert "30 kept vectors were computed again and are the same; these are all." in printed
     assert "at most 25.9% of all differ" in " ".join(evergram(*command, "--check", 10).out.split())
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_the_file_is_aligned_as_any_other(
-    texts: Path, kept: Path, tmp_path: Path, evergram: Command
-) -> None:
-    old, new = tmp_path / "old.parquet", tmp_path / "new.parquet"
-    assert evergram("vectors", "encode", texts, old, "--encoder", ADDRESSES[0]).code == 0
-    made = evergram.json("vectors", "finish-migration", texts, new, *NEW, "--kept", kept)
-    assert (made["file"], made["dim"], made["encoder"]) == (str(new), 12, ADDRESSES[1])
-    line = tmp_path / "line"
-    published = evergram.json("vectors", "align", old, new, "--lineage", line, "--held-out", 0.3)
-    assert published["alignment"]["pairs"]["common"] == 90
-    with_words = evergram("vectors", "finish-migration", texts, new, *NEW, "--kept", kept)
-    assert "is there already" in with_words.refusal()
-    command = ("vectors", "finish-migration", texts, new, *NEW, "--kept", kept, "--force")
-    assert f"90 texts, 12 dims, by {ADDRESSES[1]}: {new}" in evergram(*command).out

@@ -14,7 +14,7 @@ from rich.text import Text
 from tests.support.click_shop import RECIPE
 from tests.support.command import Command, every_command, run_process
 
-from evergram.cli.app import ORDER, PANELS
+from evergram.cli.app import PANELS
 from evergram.cli.options import (
     columns_by_role,
     columns_of,
@@ -55,14 +55,6 @@ def test_help_does_not_load_torch() -> None:
     after = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
     result = run_process("--help", before=after)
     assert result.out.endswith("False\n")
-
-
-def test_a_group_lists_its_commands_in_order(evergram: Command) -> None:
-    for group, order in ORDER.items():
-        shown = re.findall(r"^│ ([a-z][a-z-]*) ", evergram(group, "--help").out, re.MULTILINE)
-        assert tuple(shown[: len(order)]) == order
-        names = {n.removeprefix(f"{group} ") for n in every_command() if n.startswith(group)}
-        assert set(shown) == names
 
 
 def test_an_unknown_name_is_answered_with_what_can_be_meant(evergram: Command) -> None:

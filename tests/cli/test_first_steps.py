@@ -62,8 +62,8 @@ def test_a_training_is_limited_by_minutes_and_made_thorough(
     limited = evergram.json("train", "recipe.toml", "--lineage", "l", "--minutes", 0)
     assert (limited["training"]["ended"], limited["training"]["epochs"]) == ("minutes", 1)
     assert len(limited["training"]["pilots"]) == 1
-    few = ("--set", "training.epochs=3", "--set", "training.patience=2")
-    thorough = evergram.json("train", "recipe.toml", "--lineage", "t", "--thorough", *few)
+    few = [f"--set=training.{key}" for key in ("epochs=3", "patience=2", "thorough=true")]
+    thorough = evergram.json("train", "recipe.toml", "--lineage", "t", *few)
     assert len(thorough["training"]["pilots"]) > 8
     assert thorough["training"]["optimizer"] == "adaptive"
 
@@ -121,7 +121,7 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     arguments = [tmp_path / "1.csv", tmp_path / "2.csv", tmp_path / "out", *COLUMNS]
     arguments += ["--column", "value=stars", "--unique", "--minimum-value", "2", "--k-core", "1"]
     arguments += ["--candidate-features", tmp_path / "f.csv", "--memory", "256MiB"]
-    facts = evergram.json("prepare", *arguments, "--threads", "1", "--name", "films")
+    facts = evergram.json("prepare", *arguments, "--name", "films")
     assert (facts["rows_read"], facts["below_minimum"], facts["repeats_dropped"]) == (8, 2, 4)
     assert facts["columns"]["value"] == "float32"
     assert facts["seconds"] > 0

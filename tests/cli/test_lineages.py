@@ -126,7 +126,7 @@ def test_files_say_what_they_are_and_others_are_refused(
 def test_check_as_json_has_what_it_measured_and_what_is_past_a_limit(
     evergram: Command, trained_lineage: Path
 ) -> None:
-    limits = ("--max-error", 0, "--max-amplification", 0)
+    limits = ("--max-error", 0, "--max-bound", 0)
     code, out, err = evergram("lineage", "check", trained_lineage, *limits, "--json")
     facts = json.loads(out)
     assert (code, facts["version"]) == (1, 2)

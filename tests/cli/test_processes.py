@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from tests.support.lineages import lineage_of, vectors_of
 from tests.support.several_processes import (
     ROOT,
@@ -23,11 +25,14 @@ from tests.support.several_processes import (
     start,
 )
 
-from evergram import PretrainedEncoder
+from evergram.cli import main
 from evergram.cli.failures import error_line
 from evergram.cli.options import refuse_shared_fit, refuse_unshared
+from evergram.collectives import RANK, WORLD
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
+from evergram.vector_files import shards
+from evergram.vector_files.base import Block
 from evergram.vector_files.writers import write_vectors
 
 RECIPE = """
@@ -83,23 +88,6 @@ def test_two_processes_publish_the_lineage_of_one(tmp_path: Path) -> None:
     assert_near(*map(Lineage.open, folders))
 
 
-@pytest.mark.long
-def test_two_processes_with_divided_tables_publish_the_lineage_of_one(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE)
-    alone = ["train", str(recipe), "--lineage", str(tmp_path / "alone")]
-    divided = ["train", str(recipe), "--lineage", str(tmp_path / "divided")]
-    divided += ["--set", "training.tables=sharded"]
-    one, two = run(alone), run(divided, 2)
-    assert two["metrics"]["model"] == pytest.approx(one["metrics"]["model"], abs=1e-6)
-    whole, parts = (Lineage.open(tmp_path / name) for name in ("alone", "divided"))
-    for side in ("query", "candidate"):
-        (ids, vectors), (other_ids, others) = whole.embeddings(side), parts.embeddings(side)
-        assert ids.equals(other_ids)
-        torch.testing.assert_close(others, vectors, rtol=1e-5, atol=1e-5)
-    assert PretrainedEncoder.of_version(parts, 0).kind == "factorization"
-
-
 def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for command in ("train", "upgrade", "vectors export", "vectors transform"):
@@ -135,7 +123,7 @@ def test_two_processes_export_and_transform_what_one_does(tmp_path: Path) -> Non
     for name, command in (("rewritten", rewrite), ("read", read)):
         alone, together = (str(tmp_path / f"{name}{n}") for n in (1, 2))
         facts = run([*command, alone])
-        killed = start(2, "-m", "tests.support.killed_export", *command, together)
+        killed = start(2, "-m", "tests.cli.test_processes", *command, together)
         (survivor, said), (code, _) = ended(killed)
         assert (survivor, code) == (2, -9)
         assert "another process of this command has ended" in said
@@ -150,3 +138,26 @@ def test_two_processes_export_and_transform_what_one_does(tmp_path: Path) -> Non
         assert tables[0].equals(tables[1])
         assert len(tables[0]) == 300
         assert (Path(together) / "_SUCCESS").is_file()
+
+
+def kill_in_second_shard() -> None:
+    module: Any = shards
+    whole, calls = module.write_embeddings, [0]
+
+    def write(
+        path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None = None
+    ) -> int:
+        calls[0] += 1
+        if calls[0] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rows: int = whole(path, blocks, provenance)
+        return rows
+
+    module.write_embeddings = write
+
+
+if __name__ == "__main__":
+    if os.environ.get(RANK) == str(int(os.environ[WORLD]) - 1):
+        kill_in_second_shard()
+    sys.argv[0] = "evergram"
+    main()

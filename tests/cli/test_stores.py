@@ -191,25 +191,6 @@ def test_a_version_whose_rows_are_missed_fails_and_is_named(evergram: Command) -
     assert evergram(*check, "--as", 0, "--least", low).code == 0
 
 
-@pytest.mark.usefixtures("filled")
-def test_older_rows_are_named_where_searches_of_them_are_not_exact(
-    tmp_path: Path, evergram: Command
-) -> None:
-    line = lineage_of(tmp_path / "other", versions=1, rows=1500, canaries=30)
-    assert evergram("store", "fill", "other", "--store", "object=rows2").code == 0
-    publish(line, 1, rows=1500, canaries=30)
-    check = ("store", "check", "other", "--store", "object=rows2", "--least", 1)
-    done = evergram(*check)
-    assert done.code == 1
-    assert "by cosine at version 1 return 0." in done.err
-    assert "1500 rows are of versions before it" in done.err
-    assert "evergram store backfill" in done.err
-    publish(line, 2, rows=1500, canaries=30, promote=False)
-    assert "Not searched" in evergram(*check).out
-    assert evergram(*check, "--json").out.count('"version": 2') == 0
-    assert '"not_read_from_it": [\n    2\n  ]' in evergram(*check, "--json").out
-
-
 def test_a_version_that_was_not_measured_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evergram: Command
 ) -> None:
@@ -223,9 +204,9 @@ def test_a_version_that_was_not_measured_fails(
     write_embeddings(Path("queries.parquet"), [(pa.array(range(30)), vectors_of(0, 30))])
     asked = ("store", "check", "line", *STORE, "--queries", "queries.parquet", "--as", 0)
     assert evergram.json(*asked, "--least", 0.5)["searches"][0]["queries"] == 30
-    some = evergram.json(*asked, "--least", 0.5, "--sample", 24)
-    assert some["searches"][0]["queries"] == 24
-    few = evergram(*asked, "--sample", 4)
+    few_rows = (pa.array(range(4)), vectors_of(0, 4))
+    write_embeddings(Path("few.parquet"), [few_rows])
+    few = evergram(*asked[:-3], "few.parquet", "--as", 0)
     assert few.code == 1
     assert "return 1.0000 of the best rows, and other queries might have" in few.err
 

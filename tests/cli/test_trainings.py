@@ -43,7 +43,7 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     evergram: Command, trained_lineage: Path, tmp_path: Path
 ) -> None:
     plots = tmp_path / "plots.html"
-    few = ("--steps", 2, "--every", 1, "--batch", 8)
+    few = ("--steps", 2, "--batch", 8)
     ran = evergram("diagnose", trained_lineage, *few, "--out", plots)
     assert ran.code == 0, ran.err
     for words in (
@@ -62,8 +62,7 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     assert facts["sampled"] == {"query": 0, "candidate": 0}
     assert facts["scores"]["observed_mean"] > facts["scores"]["random_mean"]
     assert all(1 <= each["effective_rank"] <= each["dim"] for each in facts["sides"].values())
-    for options in (("--out", "plots.pdf"), ("--steps", 5, "--every", 6)):
-        assert str(options[-1]) in evergram.refused("diagnose", trained_lineage, *options)
+    assert "plots.pdf" in evergram.refused("diagnose", trained_lineage, "--out", "plots.pdf")
 
 
 @pytest.mark.long

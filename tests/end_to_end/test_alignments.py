@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.support.command import Command
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.reader import Reader
 from evergram.vector_files.writers import write_vectors
 
 ROWS = 500
@@ -51,19 +49,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_named_rows_are_aligned_by_their_ids(evergram: Command) -> None:
-    named = evergram.json("vectors align old.parquet new.npy --new-ids names.txt --lineage l")
+    Path("new.ids.txt").write_text(Path("names.txt").read_text())
+    named = evergram.json("vectors align old.parquet new.npy --lineage l")
     assert named["alignment"]["held_out"]["transformed"]["cosine"] > 0.8
     assert not named["alignment"]["pairs"]["by_row_number"]
     back = "vectors transform new.npy --lineage l --as 0 --out back.parquet"
-    assert "--ids" in evergram.refused(back)
-    assert evergram(f"{back} --ids names.txt").code == 0
-    assert "--new-ids" in evergram.refused("vectors align 1 new.npy --lineage l")
+    assert evergram(back).code == 0
+    Path("new.ids.txt").unlink()
+    for command in (f"{back} --force", "vectors align 1 new.npy --lineage l"):
+        assert "new.ids.txt" in evergram.refused(command)
 
 
 def test_two_files_without_ids_are_paired_by_row_and_stay_so(evergram: Command) -> None:
     ran = evergram("vectors align old.npy new.npy --lineage l")
     assert "paired by the numbers of their rows" in ran.out
-    assert "--ids" in evergram.refused("vectors align 1 named.parquet --lineage l")
+    assert ".ids.txt" in evergram.refused("vectors align 1 named.parquet --lineage l")
     ran = evergram("vectors transform new.npy --lineage l --as 0 --out out.npy")
     assert "without ids" in ran.out
     assert not Path("out.ids.txt").exists()
@@ -106,21 +106,13 @@ def test_a_version_keeps_the_type_of_ids(evergram: Command) -> None:
     put("numbered.parquet", OLD, NUMBERS)
     put("texts.parquet", NEW, [str(i) for i in NUMBERS])
     put("padded.parquet", NEW, ["00017", *map(str, NUMBERS[1:])])
-    Path("numbers.txt").write_text("".join(f"{i}\n" for i in NUMBERS))
+    Path("new.ids.txt").write_text("".join(f"{i}\n" for i in NUMBERS))
     assert evergram("vectors import numbered.parquet --lineage l").code == 0
     assert evergram("store fill l --store object=s").code == 0
     assert "'00017'" in evergram.refused("vectors align 0 padded.parquet --lineage l")
-    for version, file in enumerate(("texts.parquet", "new.npy --new-ids numbers.txt")):
+    for version, file in enumerate(("texts.parquet", "new.npy")):
         assert evergram(f"vectors align {version} {file} --lineage l").code == 0
         assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
         assert evergram("store fill l --store object=s").code == 0
     with pytest.raises(DataError, match="not finite"):
         Lineage.open("l").view(0).transform(np.full((1, 12), np.nan, np.float32))
-
-
-def test_a_score_past_float32_is_infinite_without_a_warning(evergram: Command) -> None:
-    assert evergram("vectors import old.parquet --lineage l").code == 0
-    assert evergram("store fill l --store object=s").code == 0
-    with closing(Reader.open("l", {"object": "s"})) as reader:
-        (hits,) = reader.search(np.full((1, 8), 1e30, np.float32), 3, metric="l2")
-    assert not np.isfinite(hits.scores).any()

@@ -99,23 +99,6 @@ def test_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Co
     assert "the transform of version 1 was measured on 0 objects" in checked.err
 
 
-def test_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> None:
-    assert shop("lineage check l").code == 0
-    assert shop("lineage check l --max-bound 0.3").code == 1
-    overlap = shop.json(UPGRADE)["overlap"]
-    reading = shop.json("lineage check l")["readings"][0]
-    unseen, measured = (reading[name]["relative"] for name in ("unseen", "measured"))
-    assert reading["unseen"]["objects"] == overlap["held_out"] >= LEAST_OBJECTS
-    assert reading["measured"]["objects"] == overlap["common"] == 360
-    assert unseen > measured
-    assert unseen == pytest.approx(reading["certificate"]["relative"])
-    assert shop(f"lineage check l --max-error {(unseen + measured) / 2}").code == 1
-    assert shop("lineage check l --max-bound 9").code == 0
-    assert shop("lineage retire l 0").code == 0
-    check = shop("lineage check l --max-bound 9")  # a limit on nothing that is read
-    assert (check.code, "No past version is read" in check.err) == (1, True)
-
-
 def test_degradation_that_cannot_be_measured_fails(shop: Command) -> None:
     limit = "upgrade r.toml --lineage l --max-degradation 100"
     for options, words in {

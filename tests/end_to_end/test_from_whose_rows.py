@@ -42,25 +42,19 @@ def line(published: Path, tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
-# By command: its line, the options that name the newest version, and the key of its answer.
+# By command: its line, and the key of its answer; `--from newest` names the newest version.
 NAMED = {
-    "evaluate": ("evaluate {line} --as 0", "--from newest", "version"),
-    "vectors export": (
-        "vectors export {line} {line}.parquet --side candidate --as 0",
-        "--from newest",
-        "version",
-    ),
+    "evaluate": ("evaluate {line} --as 0", "version"),
+    "vectors export": ("vectors export {line} {line}.parquet --side candidate --as 0", "version"),
     "vectors export-transform": (
         "vectors export-transform {line} {line}.sql --format duckdb --as 0",
-        "--from newest",
         "version",
     ),
     "vectors transform": (
         "vectors transform {file} --lineage {line} --as 0 --out {line}.parquet",
-        "--from newest",
         "from",
     ),
-    "store fill": ("store fill {line} {store}", "--as newest", "version"),
+    "store fill": ("store fill {line} {store}", "version"),
 }
 FILL = "store fill {line} {store}"
 
@@ -139,7 +133,8 @@ OF_PRODUCTION_TOO = {"consumer pin"}
 def test_vectors_are_productions_or_those_that_are_named(
     evergram: Command, line: Path, command: str
 ) -> None:
-    words, newest, key = NAMED[command]
+    words, key = NAMED[command]
+    newest = "--as newest" if command == "store fill" else "--from newest"
     assert asked(evergram, line, words, PRODUCTION)[key] == PRODUCTION
     if command == "vectors export":
         expected = Lineage.open(line).view(0, PRODUCTION).embeddings("candidate")[1]

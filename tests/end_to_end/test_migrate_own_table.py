@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vectors
 
-from evergram.errors import EvergramError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors
 from evergram.migration.reranked_search import Reranked, reranked_search
@@ -77,26 +76,3 @@ def test_a_search_with_rerank_is_that_of_the_new_model(lineage: Lineage, tmp_pat
         assert ranked.counts == {"stored": 200, "kept": 0, "computed": 200}
         old = reader.search(OLD[7], 1, 0, metric="l2")[0]
         assert len(old) == 1
-
-
-def test_the_column_of_the_sample_is_that_of_the_version_of_all_texts(
-    lineage: Lineage, tmp_path: Path
-) -> None:
-    alone = write(tmp_path / "own", range(0, 400, 2))
-    lineage.withdraw("newest", "the sample; all texts follow as version 2")
-    with pytest.raises(EvergramError):
-        Reader.open(lineage.path, {"object": f"{alone}&v1=embedding_v1"})
-    align(0, encoded(tmp_path, ADDRESSES[1]), lineage, AlignSettings(), promote=False)
-    address = f"{alone}&v2=embedding_v1"
-    with closing(Reader.open(lineage.path, {"object": address})) as reader:
-        assert reader.store().count() == {0: 200, 2: 200}
-    write(tmp_path / "own", range(400))
-    with closing(Reader.open(lineage.path, {"object": address})) as reader:
-        hits = reader.search(QUERIES, 5, 2)
-        assert [one.ids.to_pylist() for one in hits] == best()
-        assert {v for one in hits for v in one.versions.tolist()} == {2}
-    lineage.promote(2)
-    with closing(Reader.open(lineage.path, {"object": address})) as reader:
-        assert [one.ids.to_pylist() for one in reader.search(QUERIES, 5)] == best()
-        (pinned,) = reader.search(OLD[7], 5, 0)
-        assert set(pinned.versions.tolist()) == {2}

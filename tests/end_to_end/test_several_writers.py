@@ -63,29 +63,3 @@ def test_the_second_of_two_trainings_is_refused(
     assert again.code == 0, again.err
     versions = Lineage.open("l").versions
     assert [each.version for each in versions] == [0, 1][: 1 + (command == "upgrade")]
-
-
-@pytest.mark.long
-def test_of_two_imports_at_once_one_is_published_whole(shop: Path) -> None:
-    """Whichever comes second meets the lock of the first, or its lineage."""
-    import numpy as np
-
-    files: list[str] = []
-    for name in ("a", "b"):
-        values = np.full((2000, 8), 1.0 + len(files), dtype=np.float32)
-        np.save(f"{name}.npy", values + np.arange(2000, dtype=np.float32)[:, None])
-        files.append(f"{name}.npy")
-    (shop / "ids.txt").write_text("".join(f"{i}\n" for i in range(2000)))
-    runs = [
-        started("vectors", "import", file, "--ids", "ids.txt", "--lineage", "l") for file in files
-    ]
-    errors = [run.communicate(timeout=PATIENCE)[1] for run in runs]
-    assert sorted(run.returncode for run in runs) == [0, 2], errors
-    loser = next(i for i, run in enumerate(runs) if run.returncode)
-    assert errors[loser].count("\n") == 1
-    assert any(
-        words in errors[loser]
-        for words in ("Another process is publishing", "already holds a lineage", "has changed")
-    )
-    _, vectors = Lineage.open("l").embeddings("object")
-    assert float(vectors[0, 0]) == 2.0 - loser

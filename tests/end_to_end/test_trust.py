@@ -138,7 +138,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
 def test_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
     evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert add_probe(evergram, "plain.onnx", "--min", "0.9").code == 0
+    assert add_probe(evergram, "plain.onnx", "--limit", "0.9").code == 0
     dies(monkeypatch, at=ProbeProcess.value)
     assert "could not be run: " in evergram.refused(f"{ALIGN} --strict-probes")
     assert Lineage.open(imported_lineage).newest == 0

@@ -205,7 +205,7 @@ def test_strict_probes_without_a_limit_are_refused(lineage: Lineage, tmp_path: P
     consumers = ConsumerRegistry.open(lineage.path)
     unlimited = probe(tmp_path, 0).model_copy(update={"min": None})
     consumers.repin("ads", "prod", lineage.resolve, probe=unlimited)
-    with pytest.raises(DegradationError, match=r"no consumer has a probe with a limit.*--min"):
+    with pytest.raises(DegradationError, match=r"no consumer has a probe with a limit.*--limit"):
         publish(lineage, following(lineage, artefact()), strict_probes=True)
     assert lineage.newest == 0
     consumers.add("web", "v0", lineage.resolve, probe=probe(tmp_path, 1))

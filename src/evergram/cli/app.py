@@ -19,30 +19,10 @@ PANELS = {
     "Operate": ("serve", "lineage", "consumer", "store"),
     "Vectors that any model made": ("vectors",),
 }
-# The order of the commands in a group's help; others follow as they are added.
-ORDER = {
-    "lineage": ("list", "check", "label", "promote", "withdraw", "retire"),
-    "vectors": (
-        "align",
-        "transform",
-        "import",
-        "export",
-        "export-transform",
-        "encode",
-        "plan-migration",
-        "finish-migration",
-        "sidecar",
-    ),
-}
 
 
 class NamedCommands(TyperGroup):
-    """A group in the order of ORDER that answers an unknown name with the nearest ones, those of
-    its groups too."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        order = ORDER.get(self.name or "", ())
-        return [*order, *(name for name in self.commands if name not in order)]
+    """A group that answers an unknown name with the nearest ones, those of its groups too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:

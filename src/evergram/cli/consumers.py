@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from evergram.cli.app import consumer_commands, is_json
-from evergram.cli.options import LineageFolder
-from evergram.cli.printing import dump, number, print_probes, table
+from evergram.cli.options import LineageFolder, Side
+from evergram.cli.printing import dump, number, print_probes, show, table
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from evergram.lineage.consumers import Consumer, Probe, Threshold
     from evergram.lineage.lineage import Lineage
 
+Record = TypeVar("Record", "Probe", "Threshold")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 ProbeModel = Annotated[
     Path | None,
     typer.Option(
-        "--probe",
         metavar="MODEL",
         help="The consumer's own model, to try every new version with: .onnx, or "
         ".safetensors of a linear one.",
@@ -34,37 +34,26 @@ ProbeData = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Parquet with the columns id and label, to measure it on."),
 ]
-ProbeSide = Annotated[
-    str | None, typer.Option(help="Side of the ids (default: candidate, or the only side).")
-]
 Metric = Annotated[
     str | None,
     typer.Option(help="Measure of the probe: auc, accuracy or rmse.", show_default="auc"),
 ]
-Least = Annotated[
+Limit = Annotated[
     float | None,
-    typer.Option("--min", help="The least value of auc or accuracy that is good enough."),
-]
-Most = Annotated[
-    float | None, typer.Option("--max", help="The largest value of rmse that is good enough.")
+    typer.Option(help="The least auc or accuracy, or the largest rmse, that is good enough."),
 ]
 ScoreThreshold = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="Score from which on the consumer shows hits: 'vectors align' and 'lineage check' say "
-        "how many pass it at a newer version."
+        metavar="[METRIC:]SCORE",
+        help="Score, by cosine, ip or l2, from which on the consumer shows hits: 'vectors align' "
+        "and 'lineage check' say how many pass it at a newer version.",
     ),
-]
-ScoreMetric = Annotated[
-    str,
-    typer.Option("--threshold-metric", help="Metric of the threshold: cosine, ip or l2."),
 ]
 
 
 @consumer_commands.command("list", epilog="Example: evergram consumer list lineages/shop")
-def list_consumers(
-    lineage: LineageFolder,
-) -> None:
+def list_consumers(lineage: LineageFolder) -> None:
     """List the consumers of a lineage, their versions, and their probes' last values."""
     from evergram.lineage.consumers import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
@@ -112,18 +101,16 @@ def add(
     token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
     probe: ProbeModel = None,
     data: ProbeData = None,
-    side: ProbeSide = None,
+    side: Side = None,
     metric: Metric = None,
-    least: Least = None,
-    most: Most = None,
+    limit: Limit = None,
     threshold: ScoreThreshold = None,
-    threshold_metric: ScoreMetric = "cosine",
 ) -> None:
     """Register a consumer of a lineage, and the model that every new version is tried with."""
     from evergram.lineage.consumers import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
-    options = _ProbeOptions(probe, data, side, metric, least, most)
+    options = _ProbeOptions(probe, data, side, metric, limit)
     measured = options.measured(Lineage.open(lineage), pin)
     registry = ConsumerRegistry.open(lineage)
     added = registry.add(
@@ -133,7 +120,7 @@ def add(
         allowed=allow or (),
         contact=contact,
         probe=measured,
-        threshold=_threshold(threshold, threshold_metric),
+        threshold=_threshold(threshold),
     )
     _print_consumer(added, registry.issue_token(name) if token else None)
 
@@ -148,15 +135,13 @@ def pin(
     ],
     probe: ProbeModel = None,
     data: ProbeData = None,
-    side: ProbeSide = None,
+    side: Side = None,
     metric: Metric = None,
-    least: Least = None,
-    most: Most = None,
+    limit: Limit = None,
     drop_probe: Annotated[
         bool, typer.Option("--drop-probe", help="Leave the consumer without a probe.")
     ] = False,
     threshold: ScoreThreshold = None,
-    threshold_metric: ScoreMetric = "cosine",
 ) -> None:
     """Move a consumer to another version, with the probe for that version."""
     from evergram.lineage.consumers import ConsumerRegistry
@@ -164,7 +149,7 @@ def pin(
 
     if drop_probe and (probe is not None or data is not None):
         raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
-    options = _ProbeOptions(probe, data, side, metric, least, most)
+    options = _ProbeOptions(probe, data, side, metric, limit)
     measured = options.measured(Lineage.open(lineage), version)
     moved = ConsumerRegistry.open(lineage).repin(
         name,
@@ -172,16 +157,13 @@ def pin(
         lambda version: Lineage.open(lineage).resolve(version),
         probe=measured,
         drop_probe=drop_probe,
-        threshold=_threshold(threshold, threshold_metric),
+        threshold=_threshold(threshold),
     )
     _print_consumer(moved)
 
 
 @consumer_commands.command("token", epilog="Example: evergram consumer token lineages/shop ads")
-def token(
-    lineage: LineageFolder,
-    name: Name,
-) -> None:
+def token(lineage: LineageFolder, name: Name) -> None:
     """Issue a consumer's token for the service; the token before it stops working."""
     from evergram.lineage.consumers import ConsumerRegistry
 
@@ -191,18 +173,12 @@ def token(
 
 
 @consumer_commands.command("remove", epilog="Example: evergram consumer remove lineages/shop ads")
-def remove(
-    lineage: LineageFolder,
-    name: Name,
-) -> None:
+def remove(lineage: LineageFolder, name: Name) -> None:
     """Remove a consumer, its probe and its token."""
     from evergram.lineage.consumers import ConsumerRegistry
 
     ConsumerRegistry.open(lineage).remove(name)
-    if is_json():
-        dump({"removed": name})
-        return
-    sys.stdout.write(f"{name} is no consumer any more.\n")
+    show({"removed": name}, f"{name} is no consumer any more.")
 
 
 @consumer_commands.command("probe", epilog="Example: evergram consumer probe lineages/shop")
@@ -246,8 +222,7 @@ class _ProbeOptions:
     data: Path | None
     side: str | None
     metric: str | None
-    min: float | None
-    max: float | None
+    limit: float | None
 
     def measured(self, lineage: Lineage, pinned: str) -> Probe | None:
         """Return the probe that the options name, with its baseline; None if they name none.
@@ -256,7 +231,7 @@ class _ProbeOptions:
             no probe can have; or as `measured_probe`.
         """
         if self.model is None and self.data is None:
-            for name in ("side", "metric", "min", "max"):
+            for name in ("side", "metric", "limit"):
                 if getattr(self, name) is not None:
                     raise DataError(f"--{name} was given without a probe; give --probe and --data.")
             return None
@@ -264,42 +239,48 @@ class _ProbeOptions:
             raise DataError(
                 "A probe is a model and an evaluation file: give both --probe and --data."
             )
-        from pydantic import ValidationError
-
         from evergram.lineage.catalog import side_of
         from evergram.lineage.consumers import Probe
         from evergram.releasing.probes import measured_probe
-        from evergram.validation import sentence_of
 
         sides = lineage.manifest(lineage.production).embeddings
         facts = {
             "model": str(self.model),
             "data": str(self.data),
             "metric": self.metric or "auc",
+            "max" if self.metric == "rmse" else "min": self.limit,
             "side": side_of(sides, str(lineage.path), self.side),
-            "min": self.min,
-            "max": self.max,
         }
-        try:
-            probe = Probe.model_validate(facts)
-        except ValidationError as error:
-            raise DataError(f"The probe cannot be used: {sentence_of(error, Probe)}") from error
-        return measured_probe(lineage, pinned, probe)
+        return measured_probe(lineage, pinned, _validated(Probe, facts))
 
 
-def _threshold(value: float | None, metric: str) -> Threshold | None:
-    """Return the threshold of the options. Raises: DataError: it cannot be one."""
+def _threshold(text: str | None) -> Threshold | None:
+    """Return the threshold of the option. Raises: DataError: it cannot be one."""
+    from evergram.lineage.consumers.record import Threshold
+
+    if text is None:
+        return None
+    metric, _, score = text.rpartition(":")
+    try:
+        value = float(score)
+    except ValueError:
+        raise DataError(
+            f"--threshold is {text!r}; it is a score, or METRIC:SCORE, as in ip:12."
+        ) from None
+    return _validated(Threshold, {"value": value, "metric": metric or "cosine"})
+
+
+def _validated(kind: type[Record], facts: dict[str, Any]) -> Record:
+    """Return a probe or a threshold with these values. Raises: DataError: it cannot have them."""
     from pydantic import ValidationError
 
-    from evergram.lineage.consumers import Threshold
     from evergram.validation import sentence_of
 
-    if value is None:
-        return None
     try:
-        return Threshold.model_validate({"value": value, "metric": metric})
+        return kind.model_validate(facts)
     except ValidationError as error:
-        raise DataError(f"The threshold cannot be used: {sentence_of(error, Threshold)}") from error
+        what = f"The {kind.__name__.lower()} cannot be used"
+        raise DataError(f"{what}: {sentence_of(error, kind)}") from error
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:

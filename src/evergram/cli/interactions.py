@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evergram.cli.app import app, is_json
+from evergram.cli.app import app
 from evergram.cli.options import (
     DropBadRows,
     Force,
@@ -20,7 +19,7 @@ from evergram.cli.options import (
     refuse_idle,
     weights_of,
 )
-from evergram.cli.printing import dump
+from evergram.cli.printing import show
 from evergram.errors import DataError
 
 
@@ -28,8 +27,8 @@ from evergram.errors import DataError
     epilog="Example: evergram init clicks.csv --column query=user_id --column candidate=page"
 )
 def init(
-    paths: Annotated[
-        list[Path],
+    path: Annotated[
+        Path,
         typer.Argument(
             metavar="PATH",
             help="Interactions: .parquet, .arrow, .feather, .csv, .tsv (also .gz), lines of ids "
@@ -65,21 +64,14 @@ def init(
     from evergram.training.first_recipe import first_recipe
     from evergram.training.recipe.training import StepSettings
 
-    if len(paths) > 1:
-        raise DataError(
-            f"{len(paths)} paths are given, and a recipe reads one file or folder; put the files "
-            "into one folder and give that, or prepare them: 'evergram prepare FILE... FOLDER'."
-        )
     if out.suffix != ".toml":
         raise DataError(f"--out {out} must end in .toml.")
     if out.exists() and not force:
         raise DataError(
             f"{out} is there already; --force overwrites it, and --out names another file."
         )
-    if not out.parent.is_dir():
-        raise DataError(f"--out {out} is in a folder that is not there; make it first.")
     first = first_recipe(
-        paths[0],
+        path,
         kind=kind,
         columns=columns_by_role(column),
         weights=weights_of(weight),
@@ -87,17 +79,14 @@ def init(
         drop_bad_rows=drop_bad_rows,
     )
     write_text(out, first.text)
-    if is_json():
-        dump({"recipe": str(out), **first.as_json()})
-        return
-    for sentence in first.sentences():
-        sys.stdout.write(f"{sentence}\n")
     recipe = first.recipe
     assert isinstance(recipe.training, StepSettings)
-    sys.stdout.write(
+    show(
+        {"recipe": str(out), **first.as_json()},
+        *first.sentences(),
         f"Recipe: {out}, with {recipe.model.dim_of(0)} dims, batches of "
-        f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.\n"
-        f"Next: evergram train {shlex.quote(str(out))} --lineage lineages/{recipe.name}\n"
+        f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.",
+        f"Next: evergram train {shlex.quote(str(out))} --lineage lineages/{recipe.name}",
     )
 
 
@@ -149,9 +138,6 @@ Memory = Annotated[
         show_default="a quarter, at most 2GiB",
     ),
 ]
-Threads = Annotated[
-    int | None, typer.Option(help="Threads of the engine.", show_default="one for each core")
-]
 Name = Annotated[str | None, typer.Option(help="Name of the corpus.", show_default="that of OUT")]
 
 
@@ -176,7 +162,6 @@ def prepare(
     append: Append = False,
     overwrite: Overwrite = False,
     memory: Memory = None,
-    threads: Threads = None,
     name: Name = None,
 ) -> None:
     """Write interactions of any size to a folder that training reads piece by piece."""
@@ -197,7 +182,6 @@ def prepare(
         minimum_value=minimum_value,
         bad_rows="drop" if drop_bad_rows else "refuse",
         memory=memory,
-        threads=threads,
         name=name,
         kind=kind,
     )
@@ -209,7 +193,4 @@ def prepare(
         overwrite=overwrite,
         progress=new_progress().say,
     )
-    if is_json():
-        dump(asdict(summary))
-        return
-    sys.stdout.write(f"{summary}\n")
+    show(asdict(summary), str(summary))

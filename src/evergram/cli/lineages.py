@@ -17,6 +17,7 @@ from evergram.cli.printing import (
     number,
     paragraph,
     print_warnings,
+    show,
     table,
 )
 from evergram.errors import LineageError
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
 
 @lineage_commands.command("list", epilog="Example: evergram lineage list lineages/shop")
-def list_versions(
-    lineage: LineageFolder,
-) -> None:
+def list_versions(lineage: LineageFolder) -> None:
     """List the versions of a lineage: dims, metric, labels, and which is in production."""
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
@@ -78,13 +77,6 @@ def list_versions(
     print_warnings(warnings)
     for n, w in opened.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
-    if not rows:
-        return
-    kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
-    paragraph(
-        f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
-        f"{' and '.join(kinds)} of each version. 'evergram lineage check' compares every file."
-    )
 
 
 def _measured(row: dict[str, Any]) -> dict[str, float]:
@@ -126,10 +118,6 @@ def check(
     max_bound: Annotated[
         float | None, typer.Option(min=0, help="Limit of the certificate's relative bound.")
     ] = None,
-    max_amplification: Annotated[
-        float | None,
-        typer.Option(min=0, help="Limit of the largest singular value of the backward transforms."),
-    ] = None,
 ) -> None:
     """Show how well the newest version is read as every past one; exit code 1 past a limit.
 
@@ -151,7 +139,7 @@ def check(
     thresholds = threshold_counts(opened)
     checked = opened.checked_files
     wrong = contradictions(opened)
-    sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
+    sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound))
     if is_json():
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": opened.newest}
@@ -270,10 +258,7 @@ def label(
 
 
 @lineage_commands.command(epilog="Example: evergram lineage promote lineages/shop v1")
-def promote(
-    lineage: LineageFolder,
-    version: _Version = "newest",
-) -> None:
+def promote(lineage: LineageFolder, version: _Version = "newest") -> None:
     """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
     from evergram.lineage.lineage import Lineage
 
@@ -299,10 +284,7 @@ def withdraw(
 
 
 @lineage_commands.command(epilog="Example: evergram lineage retire lineages/shop v0")
-def retire(
-    lineage: LineageFolder,
-    version: _Version,
-) -> None:
+def retire(lineage: LineageFolder, version: _Version) -> None:
     """Make an old version unreadable, if no label and no consumer is on it."""
     from evergram.lineage.lineage import Lineage
 
@@ -313,22 +295,18 @@ def retire(
 
 def _print_labels(lineage: Lineage) -> None:
     """Print the version of every label, and which versions may be read."""
-    if is_json():
-        dump(
-            {
-                "lineage": str(lineage),
-                "newest": lineage.newest,
-                "production": lineage.production,
-                "labels": lineage.labels,
-                "readable": lineage.readable,
-                "held": lineage.versions_with_embeddings,
-                "retired": lineage.retired,
-                "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
-            }
-        )
-        return
     labels = ", ".join(f"{name}: {n}" for name, n in sorted(lineage.labels.items())) or "none"
-    sys.stdout.write(
+    show(
+        {
+            "lineage": str(lineage),
+            "newest": lineage.newest,
+            "production": lineage.production,
+            "labels": lineage.labels,
+            "readable": lineage.readable,
+            "held": lineage.versions_with_embeddings,
+            "retired": lineage.retired,
+            "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
+        },
         f"Production: version {lineage.production}; newest: version {lineage.newest}; "
-        f"labels: {labels}.\n"
+        f"labels: {labels}.",
     )

@@ -29,7 +29,6 @@ from evergram.cli.options import (
     Resume,
     Set,
     StrictProbes,
-    Thorough,
     load_recipe,
     new_progress,
     refuse_shared_fit,
@@ -50,7 +49,6 @@ def train(
     lineage: LineageOption,
     device: Device = "auto",
     set_: Set = None,
-    thorough: Thorough = False,
     minutes: Minutes = None,
     tensorboard: Board = None,
     checkpoint_every: CheckpointEvery = None,
@@ -65,7 +63,7 @@ def train(
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
-    chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
+    chosen = load_recipe(recipe, set_, unread=("upgrade",))
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
         return
@@ -91,7 +89,6 @@ def upgrade(
     lineage: LineageOption,
     device: Device = "auto",
     set_: Set = None,
-    thorough: Thorough = False,
     minutes: Minutes = None,
     tensorboard: Board = None,
     max_degradation: MaxDegradation = None,
@@ -111,7 +108,7 @@ def upgrade(
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     refuse_shared_fit(kept=kept)
-    chosen = load_recipe(recipe, set_, thorough=thorough)
+    chosen = load_recipe(recipe, set_)
     opened = Lineage.open(lineage)
     if not is_first_process():
         small = allow_small_overlap
@@ -138,15 +135,13 @@ def diagnose(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Draw the result in this file.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of training to repeat.")] = 200,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 10,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of training to repeat, of which 20 are measured.")
+    ] = 200,
     batch: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Entities an estimator sees in a step (default: 128, 1024)."),
     ] = None,
-    sample: Annotated[
-        int, typer.Option(min=64, help="Measure against at most so many entities of a side.")
-    ] = (100_000),
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
@@ -163,8 +158,6 @@ def diagnose(
 
     if out is not None and out.suffix != ".html":
         raise DataError(f"--out {out} must end in .html.")
-    if every > steps:
-        raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     opened = Lineage.open(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
     values = opened.recipe(opened.newest)
@@ -174,9 +167,8 @@ def diagnose(
         recipe,
         opened,
         steps=steps,
-        every=every,
+        every=max(1, steps // 20),
         batch_sizes=batch,
-        sample=sample,
         device=device,
         progress=new_progress(),
     )
@@ -258,7 +250,6 @@ def tune(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over",
             metavar="KEY=VALUES",
             help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
             "by task).",

@@ -31,7 +31,7 @@ RecipeFile = Annotated[
     ),
 ]
 # Text, as a Path would make s3:/ of s3://.
-LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
+LineageOption = Annotated[str, typer.Option(help="Folder or address of the lineage.")]
 LineageFolder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of the lineage, or its address (s3://…).")
 ]
@@ -94,9 +94,7 @@ Board = Annotated[
 ]
 Report = Annotated[
     Path | None,
-    typer.Option(
-        "--report", metavar="FILE.html", help="Write what was measured as one page of HTML."
-    ),
+    typer.Option(metavar="FILE.html", help="Write what was measured as one page of HTML."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -109,7 +107,6 @@ Set = Annotated[
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint-every",
         metavar="TIME|STEPS",
         help="Save the training every so often: 60s, 5m, or a number of steps (default: 60s, and "
         "at most 2 % of the time).",
@@ -118,7 +115,6 @@ CheckpointEvery = Annotated[
 Resume = Annotated[
     str,
     typer.Option(
-        "--resume",
         metavar="auto|never",
         help="Resume an interrupted training (auto), or drop its checkpoints (never).",
     ),
@@ -129,23 +125,21 @@ Minutes = Annotated[
         min=0, metavar="N", help="End training after so many minutes, and publish its best epoch."
     ),
 ]
-Thorough = Annotated[
-    bool,
-    typer.Option("--thorough", help="Search longer for λ, l2 and the rate of small data."),
+Side = Annotated[
+    str | None,
+    typer.Option(help="Side: query, candidate or object (default: candidate, or the only side)."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 ShardCount = Annotated[
-    int | None,
-    typer.Option("--shards", min=1, help="Write a folder of so many Parquet files; resumes."),
-]
-OneShard = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Write only shard I, from 0, of N."),
+    typer.Option(
+        metavar="N|I/N",
+        help="Write a folder of N Parquet files, or only its file I, from 0; resumes.",
+    ),
 ]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        "--column",
         metavar="ROLE=NAME",
         help="The column (or tensor) of a role: id, and vector or text; repeatable.",
     ),
@@ -157,7 +151,6 @@ def load_recipe(
     overrides: list[str] | None,
     *,
     unread: Collection[str] = (),
-    thorough: bool = False,
 ) -> Recipe:
     """Return the recipe of a command.
 
@@ -165,11 +158,10 @@ def load_recipe(
         overrides: the values of `--set`.
         unread: tables or keys that the command ignores; overrides of them are refused, unless the
             recipe is not valid without them.
-        thorough: whether `--thorough` was given.
     """
     from evergram.training.recipe import Recipe
 
-    overrides = [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
+    overrides = overrides or []
     read = [each for each in overrides if not _is_unread(each, unread)]
     try:
         recipe = Recipe.load(path, read)
@@ -338,7 +330,6 @@ WHERE = (
 Stores = Annotated[
     list[str],
     typer.Option(
-        "--store",
         metavar="SIDE=ADDRESS",
         help=f"Store of a side; repeatable, once for each side: {WHERE}",
     ),
@@ -346,7 +337,7 @@ Stores = Annotated[
 # A list, though one store is taken: of several, typer would silently take the last.
 OneStore = Annotated[
     list[str],
-    typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {WHERE}"),
+    typer.Option(metavar="SIDE=ADDRESS", help=f"Store of a side: {WHERE}"),
 ]
 
 

@@ -24,6 +24,15 @@ def dump(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
+def show(facts: dict[str, Any], *sentences: str) -> None:
+    """Print the result of a command: its facts as JSON, or sentences for people."""
+    if is_json():
+        dump(facts)
+        return
+    for sentence in sentences:
+        sys.stdout.write(f"{sentence}\n")
+
+
 def file_written(path: Path) -> str:
     """Return a file of vectors for a sentence, with the file of its ids where there is one."""
     from evergram.vector_files.open_embeddings import companion
@@ -34,11 +43,13 @@ def file_written(path: Path) -> str:
     return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
 
 
-def shards_written(folder: Path, outcome: WrittenShards) -> str:
-    """Return a folder of shards for a sentence, and whether the set is whole."""
+def written_to(path: Path, outcome: WrittenShards | None) -> str:
+    """Return for a sentence what was written: a file, or a folder of shards, which may be whole."""
+    if outcome is None:
+        return file_written(path)
     written, kept, missing = map(len, (outcome.written, outcome.kept, outcome.missing))
     whole = f"missing: {missing}" if missing else "the set is whole"
-    return f"{folder} (shards written: {written}; there already: {kept}; {whole})"
+    return f"{path} (shards written: {written}; there already: {kept}; {whole})"
 
 
 def shard_facts(outcome: WrittenShards | None) -> dict[str, Any]:

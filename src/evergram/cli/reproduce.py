@@ -13,7 +13,7 @@ import typer
 import evergram
 from evergram.cli.app import app, is_json
 from evergram.cli.options import Device, new_progress, refuse_idle
-from evergram.cli.printing import dump, table
+from evergram.cli.printing import show, table
 from evergram.errors import DataError
 
 
@@ -79,25 +79,14 @@ def reproduce(
     commands = reproduction("commands")
     if name is None:
         lines = commands.list_all(out)
-        if is_json():
-            dump({"experiments": [line.as_json() for line in lines]})
-            return
-        sys.stdout.write("\n".join(commands.list_lines(lines)) + "\n")
-        return
+        facts = {"experiments": [line.as_json() for line in lines]}
+        return show(facts, *commands.list_lines(lines))
     if name == REPORT:
         paths = commands.make_report(out)
-        if is_json():
-            dump({"report": [str(path) for path in paths]})
-            return
-        sys.stdout.write(f"Report: {paths[0]}\n")
-        return
+        return show({"report": [str(path) for path in paths]}, f"Report: {paths[0]}")
     run = commands.Run(name, preset, seeds, data, out, device)
     outcome = commands.reproduce(run, new_progress())
-    if is_json():
-        dump(outcome.as_json())
-        return
-    for made in outcome.tables:
-        table(made.title, list(made.header), [list(row) for row in made.rows])
-    for sentence in outcome.sentences:
-        sys.stdout.write(sentence + "\n")
-    sys.stdout.write(f"Results: {outcome.folder}\n")
+    if not is_json():
+        for made in outcome.tables:
+            table(made.title, list(made.header), [list(row) for row in made.rows])
+    return show(outcome.as_json(), *outcome.sentences, f"Results: {outcome.folder}")

@@ -37,7 +37,6 @@ Port = Annotated[
 ServedStores = Annotated[
     list[str] | None,
     typer.Option(
-        "--store",
         metavar="SIDE=ADDRESS",
         help="Store of a side's embeddings (default: snapshots in DIR/stores); repeatable. "
         "A database's password is best in PGPASSWORD or ~/.pgpass.",
@@ -60,7 +59,6 @@ Limits = Annotated[
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(
-        "--allowed-host",
         metavar="NAME",
         help="A name that requests may address it by: shop.example, *.example, or * for any "
         "(default: localhost; any, where tokens are asked for); repeatable.",
@@ -69,7 +67,6 @@ AllowedHosts = Annotated[
 Encoders = Annotated[
     list[str] | None,
     typer.Option(
-        "--encoder",
         metavar="ADDRESS",
         help="Encode strings by this encoder of text (docs/text.md), if it is the one that the "
         "version records; recorded: by the recorded one, unless it is python: or openai:; "
@@ -79,7 +76,6 @@ Encoders = Annotated[
 TextFile = Annotated[
     str | None,
     typer.Option(
-        "--texts",
         metavar="FILE",
         help="Ids and texts (columns id and text) of the stored objects, so that a search may "
         "re-rank by --encoder.",
@@ -88,7 +84,6 @@ TextFile = Annotated[
 KeptFolder = Annotated[
     str | None,
     typer.Option(
-        "--kept",
         metavar="DIR",
         help="Folder where the vectors computed for such searches are saved "
         "(default: they are forgotten at the end).",
@@ -97,7 +92,6 @@ KeptFolder = Annotated[
 Sidecars = Annotated[
     list[str] | None,
     typer.Option(
-        "--sidecar",
         metavar="FILE|DIR",
         help="A file of 'evergram vectors sidecar', by which objects are read as the version "
         "before, or a folder of such, in which new ones are looked for; repeatable.",

@@ -25,7 +25,7 @@ from evergram.cli.options import (
     print_progress,
     stores_by_side,
 )
-from evergram.cli.printing import dump, number, paragraph, table
+from evergram.cli.printing import dump, number, paragraph, show, table
 from evergram.errors import DataError
 from evergram.log_lines import write_line
 
@@ -78,13 +78,10 @@ def fill(
     filled = fill_stores(
         *(opened, stores_by_side(store)), version=number, index=index, progress=_print_side
     )
-    if is_json():
-        dump({"version": number, "stores": [facts.as_json() for facts in filled]})
-        return
-    for facts in filled:
-        sys.stdout.write(
-            f"{facts.rows} rows of side {facts.side}, version {number}: {facts.store}\n"
-        )
+    show(
+        {"version": number, "stores": [facts.as_json() for facts in filled]},
+        *(f"{one.rows} rows of side {one.side}, version {number}: {one.store}" for one in filled),
+    )
 
 
 @store_commands.command(
@@ -119,22 +116,20 @@ def index_store(
         versions = store.build_index(chosen)
         unindexed = dict(sorted(store.unindexed.items()))
         shown = store.address
-    if is_json():
-        facts = {"store": shown, "versions": versions, **asdict(chosen)}
-        dump({**facts, "unindexed": unindexed} if unindexed else facts)
-        return
-    for version in versions:
-        sys.stdout.write(f"Version {version} of {shown} has an index of {chosen.kind}.\n")
+    sentences = [f"Version {v} of {shown} has an index of {chosen.kind}." for v in versions]
     for version, why in unindexed.items():
-        sys.stdout.write(
-            f"Version {version} of {shown} has no index, and searches compare all its rows: "
-            f"{why}.\n"
+        sentences.append(
+            f"Version {version} of {shown} has no index, and searches compare all its rows: {why}."
         )
-    if not versions and not unindexed:
-        sys.stdout.write(
-            f"No version of {shown} has an index of {chosen.kind}: it has no row, or is of a kind "
-            "without an index. Searches compare all rows.\n"
-        )
+    nothing = (
+        f"No version of {shown} has an index of {chosen.kind}: it has no row, or is of a kind "
+        "without an index. Searches compare all rows."
+    )
+    facts = {"store": shown, "versions": versions, **asdict(chosen)}
+    show(
+        facts | ({"unindexed": unindexed} if unindexed else {}),
+        *(sentences or [nothing]),
+    )
 
 
 def _print_side(side: str, version: int, done: int, total: int) -> None:
@@ -177,9 +172,6 @@ def check(
             show_default="the version's canaries",
         ),
     ] = None,
-    sample: Annotated[
-        int, typer.Option(min=1, help="How many queries of each version are searched for.")
-    ] = 200,
     least: Annotated[
         float, typer.Option(min=0, max=1, help="The share of the best rows to be returned.")
     ] = 0.95,
@@ -210,10 +202,10 @@ def check(
     with open_side(opened, side, address) as there:
         chosen = chosen or checked_versions(opened, there)
         if queries is None:
-            asked = canary_queries(opened, chosen, side, sample)
+            asked = canary_queries(opened, chosen, side)
         else:
             file = open_embeddings(queries, **columns_of([queries], column))
-            asked = {chosen[0]: file_queries(opened, chosen[0], file, sample)}
+            asked = {chosen[0]: file_queries(opened, chosen[0], file, file.rows)}
         metrics = cast("list[Metric]", [one.value for one in metric or MetricName])
         progress = partial(print_progress, what="rows compared")
         checks = check_searches(opened, there, side, asked, k, metrics, progress)
@@ -262,7 +254,7 @@ def _sentence(one: SearchCheck, rows: Mapping[int, int], least: float) -> str:
         )
     share = f"{one.recall:.4f} of the best rows"
     if one.recall >= least:
-        more = "measure more queries (--sample, --queries)"
+        more = "measure more queries (--queries FILE)"
         return (
             f"{what} return {share}, and other queries might have {one.low:.4f} of theirs, less "
             f"than {least:g}: {more}{'.' if one.recall == 1 else f', or {remedy}'}"
@@ -311,10 +303,7 @@ def apply(
     epilog="Example: evergram store backfill status lineages/shop --store "
     "candidate=lance:vectors#films",
 )
-def status(
-    lineage: LineageFolder,
-    store: OneStore,
-) -> None:
+def status(lineage: LineageFolder, store: OneStore) -> None:
     """Show how far a backfill is."""
     with _backfill(lineage, store) as opened:
         _print(opened.status())
@@ -325,10 +314,7 @@ def status(
     epilog="Example: evergram store backfill rollback lineages/shop --store "
     "candidate=lance:vectors#films",
 )
-def rollback(
-    lineage: LineageFolder,
-    store: OneStore,
-) -> None:
+def rollback(lineage: LineageFolder, store: OneStore) -> None:
     """Put the refreshed rows back as they were."""
     with _backfill(lineage, store) as opened:
         _print(opened.rollback(progress=partial(print_progress, what="batches")))

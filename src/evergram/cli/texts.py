@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from evergram.cli.app import is_json, vector_commands
 from evergram.cli.options import Columns, Force, columns_of, new_progress
-from evergram.cli.printing import dump, file_written, paragraph, table
+from evergram.cli.printing import dump, file_written, paragraph, show, table
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.texts.record import TextEncoderRecord
 
 TextFile = Annotated[
     Path,
@@ -28,16 +30,13 @@ VectorFile = Annotated[
 EncoderAddress = Annotated[
     str,
     typer.Option(
-        "--encoder",
         metavar="ADDRESS",
         help="The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
     ),
 ]
 RoleOfTexts = Annotated[
     str,
-    typer.Option(
-        "--role", help="What the texts are, document or query: it chooses the prompt before them."
-    ),
+    typer.Option(help="What the texts are, document or query: it chooses the prompt before them."),
 ]
 Prompt = Annotated[
     str | None, typer.Option(show_default="the model's own", help="Words before each of these.")
@@ -90,16 +89,19 @@ def encode(
         progress=new_progress(),
         overwrite=force,
     )
-    if is_json():
-        facts = {"file": str(out), "rows": len(rows), "dim": record.dim, "encoder": record.address}
-        cuts = {"matryoshka": record.matryoshka} if record.matryoshka else {}
-        dump({**facts, "fingerprint": record.fingerprint, "prompts": record.prompts, **cuts})
-        return
     known = "by its weights" if record.fingerprint else "by its canaries alone"
-    sys.stdout.write(
+    show(
+        {"file": str(out), "rows": len(rows), **_encoder_facts(record)},
         f"{len(rows)} texts, {record.dim} dims, by {record.address} (known again {known}): "
-        f"{file_written(out)}\n"
+        f"{file_written(out)}",
     )
+
+
+def _encoder_facts(record: TextEncoderRecord) -> dict[str, Any]:
+    """Return the keys of JSON on an encoder."""
+    facts = {"dim": record.dim, "encoder": record.address, "fingerprint": record.fingerprint}
+    cuts = {"matryoshka": record.matryoshka} if record.matryoshka else {}
+    return {**facts, "prompts": record.prompts, **cuts}
 
 
 @vector_commands.command(
@@ -163,15 +165,9 @@ def finish_migration(
         progress=new_progress(),
         overwrite=force,
     )
-    if is_json():
-        cuts = {"matryoshka": record.matryoshka} if record.matryoshka else {}
-        made = {"file": str(out), "dim": record.dim, "encoder": record.address}
-        dump(
-            {**facts, **made, "fingerprint": record.fingerprint, "prompts": record.prompts, **cuts}
-        )
-        return
-    sys.stdout.write(
-        f"{rest.texts:,} texts, {record.dim} dims, by {record.address}: {file_written(out)}\n"
+    show(
+        {**facts, "file": str(out), **_encoder_facts(record)},
+        f"{rest.texts:,} texts, {record.dim} dims, by {record.address}: {file_written(out)}",
     )
 
 
@@ -263,9 +259,6 @@ def plan_migration(
         ),
     ] = None,
     column: Columns = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed that draws pairs and intervals.")
-    ] = 0,
 ) -> None:
     """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
 
@@ -278,7 +271,7 @@ def plan_migration(
     from evergram.vector_files.open_embeddings import open_embeddings
 
     files = [old, new, old_queries, new_queries]
-    settings = WaySettings(pairs, depth, sidecar_bytes, sidecar_error, similarity.value, seed)
+    settings = WaySettings(pairs, depth, sidecar_bytes, sidecar_error, similarity.value)
     settings = replace(settings, threshold=threshold)
     grades = None if judgements is None else read_judgements(judgements)
     columns = columns_of(files, column)

@@ -19,8 +19,8 @@ from evergram.cli.options import (
     LineageFolder,
     LineageOption,
     NoPromote,
-    OneShard,
     ShardCount,
+    Side,
     StrictProbes,
     columns_of,
     new_progress,
@@ -29,13 +29,13 @@ from evergram.cli.options import (
 )
 from evergram.cli.printing import (
     dump,
-    file_written,
     number,
     paragraph,
     print_probes,
     shard_facts,
-    shards_written,
+    show,
     table,
+    written_to,
 )
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
@@ -57,12 +57,14 @@ OldVectors = Annotated[
 NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
 TransformKind = Annotated[
     str,
-    typer.Option(help="Kind of the backward transform: linear, affine, orthogonal or low_rank."),
+    typer.Option(
+        help="Kind of the backward transform: linear, affine, orthogonal, low_rank, or scaled "
+        "(orthogonal, times a number)."
+    ),
 ]
 Rank = Annotated[
     int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
 ]
-Scaled = Annotated[bool, typer.Option("--scaled", help="Let an orthogonal transform stretch.")]
 HeldOut = Annotated[
     float,
     typer.Option(
@@ -72,8 +74,6 @@ HeldOut = Annotated[
 NewName = Annotated[
     str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
 ]
-OldIds = Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")]
-NewIds = Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")]
 MaxError = Annotated[
     float | None,
     typer.Option(
@@ -93,12 +93,9 @@ def align(
     lineage: LineageOption,
     transform: TransformKind = "linear",
     rank: Rank = None,
-    scaled: Scaled = False,
     held_out: HeldOut = 0.1,
     name: NewName = None,
     column: Columns = None,
-    old_ids: OldIds = None,
-    new_ids: NewIds = None,
     max_error: MaxError = None,
     allow_small_overlap: AllowSmallOverlap = False,
     strict_probes: StrictProbes = False,
@@ -121,17 +118,13 @@ def align(
     if not Path(old).exists() and not Path(old).suffix:
         target = Lineage.open(lineage) if target is None else target
         version = int(old) if old.isdecimal() else target.resolve(old)
-    if version is not None and old_ids is not None:
-        raise DataError(
-            f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
-        )
     files = [new] if version is not None else [Path(old), new]
     columns = columns_of(files, column)
-    past = open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version
-    vectors = open_embeddings(new, ids=new_ids, **columns)
-    settings = AlignSettings(
-        transform, rank, scaled, held_out, allow_small_overlap=allow_small_overlap
-    )
+    past = open_embeddings(Path(old), **columns) if version is None else version
+    vectors = open_embeddings(new, **columns)
+    scaled = transform == "scaled"
+    kind = "orthogonal" if scaled else transform
+    settings = AlignSettings(kind, rank, scaled, held_out, allow_small_overlap=allow_small_overlap)
     if target is None or not is_first_process():
         return take_part_in_alignment(past, vectors, target, settings)
     facts = align_files(
@@ -210,9 +203,7 @@ def transform(
     ],
     from_version: From = None,
     column: Columns = None,
-    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
     shards: ShardCount = None,
-    shard: OneShard = None,
     force: Force = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
@@ -221,10 +212,10 @@ def transform(
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.shards import Shards
 
-    parts = Shards.parsed(out, shards, shard, other_processes())
+    parts = Shards.parsed(out, shards, other_processes())
     opened = Lineage.open(lineage)
     source, target = opened.resolve(from_version), opened.resolve(as_version)
-    vectors = open_embeddings(file, ids=ids, **columns_of([file], column))
+    vectors = open_embeddings(file, **columns_of([file], column))
     options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
     if parts is None:
         outcome = None
@@ -235,14 +226,12 @@ def transform(
     if not is_first_process():
         return
     dim = opened.manifest(target).dim
-    if is_json():
-        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
-        dump({**facts, **shard_facts(outcome)})
-        return
     how = " by the forward map, approximately" if source < target else ""
-    sys.stdout.write(
+    show(
+        {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
+        | shard_facts(outcome),
         f"{rows} vectors of version {source}, written as version {target} ({dim} dims){how}: "
-        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
+        f"{written_to(out, outcome)}",
     )
 
 
@@ -293,18 +282,12 @@ def export_transform(
         license=license_,
     )
     source, dim = written.dims
-    if is_json():
-        dump(
-            {
-                **{"path": str(out), "format": form, "name": written.name},
-                **{"version": written.source, "as": written.version},
-                "dims": {"from": source, "to": dim},
-            }
-        )
-        return
-    sys.stdout.write(
+    facts: dict[str, Any] = {"path": str(out), "format": form, "name": written.name}
+    facts |= {"version": written.source, "as": written.version}
+    show(
+        facts | {"dims": {"from": source, "to": dim}},
         f"Vectors of version {written.source} ({source} dims) are read as version "
-        f"{written.version} ({dim} dims) by {written.name}: {out}\n"
+        f"{written.version} ({dim} dims) by {written.name}: {out}",
     )
 
 
@@ -316,7 +299,6 @@ def import_(
     lineage: LineageOption,
     name: Annotated[str, typer.Option(help="Name of the lineage.")] = "embeddings",
     column: Columns = None,
-    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
 ) -> None:
     """Publish embeddings, without a model, as version 0 of a new lineage.
 
@@ -326,14 +308,12 @@ def import_(
     from evergram.releasing.files.past_file import import_embeddings
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    vectors = open_embeddings(file, ids=ids, **columns_of([file], column))
+    vectors = open_embeddings(file, **columns_of([file], column))
     facts = import_embeddings(vectors, Lineage.create(lineage, name), progress=new_progress())
-    if is_json():
-        dump({"lineage": str(lineage), **facts})
-        return
-    sys.stdout.write(
+    show(
+        {"lineage": str(lineage), **facts},
         f"Version 0 in {lineage}: {facts['rows']} vectors of {facts['dim']} dims, "
-        f"{facts['fingerprint']}.\n"
+        f"{facts['fingerprint']}.",
     )
 
 
@@ -351,17 +331,10 @@ def export(
             "file beside it), .safetensors or .csv. With --shards, a folder.",
         ),
     ],
-    side: Annotated[
-        str | None,
-        typer.Option(
-            help="Side to write: query or candidate; object in a lineage of files (default: "
-            "candidate, or the only side)."
-        ),
-    ] = None,
+    side: Side = None,
     as_version: As = None,
     from_version: From = None,
     shards: ShardCount = None,
-    shard: OneShard = None,
     dimensions: Annotated[
         int | None,
         typer.Option(
@@ -375,7 +348,7 @@ def export(
     from evergram.lineage.lineage import Lineage
     from evergram.vector_files.shards import Shards
 
-    parts = Shards.parsed(out, shards, shard, other_processes())
+    parts = Shards.parsed(out, shards, other_processes())
     opened = Lineage.open(lineage)
     view = opened.view(as_version, from_version)
     side = side_of(opened.manifest(view.source).embeddings, str(opened.path), side)
@@ -389,23 +362,11 @@ def export(
     dim = view.dim if dimensions is None else dimensions
     if not is_first_process():
         return
-    if is_json():
-        dump(
-            {
-                "file": str(out),
-                "rows": rows,
-                "dim": dim,
-                "side": side,
-                "version": view.source,
-                "as": view.version,
-                **shard_facts(outcome),
-            }
-        )
-        return
-    sys.stdout.write(
+    facts: dict[str, Any] = {"file": str(out), "rows": rows, "dim": dim, "side": side}
+    show(
+        facts | {"version": view.source, "as": view.version} | shard_facts(outcome),
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({dim} dims): "
-        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
+        f"({dim} dims): {written_to(out, outcome)}",
     )
 
 
@@ -420,7 +381,6 @@ def make(
     old: Annotated[
         Path | None,
         typer.Option(
-            "--old",
             metavar="FILE",
             help="Vectors of the version before (default: those that the lineage still stores).",
         ),
@@ -430,23 +390,17 @@ def make(
     ] = None,
     error: Annotated[
         float | None,
-        typer.Option("--error", min=0, help="Relative error that old readers may be left with."),
+        typer.Option(min=0, help="Relative error that old readers may be left with."),
     ] = None,
     version: Annotated[
         str | None,
         typer.Option(
-            "--version",
             metavar="VERSION",
             help="The version whose rows are read as the one before.",
             show_default="newest",
         ),
     ] = None,
-    side: Annotated[
-        str | None, typer.Option(help="Side of the lineage (default: candidate, or the only side).")
-    ] = None,
-    old_ids: Annotated[
-        Path | None, typer.Option("--old-ids", metavar="FILE", help="Ids of --old, one a line.")
-    ] = None,
+    side: Side = None,
     column: Columns = None,
     force: Force = False,
 ) -> None:
@@ -464,11 +418,11 @@ def make(
         raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
     check_writable(out, overwrite=force)
     before = None
-    if old is None and (old_ids or column):
-        raise DataError("--old-ids and --column are of the file --old; give it, or leave them out.")
+    if old is None and column:
+        raise DataError("--column is of the file --old; give it, or leave --column out.")
     if old is not None:
         columns = columns_of([old], column)
-        before = open_embeddings(old, ids=old_ids, **columns)
+        before = open_embeddings(old, **columns)
     made = make_sidecar(
         opened,
         before,
@@ -494,18 +448,16 @@ def make(
         "way_back_error": made.way_back_error,
         "worse": made.worse,
     }
-    if is_json():
-        dump(facts)
-        return
-    sys.stdout.write(
+    more = (
+        f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
+        "are read by the way back."
+    )
+    show(
+        facts,
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
         f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
         f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
         f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
-        "objects worse than that.\n"
+        "objects worse than that.",
+        *([more] if rows > len(made) else ()),
     )
-    if rows > len(made):
-        sys.stdout.write(
-            f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
-            "are read by the way back.\n"
-        )

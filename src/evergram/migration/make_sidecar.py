@@ -243,8 +243,8 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage, version: int, side: st
     if not seen:
         raise LineageError(
             f"{what}, as far as can be seen: it has none of the {len(known)} objects whose vectors "
-            "the lineage keeps to compare; give the whole file, and by --old-ids its ids, where it "
-            "has none."
+            "the lineage keeps to compare; give the whole file, and where it has no ids, these in "
+            "a FILE.ids.txt beside it."
         )
 
 

@@ -119,7 +119,7 @@ def refuse_untried(lineage: Lineage) -> None:
         raise DegradationError(
             f"{REFUSED}no consumer has a probe with a limit, so there is nothing that "
             "--strict-probes could hold it to; add one by 'evergram consumer add' with --probe and "
-            "--min (for rmse --max), or leave the option out."
+            "--limit, or leave the option out."
         )
 
 

@@ -280,28 +280,25 @@ class Shards:
             )
 
     @classmethod
-    def parsed(
-        cls, folder: Path, count: int | None, only: str | None, together: Collectives = ALONE
-    ) -> Shards | None:
-        """Return the shards that `--shards N` or `--shard I/N` name; None if neither was given.
+    def parsed(cls, folder: Path, text: str | None, together: Collectives = ALONE) -> Shards | None:
+        """Return the shards that `--shards N` or `--shards I/N` names; None if nothing is given.
 
-        Raises: DataError: `only` is not of the form I/N, or names another N than `count`; or
-            several processes were started, and they were not given shards to share.
+        Raises: DataError: the text is of neither form, or several processes were started, and were
+            not given shards to share.
         """
-        if together.size > 1 and (count is None or only is not None):
+        only, _, count = (text or "").rpartition("/")
+        if together.size > 1 and (text is None or only):
             raise DataError(
                 f"{together.size} processes share the shards of one folder; give them by --shards "
-                "N, without --shard, or start one process without torchrun."
+                "N, or start one process without torchrun."
             )
-        if only is None:
-            return None if count is None else cls(folder, count, together=together)
-        match = re.fullmatch(r"(\d+)/(\d+)", only)
-        if match is None or (count is not None and int(match[2]) != count):
-            of = "N" if count is None else str(count)
+        if text is None:
+            return None
+        if re.fullmatch(r"(\d+/)?\d+", text) is None:
             raise DataError(
-                f"--shard {only} is not a shard; write I/{of}, with I from 0, as in --shard 3/8."
+                f"--shards is {text!r}; write their number N, or I/N, with I from 0, as in 3/8."
             )
-        return cls(folder, int(match[2]), int(match[1]))
+        return cls(folder, int(count), int(only) if only else None, together=together)
 
     def path(self, shard: int) -> Path:
         """Return the file of a shard."""

@@ -125,7 +125,7 @@ class Database(closing[Any]):
             return DataError(f"The engine cannot use the data: {text}.")
         return DataError(
             f"The engine could not go on with {self._memory >> 20} MiB of memory and the disk of "
-            f"{self._folder.parent} ({text}); give it more memory by --memory, fewer --threads, or "
+            f"{self._folder.parent} ({text}); give it more memory by --memory, or "
             "a disk with more room."
         )
 

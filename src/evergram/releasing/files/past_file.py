@@ -20,7 +20,7 @@ from evergram.releasing.files.pair_moments import id_hashes
 from evergram.texts.record import TextEncoderRecord, parse_record
 from evergram.training.progress import Progress
 from evergram.vector_files.base import TEXT_ENCODER, provenance_file
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
+from evergram.vector_files.open_embeddings import EmbeddingFile, companion, open_embeddings
 from evergram.vector_files.pairing import Pairing, ahead, refuse_repeats
 
 # The one side of a lineage that is made of files.
@@ -46,11 +46,11 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     _refuse_without_encoder(past, new, lineage)
     if lineage.versions and not isinstance(old, int):
         _refuse_another(past, lineage)
-    advice = _by_option("--old-ids", past)
+    advice = _by_companion(past)
     if isinstance(old, int):
-        advice = "begin a lineage whose ids are given: 'evergram vectors import FILE --ids IDS'"
+        advice = "begin a lineage whose ids are given, in a file FILE.ids.txt beside its vectors"
     _refuse_row_numbers(past, new, advice)
-    _refuse_row_numbers(new, past, _by_option("--new-ids", new))
+    _refuse_row_numbers(new, past, _by_companion(new))
     if lineage.versions:
         lineage.check_ids({SIDE: new.ids()})
     else:
@@ -110,7 +110,7 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"
     if stored.dim != old.dim:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
-    _refuse_row_numbers(old, stored, _by_option("--old-ids", old))
+    _refuse_row_numbers(old, stored, _by_companion(old))
     pairing = Pairing(stored, old)
     if pairing.only_new > len(pairing):
         raise LineageError(
@@ -139,8 +139,8 @@ def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) 
     )
 
 
-def _by_option(option: str, file: EmbeddingFile) -> str:
-    return f"name the ids of {file.path} by {option} FILE, one a line"
+def _by_companion(file: EmbeddingFile) -> str:
+    return f"write its ids, one a line, to {companion(file.path)}"
 
 
 def _are_row_numbers(file: EmbeddingFile) -> bool:
@@ -164,7 +164,7 @@ def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> 
         raise DataError(
             f"{file.path} has no ids, and version {version} of {lineage} has ids of its own, such "
             f"as {foreign[0][0]!r}: the number of a row does not say which object it is; "
-            f"name the ids of {file.path} by --ids FILE, one a line, or write an .npy, which has "
+            f"{_by_companion(file)}, or write an .npy, which has "
             "none either."
         )
 
