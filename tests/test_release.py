@@ -174,18 +174,14 @@ def planned(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-class TestMakefile:
-    def test_the_demo_installs_the_package_alone(self, tmp_path: Path) -> None:
-        commands = planned(tmp_path, "demo")
-        assert "--editable ." in commands
-        assert "[dev]" not in commands
-        assert ".venv-demo/bin/evergram demo" in commands
-
-    def test_torch_is_looked_for_in_one_more_index_where_it_is_named(self, tmp_path: Path) -> None:
-        assert "--extra-index-url" not in planned(tmp_path, "demo")
-        for target in ("demo", "test"):
-            commands = planned(tmp_path, target, "TORCH_INDEX=https://example.org/cpu")
-            assert commands.count("--extra-index-url https://example.org/cpu torch==") == 1
+def test_the_demo_installs_the_package_alone_and_torch_from_an_index_that_is_named(
+    tmp_path: Path,
+) -> None:
+    commands = planned(tmp_path, "demo", "TORCH_INDEX=https://example.org/cpu")
+    assert "--editable ." in commands
+    assert "[dev]" not in commands
+    assert ".venv-demo/bin/evergram demo" in commands
+    assert commands.count("--extra-index-url https://example.org/cpu torch==") == 1
 
 
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.errors import DataError
-from evergram.file_content import refuse_other_content, unreadable
+from evergram.file_content import refuse_other_content
 from evergram.ids import first_missing, ids_of_text, missing_sentence
 from evergram.quotation import refuse_open_quotation
 
@@ -129,19 +129,3 @@ def test_a_file_is_named_as_what_it_is(tmp_path: Path, content: bytes, sentence:
     path.write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         refuse_other_content(path)
-
-
-def test_an_unreadable_file_is_named_by_its_content_or_by_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.parquet"
-    path.write_bytes(b"%PDF-1.7")
-    assert "is a PDF" in str(unreadable(path, ValueError("no"), b"PAR1"))
-    path.write_bytes(b"PAR1")
-    assert "cannot be read: no; if it is damaged" in str(
-        unreadable(path, ValueError("no"), b"PAR1")
-    )
-    refused = PermissionError(13, "Permission denied")
-    assert "Permission denied; let this user read it" in str(unreadable(path, refused, b"PAR1"))
-    long = OSError(36, "File name too long", str(path))
-    assert "cannot be read: File name too long; if" in str(unreadable(path, long, b"PAR1"))
-    pickled = ValueError("Object arrays cannot be loaded when allow_pickle=False")
-    assert "never unpickled" in str(unreadable(path, pickled, b"\x93NUMPY", b"PAR1"))

@@ -12,13 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reproduction.gramian import methods
-from reproduction.gramian.words import scores as scoring
 from reproduction.gramian.words.counts import Counts, count_words
 from reproduction.gramian.words.made_up import made_up_paragraphs
 from reproduction.gramian.words.pairs import corpus_of
 from reproduction.gramian.words.ppmi import ppmi, svd_vectors
 from reproduction.gramian.words.programs import Floor, Objective, Program, Text
-from reproduction.gramian.words.scores import analogies, spearman
+from reproduction.gramian.words.scores import spearman
 
 from evergram import Corpus, Recipe, split_for
 from evergram.errors import DataError
@@ -130,7 +129,6 @@ def test_vectors_are_singular_vectors_scaled_by_singular_values(power: float) ->
 
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=20)
-ROWS = {word: row for row, word in enumerate("abcdefgh")}
 
 
 @given(NUMBERS)
@@ -142,32 +140,6 @@ def test_the_correlation_is_scipys_with_ties(pairs: list[tuple[int, int]]) -> No
         assert spearman(one, two) == 0
     else:
         assert spearman(one, two) == pytest.approx(spearmanr(one, two).statistic)
-
-
-def slow_accuracy(vectors: np.ndarray, questions: list[tuple[str, ...]]) -> float:
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    right = 0
-    for a, b, c, d in questions:
-        best, answer = -np.inf, ""
-        for word, row in ROWS.items():
-            if word not in (a, b, c):
-                target = unit[ROWS[b]] - unit[ROWS[a]] + unit[ROWS[c]]
-                cosine = float(target @ unit[row])
-                if cosine > best:
-                    best, answer = cosine, word
-        right += answer == d
-    return right / len(questions)
-
-
-def test_analogies_are_answered_as_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = np.random.default_rng(0)
-    vectors = draw.standard_normal((8, 3))
-    questions = [tuple(draw.choice(list(ROWS), 4, replace=False)) for _ in range(200)]
-    expected = slow_accuracy(vectors, questions)
-    assert 0.05 < expected < 0.8
-    monkeypatch.setattr(scoring, "BLOCK", 7)
-    made = analogies(torch.from_numpy(vectors), ROWS, questions)
-    assert made == {"accuracy": pytest.approx(expected), "questions": 200, "of": 200}
 
 
 TEXT = Text("", vocabulary=200, window=8, threshold=0.0)

@@ -19,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.support.agreement import as_dict
+from tests.support.agreement import Id, as_dict
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.encoders import lineage_with_encoder, without_recorded_pairs
 from tests.support.lineages import TRAINED, lineage_of, publish, read_as, vectors_of
-from tests.support.older_stores import older_store, store_of_a_withdrawn_version
 from tests.support.outside import SECRET, outside_folder
 from tests.support.publishing import publish_next
 
@@ -50,6 +49,31 @@ from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows, Space, Store
 from evergram.stores.table_per_version import TablePerVersionStore
+
+
+def older_store(lineage: Lineage, rows: int = 300) -> DictionaryStore:
+    """A store as it was when version 1 was the newest, and 20 objects that were added by hand."""
+    store = DictionaryStore()
+    space = space_of(lineage, 1)
+    store.add_space(space)
+    ids = pa.array([*range(rows), *range(1000, 1020)])
+    vectors = np.concatenate([vectors_of(1).numpy()[:rows], np.ones((20, 8), np.float32)])
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, vectors))
+    return store
+
+
+def store_of_a_withdrawn_version(lineage: Lineage) -> tuple[DictionaryStore, dict[Id, Any]]:
+    """Version 3 was published, 100 rows were refreshed to it, and it was taken back."""
+    store = DictionaryStore()
+    fill(lineage, store, "object")
+    before = as_dict(store.scan())
+    publish(lineage, 3)
+    Backfill(lineage, store, "object").plan(batch=50)
+    Backfill(lineage, store, "object").apply(rows=100)
+    lineage.label("stable", 2)
+    lineage.withdraw(3, "it was bad")
+    return store, before
+
 
 pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 
@@ -315,9 +339,6 @@ def test_a_store_of_the_lineage_and_a_backfill_stay_in_it(lineage: Lineage, tmp_
     with pytest.raises(IntegrityError, match="damaged"):
         local_stores(lineage)
     assert (outside / "own").read_bytes() == SECRET
-
-
-pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 
 
 @pytest.fixture

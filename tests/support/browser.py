@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.support.several_processes import free_port
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 FLAGS = (
@@ -107,13 +107,6 @@ class Browser:
         raise TimeoutError(f"{condition} did not come true in {seconds} s")
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
     """Open a browser with a fresh profile for a `with` block.
@@ -121,7 +114,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
     Args:
         profile: an empty folder.
     """
-    port = _free_port()
+    port = free_port()
     driver = subprocess.Popen(
         [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -27,7 +27,6 @@ from website.dependencies import (
     extras_of_ours,
     licence_of,
 )
-from website.docstrings import fenced
 from website.http_page import http_page, openapi
 
 from evergram.cli import app
@@ -194,9 +193,3 @@ def test_every_path_of_the_service_is_on_the_page() -> None:
     search = page.split("## `POST /v1/search`")[1].split("\n## ")[0]
     assert "| `k` |" in search
     assert "| 404 |" in search
-
-
-def test_an_example_in_a_docstring_is_fenced_up_to_the_next_empty_line() -> None:
-    text = "Do it.\n\n>>> 1 + 1\n2\n\nArgs:\n    x: one.\n\n    >>> x"
-    first = "Do it.\n\n```pycon\n>>> 1 + 1\n2\n```\n\n"
-    assert fenced(text) == f"{first}Args:\n    x: one.\n\n    ```pycon\n    >>> x\n    ```"

@@ -256,7 +256,7 @@ class _ProbeOptions:
 
 def _threshold(text: str | None) -> Threshold | None:
     """Return the threshold of the option. Raises: DataError: it cannot be one."""
-    from evergram.lineage.consumers.record import Threshold
+    from evergram.lineage.consumers import Threshold
 
     if text is None:
         return None

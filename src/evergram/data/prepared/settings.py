@@ -70,8 +70,7 @@ class PrepareSettings:
         for name, least in (("k_core", 0), ("threads", 1), ("minimum_value", -math.inf)):
             value = getattr(self, name)
             if value is not None and not value >= least:
-                option = f"--{name.replace('_', '-')}"
-                raise DataError(f"{name} ({option}) is {value}; it must be a number ≥ {least}.")
+                raise DataError(f"{name} is {value}; it must be a number ≥ {least}.")
         if self.name is not None and (self.name in ("", ".", "..") or set(self.name) & set("/\\")):
             raise DataError(f"name (--name) is {self.name!r}; it is no path: leave out / and \\.")
         _ = self.memory_bytes
