@@ -27,7 +27,10 @@ from evergram.training.recipe import Recipe
 
 METRIC = "recall@20"
 NAMES = ("gowalla", "yelp2018")
-LAST = ["upgrade.fit=none", "training.patience=0", "training.refit=false", "metrics=['recall@20']"]
+LAST = [
+    *("upgrade.method=non-bc", "training.patience=0", "training.refit=false"),
+    "metrics=['recall@20']",
+]
 SOFTMAX = [
     # Without the limit on shares, which came later.
     "task={kind='softmax_all', temperature=0.12, push=1.22}",

@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {"data": {"kind": "synthetic"}}
 NEEDED: dict[str, dict[str, Any]] = {
     "files": {"query": "/q.parquet", "candidate": "/c.parquet"},
     "given": {"data": {"kind": "table", "path": "a.csv", "test": "b.csv"}},
-    "als": {"upgrade": {"fit": "posthoc"}},
+    "als": {"upgrade": {"method": "post-lin-mloss"}},
 }
 CHOSEN = [(table, kind) for table, kinds in Recipe.kinds.items() for kind in kinds]
 

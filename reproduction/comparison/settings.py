@@ -25,7 +25,7 @@ from evergram.validation import sentence_of
 # All methods are measured against it.
 REFERENCE = "keep-all"
 # Keys of [upgrade] that each method has its own value of.
-SET_BY_METHODS = {"method", "alone", *(key for settings in METHODS.values() for key in settings)}
+SET_BY_METHODS = {"method", "alone", "start", "transform"}
 # The lineages of a comparison have no consumers with a probe, which errors would be weighed by.
 UNUSED = {"consumer_weight"}
 # Keys of [compare] that say how much is run; they change nothing of what has been run.
@@ -68,7 +68,7 @@ class CompareSettings(Settings):
             if len(set(names)) < len(names):
                 raise ValueError(f"compare.{key} names a method twice")
         for name in self.lambda_methods if self.lambdas else ():
-            if METHODS[name]["fit"] != "joint":
+            if METHODS[name].fit != "joint":
                 raise ValueError(
                     f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
                 )
@@ -103,7 +103,7 @@ class Run:
     def shares_models(self) -> bool:
         """Whether it uses the models that Keep-All has trained: only its transform is its own."""
         settings = METHODS[self.method]
-        unaligned = settings["fit"] != "joint" and settings["start"] == "fresh"
+        unaligned = settings.fit != "joint" and settings.start == "fresh"
         return unaligned and self.method != REFERENCE
 
 
@@ -241,18 +241,15 @@ class Comparison:
 def upgrade_of(method: str, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [upgrade] of a method: its settings, and of the written keys those that it
     uses. [BC] Table 1."""
-    own = METHODS[method]
-    settings = UPGRADES.class_of(own)
-    assert settings is not None
-    keys = settings.model_fields.keys() - UNUSED
+    keys = UPGRADES[method].model_fields.keys() - SET_BY_METHODS - UNUSED
     used = {key: value for key, value in written.items() if key in keys}
-    if own["fit"] == "posthoc" and used.get("objects", "all") == "all":
+    if METHODS[method].fit == "posthoc" and used.get("objects", "all") == "all":
         used.pop("select_after", None)  # passes over all objects select no epoch
-    return {**used, **own, "method": method, "alone": False}
+    return {**used, "method": method, "alone": False}
 
 
 def epochs_of(method: str, epochs: int) -> int:
     """Return for how many epochs a method trains the models after M_0: what goes on from the model
     before has half of those from scratch, 250 of 500 in [BC]'s code."""
-    goes_on = METHODS[method]["start"] == "previous"
+    goes_on = METHODS[method].start == "previous"
     return max(1, epochs // 2) if goes_on else epochs

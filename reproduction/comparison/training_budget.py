@@ -118,7 +118,7 @@ def trained_models(run: Run, lineage: Lineage, recipe: Recipe) -> dict[int, dict
         recipe: of the run's method.
     Returns: the fields of `TrainingLength`, and `on_plateau`, of each.
     """
-    if run.shares_models or METHODS[run.method]["start"] == "frozen":
+    if run.shares_models or METHODS[run.method].start == "frozen":
         return {}
     reference = replace(PAPER, epochs=epochs_of(run.method, PAPER.epochs))
     lengths = {}

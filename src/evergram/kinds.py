@@ -127,8 +127,6 @@ class Kinds(dict[str, type[S]]):
         self.own.update(self)
         self.default: str | None = None if required else default or next(iter(self.own))
 
-    # Classes that other keys choose too, by how an error says so.
-    others: ClassVar[Mapping[str, type[Any]]] = {}
     # Whether a name alone stands for a table with this kind.
     is_short: ClassVar[bool] = False
 
@@ -187,7 +185,7 @@ class Kinds(dict[str, type[S]]):
 
     def every(self) -> list[type[S]]:
         """Return the classes of settings that there are."""
-        return list(dict.fromkeys([*self.values(), *self.others.values()]))
+        return list(dict.fromkeys(self.values()))
 
     def types_of_keys(self, path: str, table: str) -> dict[str, Any]:
         """Return the type of each key that the kinds have, by its path.
@@ -204,8 +202,7 @@ class Kinds(dict[str, type[S]]):
 
     def unknown(self, key: str, settings: type[S], name: str) -> str:
         """Return a clause on a key that the chosen settings do not have."""
-        named = {**{repr(kind): each for kind, each in self.items()}, **self.others}
-        users = [kind for kind, each in named.items() if key in each.model_fields]
+        users = [repr(kind) for kind, each in self.items() if key in each.model_fields]
         chooser = f"{self.table}.{self.chooser}"
         if not users:
             return unknown_key([self.table, key], list(settings.model_fields))

@@ -65,11 +65,11 @@ class Trait(Enum):
     EPOCHS = "training (training.epochs above 0)"
     # Of [upgrade].
     NEW_MODEL = "a model that does not go on from another (upgrade.start other than 'previous')"
-    FITTED_AFTERWARDS = "a transform that is fitted afterwards (upgrade.fit = 'posthoc' or 'none')"
+    FITTED_AFTERWARDS = "a transform that is fitted afterwards (upgrade.method = 'post-closed')"
     # Of a run.
     FIRST_VERSION = "version 0 of a lineage, trained by itself"
     NO_JOINT_TRANSFORM = (
-        "a transform that is not trained with the model (upgrade.fit = 'posthoc' or 'none')"
+        "a transform that is not trained with the model (upgrade.method = 'post-closed')"
     )
     ONE_PROCESS = "one process"
     CPU = "a CPU (--device cpu)"

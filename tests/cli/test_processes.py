@@ -56,7 +56,6 @@ epochs = 3
 batch_size = 128
 [upgrade]
 alone = false
-fit = "joint"
 """
 
 

@@ -212,7 +212,7 @@ KINDS = {
     "storm that looks ahead": Kind("gramian.kind=storm gramian.sampler=linear"),
     "sagram, adaptive pools": Kind("gramian.kind=sagram gramian.sampler=adaptive"),
     "bpr with a refit": Kind("task.kind=bpr task.penalty=1 training.refit=true"),
-    "joint upgrade": Kind("gramian.kind=storm upgrade.fit=joint", upgrades=True),
+    "joint upgrade": Kind("gramian.kind=storm", upgrades=True),
 }
 
 

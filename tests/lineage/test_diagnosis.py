@@ -56,12 +56,8 @@ def lineage(tmp_path: Path) -> Lineage:
 @pytest.mark.parametrize(
     ("recipe", "overlap", "share"),
     [
-        ({"upgrade": {"fit": "joint", "held_out": 0.2}}, None, 0.2),
-        ({"upgrade": {"fit": "none", "held_out": 0.2}}, None, 1.0),
-        ({"align": {"held_out": 0.3}}, None, 0.3),
         ({"align": {"held_out": 0.3}}, {"held_out_share": 0.4}, 0.4),
         ({}, None, None),
-        ({"upgrade": {"fit": "joint"}}, None, None),
     ],
 )
 def test_the_share_is_that_of_the_metrics_else_of_the_recipe(
@@ -145,12 +141,12 @@ def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
 def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None:
     add_halving_version(
         lineage,
-        {"upgrade": {"fit": "posthoc", "solver": "gradient", "transform": {"kind": "linear"}}},
+        {"upgrade": {"method": "post-lin-mloss", "transform": {"kind": "linear"}}},
         error=StepError(2 * torch.eye(3, dtype=torch.float64), 100, 3.0),
     )
     (sentence,) = version_warnings(lineage)[1]
     assert sentence.startswith("Its transform errs by 141 % of the length of the past vectors")
-    assert "upgrade.solver = 'closed'" in sentence
+    assert "upgrade.method = 'post-closed'" in sentence
 
 
 def test_a_model_below_popularity_is_warned_of(lineage: Lineage) -> None:

@@ -554,10 +554,10 @@ def test_a_consumer_counts_at_its_own_version(tiny: Lineage, corpus: Corpus) -> 
     assert loss.metric is not None
     expected = metrics[1] + (5 / 4) * matrix.T @ OF_FIRST @ matrix
     torch.testing.assert_close(loss.metric, expected)
-    single = plan(tiny, corpus, HALF, "upgrade.steps='single'", consumers=[old, new])
+    single = plan(tiny, corpus, HALF, "upgrade.method=joint-lin-sloss", consumers=[old, new])
     assert [c["name"] for c in single.weighing.consumers] == ["new"]
-    with pytest.raises(RecipeError, match=r"reads version 1 \(upgrade.steps = 'single'\)"):
-        plan(tiny, corpus, HALF, "upgrade.steps='single'", consumers=[old])
+    with pytest.raises(RecipeError, match=r"reads version 1, .*joint-lin-sloss"):
+        plan(tiny, corpus, HALF, "upgrade.method=joint-lin-sloss", consumers=[old])
 
 
 def test_consumers_that_cannot_count_are_refused_before_training(
@@ -577,7 +577,7 @@ def test_consumers_that_cannot_count_are_refused_before_training(
     table = recipe.upgrade.model_copy(update={"consumer_weight": 0.5})
     recipe = recipe.model_copy(update={"upgrade": table})
     options = UpgradeOptions(consumers=[KnownConsumer("ads", first_dim)])
-    with pytest.raises(RecipeError, match=r"'posthoc' .*'gradient' weighs no errors"):
+    with pytest.raises(RecipeError, match="'post-lin-sloss' weighs no errors"):
         plan_upgrade(recipe, tiny, corpus, options)
     assert plan_upgrade(recipe, tiny, corpus, UpgradeOptions()).weighing.metrics == {}
 

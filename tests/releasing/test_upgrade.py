@@ -79,10 +79,10 @@ from evergram.training.recipe import Recipe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("steps", ["single", "multi"])
-def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -> None:
+@pytest.mark.parametrize("method", ["joint-lin-sloss", "evergram"])
+def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, method: str) -> None:
     """A withdrawn version is nothing to align to, nor to be read as; nor is a retired one read."""
-    overrides = [f"upgrade.steps={steps}", "upgrade.alone=false", "model.dim=[8, 12, 12, 10]"]
+    overrides = [f"upgrade.method={method}", "upgrade.alone=false", "model.dim=[8, 12, 12, 10]"]
     recipe = Recipe.of({**small.model_dump(), "split": {"kind": "random"}}, overrides)
     corpus = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")
@@ -97,7 +97,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -
     back = BackwardTransformFit(
         recipe.upgrade, recipe.seed + 4, lineage.active_chain, load_encoder(lineage, 3), corpus, 10
     )
-    assert back.loss.versions == (3 if steps == "multi" else 1)
+    assert back.loss.versions == (3 if method == "multi" else 1)
     for reading in made.metrics["compatibility"].values():
         assert 0 < reading["drift"]["held_out"]["relative"] < 0.7
     lineage.retire(0)
@@ -170,19 +170,19 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
 def test_a_model_that_starts_from_the_past_one_has_its_dim(
     lineage: Lineage, corpus: Corpus, start: str, dim: int
 ) -> None:
-    recipe = tiny_recipe(f"upgrade.start={start}", "upgrade.fit=none", "upgrade.transform=truncate")
+    recipe = tiny_recipe("upgrade.method=non-bc", f"upgrade.start={start}")
     plan = plan_upgrade(recipe, lineage, corpus, UpgradeOptions())
     assert plan.backward.transform.new_dim == dim
 
 
-@pytest.mark.parametrize("override", ["upgrade.fit=joint", "upgrade.start=previous"])
+@pytest.mark.parametrize("override", ["upgrade.method=evergram", "upgrade.start=previous"])
 def test_a_trained_model_serves_only_a_transform_that_is_fitted_after_it(
     lineage: Lineage, corpus: Corpus, override: str
 ) -> None:
     options = UpgradeOptions(trained=load_encoder(lineage, 0))
-    with pytest.raises(RecipeError, match=r"needs upgrade\.fit = 'posthoc' or 'none'"):
+    with pytest.raises(RecipeError, match="trained= needs a method"):
         plan_upgrade(tiny_recipe(override), lineage, corpus, options)
-    plan = plan_upgrade(tiny_recipe("upgrade.fit=posthoc"), lineage, corpus, options)
+    plan = plan_upgrade(tiny_recipe("upgrade.method=post-lin-mloss"), lineage, corpus, options)
     assert plan.trained is options.trained
 
 
@@ -612,7 +612,7 @@ def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
     assert (plan.recipe.model.popularity, plan.keeps_popularity) == (0.5, True)
     assert plan.recorded.model.popularity == "auto"
     posthoc = plan_upgrade(
-        recipe_of(small, "auto", fit="posthoc"), lineage, corpus, UpgradeOptions()
+        recipe_of(small, "auto", method="post-lin-mloss"), lineage, corpus, UpgradeOptions()
     )
     assert (posthoc.recipe.model.popularity, posthoc.keeps_popularity) == ("auto", False)
     bare = Lineage.create(tmp_path / "bare")
@@ -675,15 +675,17 @@ def fit_of(lineage: Lineage, corpus: Corpus, *overrides: str, dim: int = 5) -> B
     )
 
 
-@pytest.mark.parametrize(("fit", "share"), [("joint", 0.05), ("joint", 0.5), ("none", 0.05)])
+@pytest.mark.parametrize(
+    ("method", "share"), [("evergram", 0.05), ("evergram", 0.5), ("non-bc", 0.05)]
+)
 def test_as_many_objects_are_held_out_as_a_measure_needs(
-    lineage: Lineage, corpus: Corpus, fit: str, share: float
+    lineage: Lineage, corpus: Corpus, method: str, share: float
 ) -> None:
     """A share of a small corpus would be fewer; where nothing is fitted, all were never seen."""
-    back = fit_of(lineage, corpus, f"upgrade.fit={fit}", f"upgrade.held_out={share}")
+    back = fit_of(lineage, corpus, f"upgrade.method={method}", f"upgrade.held_out={share}")
     overlap = back.overlap
     assert overlap.common == sum(int(back.known[s].sum()) for s in SIDES) >= LEAST_COMMON
-    if fit == "none":
+    if method == "non-bc":
         assert (overlap.fitted, overlap.held_out) == (0, overlap.common)
     else:
         assert overlap.fitted + overlap.held_out == overlap.common
@@ -692,14 +694,14 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     assert not overlap.small
 
 
-@pytest.mark.parametrize("fit", ["joint", "none"])
+@pytest.mark.parametrize("method", ["evergram", "non-bc"])
 def test_of_too_few_objects_to_halve_no_more_are_held_out_than_the_share(
-    lineage: Lineage, corpus: Corpus, fit: str
+    lineage: Lineage, corpus: Corpus, method: str
 ) -> None:
-    overrides = (f"upgrade.fit={fit}", "upgrade.held_out=0.5")
+    overrides = (f"upgrade.method={method}", "upgrade.held_out=0.5")
     overlap = fit_of(lineage, corpus.restrict(torch.arange(9)), *overrides).overlap
     assert overlap.small
-    assert overlap.held_out_share == (1.0 if fit == "none" else 0.5)
+    assert overlap.held_out_share == (1.0 if method == "non-bc" else 0.5)
     with pytest.raises(DataError, match="--allow-small-overlap"):
         overlap.refuse_small(1, 0, allow_small=False)
     overlap.refuse_small(1, 0, allow_small=True)

@@ -20,19 +20,19 @@ _CHANGES: dict[str, Tables] = {
     "sogram-joint": {
         "task": {"penalty": 5.0, "l2": 0.1},
         "gramian": {"kind": "sogram", "rate": 0.1},
-        "upgrade": {"consumer_weight": 0.0, "solver": "gradient"},
+        "upgrade": {"method": "bc-aligner"},
     },
     "sagram-affine": {
         "task": {"penalty": 5.0, "query_measure": 0.5, "candidate_measure": 1.0},
         "gramian": {"kind": "sagram"},
         "prior": {"kind": "constant", "value": -0.1},
         "training": {"optimizer": "sgd"},
-        "upgrade": {"transform": "affine", "steps": "single"},
+        "upgrade": {"method": "joint-lin-sloss", "transform": "affine"},
     },
     "storm-low-rank": {
         "task": {"penalty": 5.0, "loss": "logistic", "sparse": "exclude"},
         "gramian": {"kind": "storm", "sampler": "sqrt"},
-        "upgrade": {"transform": "low_rank", "rank": 4, "fit": "posthoc"},
+        "upgrade": {"transform": "low_rank", "rank": 4, "method": "post-lin-mloss"},
     },
     "sampled-gradient-mlp": {
         "task": {"penalty": 5.0, "loss": "hinge"},
@@ -44,7 +44,7 @@ _CHANGES: dict[str, Tables] = {
         "model": {"start": "svd"},
         "task": {"penalty": 0.1, "l2": 0.1},
         "training": {"optimizer": "als", "refit": True, "batch_size": None},
-        "upgrade": {"fit": "posthoc", "transform": "orthogonal", "start": "fresh"},
+        "upgrade": {"method": "post-lin-mloss", "transform": "orthogonal"},
     },
     "bpr-two-tower": {
         "model": {"kind": "two_tower", "hidden": [16]},
@@ -78,7 +78,7 @@ _CHANGES: dict[str, Tables] = {
         "model": {"hash_rows": 64},
         "task": {"kind": "softmax_clustered", "clusters": 16},
         "training": {"tables": "mapped"},
-        "upgrade": {"fit": "none", "start": "frozen"},
+        "upgrade": {"method": "fix-m0"},
     },
     "pilots": {
         "training": {"epochs": 4, "batch_size": "auto"},

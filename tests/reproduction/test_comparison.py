@@ -97,7 +97,6 @@ def comparison(*overrides: str, **upgrade: Any) -> Comparison:
 def test_each_method_takes_the_keys_that_it_uses_and_keeps_its_own() -> None:
     written = {
         "method": "evergram",
-        "steps": "single",
         "held_out": 0.2,
         "fit_epochs": 7,
         "weight": 2.0,
@@ -112,8 +111,8 @@ def test_each_method_takes_the_keys_that_it_uses_and_keeps_its_own() -> None:
     assert {each["alone"] for each in (keep, joint, post)} == {False}
     assert {each["held_out"] for each in (keep, joint, post)} == {0.2}
     assert (joint["weight"], joint["rows"], joint["select_after"]) == (2.0, 64, 2)
-    assert (joint["transform"], joint["steps"]) == ({"kind": "truncate"}, "single")
-    assert (post["fit_epochs"], post["steps"], post["select_after"]) == (7, "multi", 0)
+    assert joint["transform"] == {"kind": "truncate"}
+    assert (post["fit_epochs"], post["select_after"]) == (7, 0)
     assert made.weight == 2.0
 
 

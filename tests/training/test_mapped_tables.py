@@ -422,12 +422,14 @@ def test_what_needs_all_pairs_is_drawn_in_memory_or_refused(
         build_sampler(settings, corpus)
 
 
-@pytest.mark.parametrize("fit", ["joint", pytest.param("posthoc", marks=pytest.mark.long)])
-def test_an_upgrade_on_prepared_data_is_that_in_memory(fit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", ["evergram", pytest.param("post-lin-mloss", marks=pytest.mark.long)]
+)
+def test_an_upgrade_on_prepared_data_is_that_in_memory(method: str, tmp_path: Path) -> None:
     corpus = generated(2500)
     recipe = recipe_of(
         write_prepared(corpus, tmp_path / "p", 0.6),
-        *("split.kind=time", "model.dim=[4, 5]", f"upgrade.fit={fit}"),
+        *("split.kind=time", "model.dim=[4, 5]", f"upgrade.method={method}"),
         *("task.penalty=5.0", "task.l2=0.1"),
     )
     upgraded = []

@@ -150,9 +150,7 @@ def test_modules_that_cannot_be_trained_are_refused(corpus: Corpus, tmp_path: Pa
 
 
 def test_modules_that_another_loop_has_trained(corpus: Corpus, tmp_path: Path) -> None:
-    posthoc = Recipe.of(
-        {**RECIPE.model_dump(), "upgrade": {"method": "post-lin-mloss", "solver": "closed"}}
-    )
+    posthoc = Recipe.of({**RECIPE.model_dump(), "upgrade": {"method": "post-closed"}})
     lineage = Lineage.create(tmp_path / "lineage")
     own = modules(corpus)
     artefact = train(posthoc, corpus, trained=own, progress=False)

@@ -30,13 +30,13 @@ BASE: dict[str, Any] = {
     "training": {"epochs": 4, "batch_size": 256},
 }
 # The default when these were recorded.
-GRADIENT = "upgrade.solver=gradient"
+GRADIENT = "upgrade.method=bc-aligner"
 CASES = {
     "joint": ["upgrade.alone=true", "upgrade.objects=batch", GRADIENT],
     "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false", GRADIENT],
     "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true", GRADIENT],
     "posthoc": ["upgrade.method=post-lin-sloss", "gramian.sampler=linear"],
-    "previous": ["upgrade.start=previous", "upgrade.fit=none", "upgrade.transform=truncate"],
+    "previous": ["upgrade.method=finetune-m0"],
     "tower": ["model.kind=two_tower", "upgrade.select_after=2", GRADIENT],
     "bpr": [
         GRADIENT,

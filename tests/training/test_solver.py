@@ -263,6 +263,6 @@ def test_an_upgrade_fits_its_transform_afterwards(tmp_path: Path) -> None:
     lineage.publish(train(recipe_of(), progress=False))
     with pytest.raises(RecipeError, match=r"upgrade\.fit = 'posthoc'"):
         upgrade(recipe_of(), lineage, progress=False)
-    after = recipe_of("upgrade.fit=posthoc", "upgrade.solver=closed")
+    after = recipe_of("upgrade.method=post-closed")
     version = lineage.publish(upgrade(after, lineage, progress=False))
     assert lineage.manifest(version).dim == 5

@@ -117,7 +117,7 @@ def test_rows_of_which_nothing_is_left_stay_as_drawn() -> None:
 
 
 def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None:
-    posthoc = "upgrade.fit=posthoc", "upgrade.solver=closed"
+    posthoc = ("upgrade.method=post-closed",)
     recipe = tiny_recipe("model.start=svd", "training.epochs=0", *posthoc)
     lineage = Lineage.create(tmp_path / "line", "line")
     artefact = train(recipe, progress=False)

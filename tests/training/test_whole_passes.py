@@ -251,18 +251,18 @@ def test_a_negative_meets_the_others_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fit", "rows"),
+    ("method", "rows"),
     [
-        ("posthoc", "model.normalize=false"),
-        ("joint", "model.normalize=true model.popularity=0.3"),
+        ("post-lin-mloss", "model.normalize=false"),
+        ("evergram", "model.normalize=true model.popularity=0.3"),
     ],
 )
 def test_versions_follow_each_other_and_fold_in_is_exact(
-    means: Recipe, fit: str, rows: str, tmp_path: Path
+    means: Recipe, method: str, rows: str, tmp_path: Path
 ) -> None:
     """A stored query is what `fold_in` makes of its training pairs; the restored encoder makes the
     same of them, and of a later corpus, without the data that it was trained on."""
-    recipe = changed(means, *rows.split(), f"upgrade.fit={fit}")
+    recipe = changed(means, *rows.split(), f"upgrade.method={method}")
     data = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")
     for version in (0, 1):

@@ -146,13 +146,13 @@ def _by_closed_form(recipe: Mapping[str, Any]) -> str:
     """Return, as the end of a sentence, that a transform which was fitted by gradient after its
     model has a closed form; "" where it is not so."""
     upgrade = recipe.get("upgrade", {})
-    by_gradient = upgrade.get("fit") == "posthoc" and upgrade.get("solver") == "gradient"
+    by_gradient = str(upgrade.get("method")).startswith("post-lin")
     transform = upgrade.get("transform")
     kind = transform.get("kind") if isinstance(transform, Mapping) else transform
     transform = TRANSFORMS.get(str(kind))
     if not by_gradient or transform is None or not transform.has_closed_form:
         return ""
-    return "; upgrade.solver = 'closed' gives the least error that a transform of its kind can have"
+    return "; upgrade.method = 'post-closed' gives the least error of a transform of its kind"
 
 
 def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:

@@ -35,7 +35,6 @@ from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.upgrade import (
-    FittedUpgrade,
     GradientUpgrade,
     JointUpgrade,
     PosthocUpgrade,
@@ -234,7 +233,7 @@ class BackwardTransformFit:
 
     def _loss(self, metrics: Mapping[int, Tensor] | None = None) -> AlignmentLoss:
         settings = self.settings
-        if not isinstance(settings, FittedUpgrade):
+        if settings.fit == "none":
             return AlignmentLoss(self.chain, unit="paper")
         return AlignmentLoss(self.chain, settings.steps, "paper", metrics)
 
@@ -296,7 +295,7 @@ class BackwardTransformFit:
                 objects of a closed form.
         """
         settings = self.settings
-        if isinstance(settings, FittedUpgrade) and settings.solver == "closed":
+        if settings.fit != "none" and settings.solver == "closed":
             self.transform = self._solved(new, together)
         elif self.fits_over_pairs:
             assert pairs is not None

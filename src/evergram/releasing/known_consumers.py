@@ -180,7 +180,7 @@ def weigh_consumers(
     """Return what the registered consumers with a probe and those of `extra` make of errors.
 
     A consumer that is pinned to "newest" reads another version after each upgrade, and does not
-    count. With upgrade.steps = "single" only consumers of version k-1 do.
+    count. With a method that counts errors at version k-1 alone only its consumers do.
 
     Raises: RecipeError: consumers are named or given and do not count, or none is known. DataError:
         a model or its files cannot be used. LineageError: a name is no consumer.
@@ -223,16 +223,19 @@ def _refuse_idle(settings: UpgradeSettings, extra: Sequence[KnownConsumer]) -> N
         )
     if extra:
         raise RecipeError(
-            f"consumers= were given, and upgrade.fit = {settings.fit!r} with upgrade.solver = "
-            f"{getattr(settings, 'solver', None)!r} weighs no errors by them; leave them out, or "
-            "set upgrade.fit = 'joint'."
+            f"consumers= were given, and upgrade.method = {settings.method!r} weighs no errors by "
+            "them; leave them out, or set upgrade.method = 'evergram'."
         )
 
 
 def _refuse_none(settings: WeighingUpgrade, every: Sequence[object], newest: int) -> NoReturn:
     """Raises: RecipeError: no consumer counts."""
     of_newest = settings.steps == "single" and every
-    where = f"reads version {newest} (upgrade.steps = 'single')" if of_newest else "counts"
+    where = (
+        f"reads version {newest}, the only one for upgrade.method = {settings.method!r}"
+        if of_newest
+        else "counts"
+    )
     raise RecipeError(
         f"upgrade.consumer_weight is {settings.consumer_weight:g}, and no consumer with a probe "
         f"{where}; add one by 'evergram consumer add' with --probe, pinned to a version by its "

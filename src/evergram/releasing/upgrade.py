@@ -529,7 +529,7 @@ def upgrade(
             them it is known by its stored embeddings, and without these it is not measured.
         trained: a model of this version, or modules of your own, trained without alignment on
             `split_for(recipe, corpus, version, lineage.pair_history).training`. Only the transform
-            is fitted, which needs upgrade.fit = 'posthoc' or 'none'.
+            is fitted, which needs upgrade.method = 'post-closed', for example.
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
         consumers: of past versions, which weigh the alignment error by upgrade.consumer_weight, as

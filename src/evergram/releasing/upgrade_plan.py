@@ -234,7 +234,8 @@ def _with_past_popularity(recipe: Recipe, lineage: Lineage) -> tuple[Recipe, boo
     if past is None:
         raise RecipeError(
             "model.popularity = 'auto' of a joint upgrade is that of the version before, and "
-            f"version {past_version} has none; give a number, or set upgrade.fit = 'posthoc'."
+            f"version {past_version} has none; give a number, or set "
+            "upgrade.method = 'post-closed'."
         )
     model = recipe.model.model_copy(update={"popularity": past})
     return recipe.model_copy(update={"model": model}), True
@@ -277,8 +278,9 @@ def plan_upgrade(
     recipe, keeps_popularity = _with_past_popularity(recipe, lineage)
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
-            "trained= needs upgrade.fit = 'posthoc' or 'none', and upgrade.start = 'fresh'; they "
-            f"are {settings.fit!r} and {settings.start!r}."
+            "trained= needs a method that trains the model for its task alone, such as "
+            "upgrade.method = 'post-closed', and upgrade.start = 'fresh'; they are "
+            f"{settings.method!r} and {settings.start!r}."
         )
     before = _before(recipe, lineage, past_version, options)
     if settings.start == "previous":

@@ -75,7 +75,7 @@ class Recipe(Settings):
     prior: Annotated[PriorSettings, PRIORS] = ZeroSettings()
     gramian: Annotated[EstimatorSettings, ESTIMATORS] = SOGramSettings()
     training: Annotated[Training, TRAININGS] = AdaptiveTraining()
-    upgrade: Annotated[UpgradeSettings, UPGRADES] = JointUpgrade(solver="closed")
+    upgrade: Annotated[UpgradeSettings, UPGRADES] = JointUpgrade()
 
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"

@@ -1,9 +1,9 @@
-"""The table [upgrade]: how a next version is made."""
+"""The table [upgrade]: how a next version and its backward transform are made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,10 +13,9 @@ from evergram.compatibility.kinds import (
     TransformSettings,
     TruncateSettings,
 )
-from evergram.did_you_mean import did_you_mean
 from evergram.kinds import Kinds, Positive, Rate, Settings, Share, Weight, traits_where
 from evergram.requirements import Trait
-from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.methods import METHODS, Fit, Start
 
 # Which objects the mean of the joint alignment loss is over.
 AlignedObjects = Literal["all", "paper-code", "batch"]
@@ -26,27 +25,36 @@ SOLVED_BY_SIDE = ("linear", "affine")
 
 
 class UpgradeSettings(Settings):
-    """How the next version and its backward transform are made. [BC] §3, Table 1.
+    """The keys of every method. [BC] §3, Table 1."""
 
-    `method` names some settings at once; any that is written with it wins.
-    """
-
-    method: str | None = None
-    # The transform is trained together with the model, afterwards, or not at all.
-    fit: Literal["joint", "posthoc", "none"] = "joint"
+    method: str
     transform: Annotated[TransformSettings, TRANSFORMS] = LinearSettings()
     # The model is new, goes on from the version before, or is the version before.
-    start: Literal["fresh", "previous", "frozen"] = "fresh"
+    start: Start = "fresh"
     # Share of known objects that alignment never sees; its error is measured on them.
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
 
+    @property
+    def fit(self) -> Fit:
+        """Whether the transform is trained with the model, afterwards, or not at all."""
+        return METHODS[self.method].fit
+
+    @property
+    def steps(self) -> Literal["multi", "single"]:
+        """Whether errors count at all past versions (BC-Aligner) or only at the one before."""
+        return METHODS[self.method].steps
+
+    @property
+    def solver(self) -> Literal["gradient", "closed"]:
+        """Whether the transform is Adam's, or in the end the closed form if there is one."""
+        return METHODS[self.method].solver if self.transform.has_closed_form else "gradient"
+
     def solved(self) -> SolvedUpgrade:
         """Return the settings by which a model that is trained already gets its transform."""
-        own = {k: getattr(self, k) for k in ("held_out", "steps") if hasattr(self, k)}
         transform = self.transform if self.transform.has_closed_form else LinearSettings()
-        return SolvedUpgrade(**own, transform=transform, alone=False)
+        return SolvedUpgrade(held_out=self.held_out, transform=transform, alone=False)
 
     @property
     def traits(self) -> frozenset[Trait]:
@@ -61,41 +69,20 @@ class UpgradeSettings(Settings):
 class UnfittedUpgrade(UpgradeSettings):
     """Nothing is fitted: a transform that is learned would stay as it was drawn."""
 
-    fit: Literal["none"] = "none"
+    method: Literal["non-bc", "finetune-m0", "fix-m0", "keep-all"] = "non-bc"
     transform: Annotated[TransformSettings, TRANSFORMS] = TruncateSettings()
 
     @model_validator(mode="after")
     def _nothing_to_learn(self) -> Self:
         if self.transform.is_learned:
             raise ValueError(
-                f"upgrade.transform = {self.transform.kind!r} is fitted, and upgrade.fit = 'none' "
-                "fits nothing; leave it out, or set upgrade.fit = 'joint' or 'posthoc'"
+                f"upgrade.transform = {self.transform.kind!r} is fitted, and upgrade.method = "
+                f"{self.method!r} fits nothing; leave it out, or choose another method"
             )
         return self
 
 
-class FittedUpgrade(UpgradeSettings):
-    """The keys of every way of fitting a transform."""
-
-    # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
-    steps: Literal["multi", "single"] = "multi"
-    # The transform is Adam's, or the closed form on all objects. Joint training is "closed" where
-    # there is a closed form, unless something else is written: it replaces the trained transform
-    # where it has the smaller error.
-    solver: Literal["gradient", "closed"] = "gradient"
-
-    @model_validator(mode="after")
-    def _closed_where_there_is_one(self) -> Self:
-        if self.solver == "closed" and not self.transform.has_closed_form:
-            closed = [kind for kind, each in TRANSFORMS.items() if each.has_closed_form]
-            raise ValueError(
-                f"upgrade.transform = {self.transform.kind!r} has no closed form, "
-                f"{', '.join(closed)} have one; set upgrade.solver = 'gradient'"
-            )
-        return self
-
-
-class GradientUpgrade(FittedUpgrade):
+class GradientUpgrade(UpgradeSettings):
     """The keys of transforms that are trained by Adam."""
 
     transform_rate: Rate = 3e-3
@@ -108,7 +95,7 @@ class GradientUpgrade(FittedUpgrade):
     select_after: Annotated[int, Field(ge=0)] = 0
 
 
-class WeighingUpgrade(FittedUpgrade):
+class WeighingUpgrade(UpgradeSettings):
     """The keys of ways of fitting that weigh errors by what known consumers make of them."""
 
     # μ: how much of an error is weighed by what consumers that have a probe make of it.
@@ -121,7 +108,7 @@ class WeighingUpgrade(FittedUpgrade):
             raise ValueError(
                 f"upgrade.transform = {self.transform.kind!r} cannot be solved for with "
                 f"upgrade.consumer_weight = {self.consumer_weight:g}, "
-                f"{' and '.join(SOLVED_BY_SIDE)} can; set upgrade.solver = 'gradient', or "
+                f"{' and '.join(SOLVED_BY_SIDE)} can; set upgrade.method = 'bc-aligner', or "
                 "upgrade.consumer_weight = 0"
             )
         return self
@@ -130,7 +117,7 @@ class WeighingUpgrade(FittedUpgrade):
 class JointUpgrade(GradientUpgrade, WeighingUpgrade):
     """The transform is trained together with the model, λ = `weight`."""
 
-    fit: Literal["joint"] = "joint"
+    method: Literal["evergram", "bc-aligner", "joint-lin-sloss", "joint-notrans"] = "evergram"
     weight: Weight = 16.0
 
 
@@ -138,8 +125,7 @@ class PosthocUpgrade(GradientUpgrade):
     """The transform is trained after the model, by `fit_epochs` passes over the objects; over the
     pairs, unless `objects` is "all"."""
 
-    fit: Literal["posthoc"] = "posthoc"
-    solver: Literal["gradient"] = "gradient"
+    method: Literal["post-lin-mloss", "post-lin-sloss"] = "post-lin-mloss"
     fit_epochs: Positive = 100
 
     @model_validator(mode="after")
@@ -155,40 +141,35 @@ class PosthocUpgrade(GradientUpgrade):
 class SolvedUpgrade(WeighingUpgrade):
     """The transform is solved for after the model was trained."""
 
-    fit: Literal["posthoc"] = "posthoc"
-    solver: Literal["closed"] = "closed"
+    method: Literal["post-closed"] = "post-closed"
+
+    @model_validator(mode="after")
+    def _has_a_closed_form(self) -> Self:
+        if not self.transform.has_closed_form:
+            closed = [kind for kind, each in TRANSFORMS.items() if each.has_closed_form]
+            raise ValueError(
+                f"upgrade.transform = {self.transform.kind!r} has no closed form, "
+                f"{', '.join(closed)} have one; set upgrade.method = 'post-lin-mloss'"
+            )
+        return self
 
 
 class _Upgrades(Kinds[UpgradeSettings]):
-    """The ways of fitting; of the two that are posthoc, `solver` chooses."""
-
-    others: ClassVar[Mapping[str, type[UpgradeSettings]]] = {
-        "'posthoc' with upgrade.solver = 'closed'": SolvedUpgrade
-    }
+    """The methods; `transform` and `start` are the method's where they are not written."""
 
     def completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values with those of their method, the keys of a transform in its own table,
-        and the solver of joint training."""
-        method = values.get("method")
-        if isinstance(method, str):  # one of the wrong type is refused by its field
-            if method not in METHODS:
-                raise ValueError(
-                    f"upgrade.method is {method!r}; it must be one of {', '.join(METHODS)}"
-                    f"{did_you_mean(method, METHODS)}"
-                )
-            named = {**METHODS[method], **values}
-            settings = self.class_of(named) or UpgradeSettings
-            values = {k: v for k, v in named.items() if k in values or k in settings.model_fields}
+        """Return the values with their method's defaults, and the keys of a transform in its own
+        table."""
+        method = METHODS.get(str(values.get("method", self.default)))
+        if method is not None:
+            values = {"transform": method.transform, "start": method.start, **values}
         kind = values.get("transform")
         if isinstance(kind, str) and kind in TRANSFORMS:
             fields = TRANSFORMS[kind].model_fields.keys() - {"kind"}
             own = {key: values[key] for key in fields & values.keys()}
             values = {k: v for k, v in values.items() if k not in own}
             values["transform"] = {"kind": kind, **own}
-        if values.get("fit", "joint") != "joint" or "solver" in values:
-            return values
-        transform = TRANSFORMS.of(values.get("transform", "linear"))
-        return {**values, "solver": "closed"} if transform.has_closed_form else values
+        return values
 
     def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
         if any(key in each.model_fields for each in TRANSFORMS.values()):
@@ -199,12 +180,9 @@ class _Upgrades(Kinds[UpgradeSettings]):
             )
         return super().unknown(key, settings, name)
 
-    def class_of(self, values: Mapping[str, Any]) -> type[UpgradeSettings] | None:
-        if values.get("fit") == "posthoc" and values.get("solver") == "closed":
-            return SolvedUpgrade
-        return super().class_of(values)
-
 
 UPGRADES: _Upgrades = _Upgrades(
-    "upgrade", (JointUpgrade, PosthocUpgrade, UnfittedUpgrade), chooser="fit"
+    "upgrade",
+    (JointUpgrade, SolvedUpgrade, PosthocUpgrade, UnfittedUpgrade),
+    chooser="method",
 )
