@@ -45,7 +45,7 @@ class WindowSettings(BatchEstimatorSettings):
 def test_a_kind_is_chosen_by_its_name_and_stored_with_every_key_of_its_own() -> None:
     for table, kind in CHOSEN:
         kinds = Recipe.kinds[table]
-        assert re.fullmatch(r"[a-z][a-z0-9_]{0,63}", kind)
+        assert re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", kind)
         own = {"path": "a.csv"} if "path" in kinds[kind].model_fields else {}
         own |= NEEDED["files"] if kind == "files" else {}
         more = {} if kind == "files" else NEEDED.get(kind, {})

@@ -53,17 +53,11 @@ def lineage(tmp_path: Path) -> Lineage:
     return line
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overlap", "share"),
-    [
-        ({"align": {"held_out": 0.3}}, {"held_out_share": 0.4}, 0.4),
-        ({}, None, None),
-    ],
-)
-def test_the_share_is_that_of_the_metrics_else_of_the_recipe(
-    lineage: Lineage, recipe: dict[str, Any], overlap: dict[str, Any] | None, share: float | None
+@pytest.mark.parametrize("share", [0.4, None])
+def test_the_share_of_unseen_objects_is_that_of_the_metrics(
+    lineage: Lineage, share: float | None
 ) -> None:
-    add_halving_version(lineage, recipe, overlap)
+    add_halving_version(lineage, {}, share)
     assert unseen_share(lineage, 1) == share
     lineage.withdraw(1, "a fault")
     assert unseen_share(lineage, 1) == 1.0
@@ -71,7 +65,7 @@ def test_the_share_is_that_of_the_metrics_else_of_the_recipe(
 
 def test_an_object_is_unseen_if_no_step_on_the_way_saw_it(lineage: Lineage) -> None:
     for share in (0.5, 0.3, 0.9):
-        add_halving_version(lineage, {"align": {"held_out": share}})
+        add_halving_version(lineage, {}, share)
     hashes = id_hash(Vocabulary(IDS)) / 2**32
     readings = diagnose_lineage(lineage)
     for reading, least in zip(readings, (0.3, 0.3, 0.9), strict=True):
@@ -90,7 +84,7 @@ def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
     unseen = (id_hash(Vocabulary(IDS)) < 0.2 * 2**32)[:, None]
     wrong = torch.where(unseen, 0.5 * VECTORS, 0.9 * VECTORS)
     same = LinearTransform.from_matrix(torch.eye(3))
-    add_halving_version(lineage, {"align": {"held_out": 0.2}}, transform=same, vectors=wrong)
+    add_halving_version(lineage, {}, 0.2, transform=same, vectors=wrong)
     assert evergram("lineage", "check", lineage.path, "--max-error", 0.51).code == 0
     checked = evergram("lineage", "check", lineage.path, "--max-error", 0.49, "--json")
     assert checked.code == 1
@@ -107,9 +101,7 @@ def test_the_error_that_is_shown_is_that_which_a_limit_is_held_to(
 
 def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
     add_halving_version(lineage, {}, objects=LEAST_OBJECTS - 1)
-    add_halving_version(
-        lineage, {"align": {"held_out": 0.01}}, transform=ResidualMLPTransform(3, 3)
-    )
+    add_halving_version(lineage, {}, 0.01, transform=ResidualMLPTransform(3, 3))
     first, second = diagnose_lineage(lineage)
     assert (first.certificate, first.unseen, first.amplification) == (None, None, None)
     assert list(first.unknown) == ["error", "certificate", "amplification"]
@@ -243,7 +235,7 @@ VECTORS = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
 def add_halving_version(
     lineage: Lineage,
     recipe: dict[str, Any],
-    overlap: dict[str, Any] | None = None,
+    unseen: float | None = None,
     objects: int = 100,
     transform: Transform | None = None,
     error: StepError | None = None,
@@ -262,7 +254,7 @@ def add_halving_version(
             transform=back if number else None,
             metrics={
                 "metrics": {"model": {}},
-                **({} if overlap is None else {"overlap": overlap}),
+                **({} if unseen is None else {"overlap": {"held_out_share": unseen}}),
             },
             recipe=recipe,
             canaries={"object": (IDS, vectors)},

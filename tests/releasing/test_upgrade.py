@@ -618,7 +618,7 @@ def test_an_automatic_power_of_a_joint_upgrade_is_that_of_the_version_before(
     bare = Lineage.create(tmp_path / "bare")
     bare.publish(train(recipe_of(small, 0.0, "training.epochs=1"), corpus, progress=False))
     with pytest.raises(
-        RecipeError, match=r"version 0 has none; give a number, or set upgrade\.fit"
+        RecipeError, match=r"version 0 has none; give a number, or set upgrade\.method"
     ):
         plan_upgrade(recipe_of(small, "auto"), bare, corpus, UpgradeOptions())
 

@@ -261,7 +261,7 @@ def recipe_of(*overrides: str) -> Recipe:
 def test_an_upgrade_fits_its_transform_afterwards(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path, "tiny")
     lineage.publish(train(recipe_of(), progress=False))
-    with pytest.raises(RecipeError, match=r"upgrade\.fit = 'posthoc'"):
+    with pytest.raises(RecipeError, match=r"upgrade\.method = 'post-closed'"):
         upgrade(recipe_of(), lineage, progress=False)
     after = recipe_of("upgrade.method=post-closed")
     version = lineage.publish(upgrade(after, lineage, progress=False))

@@ -345,8 +345,8 @@ def canary_rows(ids: pa.Array, hashes: Tensor, past: pa.Array | None = None) -> 
 
 def unseen_share(lineage: Catalog, version: int) -> float | None:
     """Return the share of the objects that the alignment of a version never saw: those whose
-    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if neither the
-    version's metrics record it."""
+    `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if the
+    version's metrics do not record it."""
     if version in lineage.withdrawn:
         return 1.0  # an identity
     share = lineage.metrics(version).get("overlap", {}).get("held_out_share")

@@ -118,5 +118,5 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     monkeypatch.setattr(sys.modules[upgrade.__module__], "fit_encoder", never)
     packaged = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
     assert torch.equal(packaged.block("query")[1], alone.block("query")[1])
-    with pytest.raises(RecipeError, match=r"trained= needs .*; they are 'joint' and"):
+    with pytest.raises(RecipeError, match=r"trained= needs .*; they are 'bc-aligner' and"):
         upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)

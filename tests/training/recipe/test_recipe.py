@@ -104,7 +104,7 @@ WRONG = [
     ("training.optimizer=adam|training.rescale_rows=true", "model.normalize = true"),
     ("task.kind=softmax_all|training.short_batch=true", "batches of single pairs"),
     ("training.epochs=0", "model.start"),
-    ("training.epochs=0|model.start=svd", "posthoc"),
+    ("training.epochs=0|model.start=svd", "post-closed"),
     ("training.epochs=0|model.start=svd|upgrade.start=previous", "upgrade.start other than"),
     ("split.selection=paper|training.refit=true", "split.selection = 'strict'"),
 ]
@@ -240,6 +240,9 @@ def test_a_method_names_settings_that_a_key_beside_it_overrides(method: str) -> 
     assert (settings.fit, settings.steps, settings.start) == (named.fit, named.steps, named.start)
     assert settings.transform.kind == named.transform
     assert UPGRADES.of({"method": method, "start": "previous"}).start == "previous"
+    stored = Recipe.of(TINY).model_dump()
+    changed = Recipe.stored(stored, [f"upgrade.method={method}"]).upgrade
+    assert (changed.start, changed.transform.kind) == (named.start, named.transform)
 
 
 def test_joint_training_solves_for_its_transform_where_there_is_a_closed_form() -> None:

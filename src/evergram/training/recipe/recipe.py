@@ -193,7 +193,11 @@ class Recipe(Settings):
         Args:
             written: keys of `values` that a person wrote, "table.key".
         """
-        chosen, added = overridden(values, overrides), override_keys(overrides)
+        added = override_keys(overrides)
+        upgrade = values.get("upgrade")
+        if "upgrade.method" in added and isinstance(upgrade, dict):
+            values = {**values, "upgrade": UPGRADES.without_defaults(upgrade)}
+        chosen = overridden(values, overrides)
         displaced = cls._displaced(chosen, added)
         recipe = cls._valid(chosen, source)
         while True:

@@ -171,6 +171,18 @@ class _Upgrades(Kinds[UpgradeSettings]):
             values["transform"] = {"kind": kind, **own}
         return values
 
+    def without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values without the keys that are as their method has them, so that another
+        method may have its own."""
+        method = METHODS.get(str(values.get("method", self.default)))
+        kept = dict(values)
+        for key in ("transform", "start"):
+            value = kept.get(key)
+            kind = value.get("kind") if isinstance(value, Mapping) else value
+            if method is not None and kind == getattr(method, key):
+                del kept[key]
+        return kept
+
     def unknown(self, key: str, settings: type[UpgradeSettings], name: str) -> str:
         if any(key in each.model_fields for each in TRANSFORMS.values()):
             return (
