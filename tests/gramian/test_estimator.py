@@ -525,6 +525,18 @@ def test_batches_of_zeros_leave_it_finite() -> None:
         assert bool(torch.isfinite(estimator.gramian()).all())
 
 
+def test_the_rate_that_is_shown_is_that_of_the_estimate() -> None:
+    draw = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(MANY, WIDTH, generator=draw)
+    adaptive = AdaptiveSOGram(WIDTH)
+    fixed = {rate: SOGram(WIDTH, 0, rate) for rate in RATES}
+    for _ in range(50):
+        drawn = drawn_batch(embeddings, draw)
+        for estimator in (adaptive, *fixed.values()):
+            estimator.update(drawn)
+    torch.testing.assert_close(adaptive.gramian(), fixed[adaptive.rate].gramian())
+
+
 SHAPE = torch.Size((2, 2))
 
 
