@@ -1,4 +1,4 @@
-"""The defaults next to `training.thorough` and to popularity.
+"""The defaults next to `--thorough` and to popularity.
 
 Each recipe names only its data and its split. Test pairs are used once, by both, for every seed.
 
@@ -55,7 +55,7 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The defaults and `training.thorough` on one data set.
+    """The defaults and `--thorough` on one data set.
 
     Args:
         default, thorough: a record of each seed; `thorough` may have fewer, or none.
@@ -95,7 +95,7 @@ def measure(
     """Return a comparison of each data set.
 
     Args:
-        seeds: how many of the defaults, and of `training.thorough`.
+        seeds: how many of the defaults, and of `--thorough`.
         trains: False takes only what is kept.
     """
     threads = torch.get_num_threads()
@@ -252,7 +252,7 @@ def _some(pairs: RowPairs, queries: int) -> RowPairs:
 
 def table(comparisons: Sequence[Comparison]) -> str:
     lines = [
-        "| data | pairs trained on | Recall@20, defaults | CPU seconds | `training.thorough` "
+        "| data | pairs trained on | Recall@20, defaults | CPU seconds | `--thorough` "
         "| CPU seconds | defaults / thorough | popularity |",
         "|" + "---|" * 8,
     ]
@@ -276,7 +276,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
     lines += [
         "",
         "± is half of the 95 % interval of the mean over seeds, each with a split of its own; of "
-        f"the defaults and of `training.thorough`: {seeds}. – was not measured.",
+        f"the defaults and of `--thorough`: {seeds}. – was not measured.",
     ]
     return "\n".join(lines)
 

@@ -62,8 +62,8 @@ def test_a_training_is_limited_by_minutes_and_made_thorough(
     limited = evergram.json("train", "recipe.toml", "--lineage", "l", "--minutes", 0)
     assert (limited["training"]["ended"], limited["training"]["epochs"]) == ("minutes", 1)
     assert len(limited["training"]["pilots"]) == 1
-    few = [f"--set=training.{key}" for key in ("epochs=3", "patience=2", "thorough=true")]
-    thorough = evergram.json("train", "recipe.toml", "--lineage", "t", *few)
+    few = [f"--set=training.{key}" for key in ("epochs=3", "patience=2")]
+    thorough = evergram.json("train", "recipe.toml", "--lineage", "t", "--thorough", *few)
     assert len(thorough["training"]["pilots"]) > 8
     assert thorough["training"]["optimizer"] == "adaptive"
 

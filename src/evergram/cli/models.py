@@ -29,6 +29,7 @@ from evergram.cli.options import (
     Resume,
     Set,
     StrictProbes,
+    Thorough,
     load_recipe,
     new_progress,
     refuse_shared_fit,
@@ -49,6 +50,7 @@ def train(
     lineage: LineageOption,
     device: Device = "auto",
     set_: Set = None,
+    thorough: Thorough = False,
     minutes: Minutes = None,
     tensorboard: Board = None,
     checkpoint_every: CheckpointEvery = None,
@@ -63,7 +65,7 @@ def train(
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
-    chosen = load_recipe(recipe, set_, unread=("upgrade",))
+    chosen = load_recipe(recipe, set_, unread=("upgrade",), thorough=thorough)
     if not is_first_process():
         train_version(chosen, device=device, progress=False)
         return
@@ -89,6 +91,7 @@ def upgrade(
     lineage: LineageOption,
     device: Device = "auto",
     set_: Set = None,
+    thorough: Thorough = False,
     minutes: Minutes = None,
     tensorboard: Board = None,
     max_degradation: MaxDegradation = None,
@@ -108,7 +111,7 @@ def upgrade(
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
     refuse_shared_fit(kept=kept)
-    chosen = load_recipe(recipe, set_)
+    chosen = load_recipe(recipe, set_, thorough=thorough)
     opened = Lineage.open(lineage)
     if not is_first_process():
         small = allow_small_overlap

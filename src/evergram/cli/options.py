@@ -129,6 +129,10 @@ Side = Annotated[
     str | None,
     typer.Option(help="Side: query, candidate or object (default: candidate, or the only side)."),
 ]
+Thorough = Annotated[
+    bool,
+    typer.Option("--thorough", help="Search longer for λ, l2 and the rate (training.thorough)."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 ShardCount = Annotated[
     str | None,
@@ -151,6 +155,7 @@ def load_recipe(
     overrides: list[str] | None,
     *,
     unread: Collection[str] = (),
+    thorough: bool = False,
 ) -> Recipe:
     """Return the recipe of a command.
 
@@ -158,10 +163,11 @@ def load_recipe(
         overrides: the values of `--set`.
         unread: tables or keys that the command ignores; overrides of them are refused, unless the
             recipe is not valid without them.
+        thorough: whether `--thorough` was given.
     """
     from evergram.training.recipe import Recipe
 
-    overrides = overrides or []
+    overrides = [*(overrides or []), *(["training.thorough=true"] if thorough else [])]
     read = [each for each in overrides if not _is_unread(each, unread)]
     try:
         recipe = Recipe.load(path, read)
