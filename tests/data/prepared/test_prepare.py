@@ -481,10 +481,10 @@ def test_features_of_old_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for changed, why in [
         ({"columns": {"user": "u"}}, "no column 'user' to name"),
-        ({"k_core": -1}, "k_core .* is -1"),
-        ({"minimum_value": float("nan")}, "minimum_value .* is nan"),
+        ({"k_core": -1}, "k_core is -1"),
+        ({"minimum_value": float("nan")}, "minimum_value is nan"),
         ({"name": "../x"}, "is no path"),
-        ({"threads": 0}, "threads .* is 0"),
+        ({"threads": 0}, "threads is 0"),
         ({"memory": "much"}, "memory .* is much"),
         ({"memory": "1MiB"}, "at least 128MiB"),
     ]:

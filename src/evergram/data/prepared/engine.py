@@ -108,7 +108,7 @@ class Database(closing[Any]):
         except (self._errors, pa.ArrowException) as error:  # Arrow wraps errors of the engine
             raise self._refusal(error) from error
 
-    def replace(self, query: str) -> int:
+    def rewrite(self, query: str) -> int:
         """Make `interactions` what a query selects, and return how many rows fewer there are."""
         before = self.size("interactions")
         self.run(
@@ -132,12 +132,12 @@ class Database(closing[Any]):
 
 def sort_by_time(database: Database) -> None:
     """Order the interactions by time; those of one time keep their order."""
-    database.replace("SELECT * FROM interactions ORDER BY time, rowid")
+    database.rewrite("SELECT * FROM interactions ORDER BY time, rowid")
 
 
 def drop_repeats(database: Database) -> int:
     """Keep the first interaction of each pair, and return how many rows were left out."""
-    return database.replace(
+    return database.rewrite(
         "SELECT i.* FROM interactions i JOIN (SELECT min(rowid) AS first FROM interactions "
         "GROUP BY query, candidate) f ON i.rowid = f.first ORDER BY i.rowid"
     )
@@ -146,7 +146,7 @@ def drop_repeats(database: Database) -> int:
 def drop_pairs(database: Database, table: str) -> int:
     """Leave out the interactions whose pair (query, candidate) is in a table, and return how many
     rows that are."""
-    return database.replace(
+    return database.rewrite(
         f"SELECT i.* FROM interactions i ANTI JOIN {table} o "
         "ON i.query = o.query AND i.candidate = o.candidate ORDER BY i.rowid"
     )
@@ -178,7 +178,7 @@ def keep_core(database: Database, k: int) -> int:
                 f"WHERE n.count + coalesce(k.count, 0) < {k}"
             )
         few = sum(database.size(f"few_{side}") for side in SIDES)
-    dropped = database.replace(f"SELECT i.* FROM {left} ORDER BY i.rowid")
+    dropped = database.rewrite(f"SELECT i.* FROM {left} ORDER BY i.rowid")
     database.run(*(f"DROP TABLE few_{side}" for side in SIDES))
     if not database.size("interactions"):
         raise DataError(
