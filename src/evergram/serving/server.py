@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -275,6 +275,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
 PAUSE = 1.0
 # Seconds beyond the timeout of requests after which a process that should end is killed.
 GRACE = 10.0
+# Processes that may be killed before all have started, and are started again.
+KILLED = 10
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,12 @@ class _Running:
 
     process: SpawnProcess
     pipe: Connection
+    facts: dict[str, Any] | None = None
+
+    def go(self) -> None:
+        """Let it answer requests."""
+        with suppress(OSError):  # one that has ended is replaced
+            self.pipe.send(None)
 
 
 class ServerProcesses:
@@ -308,13 +316,20 @@ class ServerProcesses:
         self._stopping = threading.Event()
         self._spawn = get_context("spawn")
         self._running: list[_Running] = []
+        self._killed = 0
         try:
             # The first fills the stores, which the others then find filled.
-            self._running.append(self._start(0))
-            self._facts = self._await(self._running[0])
-            self._running += [self._start(number) for number in range(1, count)]
-            for running in self._running[1:]:
-                self._await(running)
+            for number in range(count):
+                self._running.append(self._start(number))
+                if not number:
+                    self._await(0)
+            waits: Sequence[int] = range(1, count)
+            while waits:
+                for number in waits:
+                    self._await(number)
+                waits = [n for n, r in enumerate(self._running) if not r.process.is_alive()]
+            for running in self._running:
+                running.go()
         except BaseException:
             self.close()
             raise
@@ -374,6 +389,12 @@ class ServerProcesses:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        facts = self._running[0].facts
+        assert facts is not None
+        return facts
+
     def _start(self, number: int, *, again: bool = False) -> _Running:
         ours, theirs = self._spawn.Pipe()
         settings = replace(self._work.settings, process=number)
@@ -385,32 +406,46 @@ class ServerProcesses:
         theirs.close()
         return _Running(process, ours)
 
-    def _await(self, running: _Running) -> dict[str, Any]:
-        """Wait until a process can answer. Returns: its facts. Raises: ServiceError: it ended."""
-        try:
-            facts: dict[str, Any] = running.pipe.recv()
-        except (EOFError, ConnectionError):
+    def _await(self, number: int) -> None:
+        """Wait until a process could answer; replace one that was killed. Raises: ServiceError."""
+        while True:
+            running = self._running[number]
+            facts: dict[str, Any] | None = None
+            with suppress(EOFError, ConnectionError):
+                facts = running.pipe.recv()
+            if facts is not None and "error" in facts:
+                raise ServiceError(facts["error"])
+            if facts is not None:
+                running.facts = facts
+                return
             running.process.join()
-            facts = {
-                "error": f"A process of the service ended with code {running.process.exitcode} "
-                "before it could answer; its log is above."
-            }
-        if "error" in facts:
-            raise ServiceError(facts["error"])
-        return facts
+            code, self._killed = running.process.exitcode, self._killed + 1
+            if code is None or code >= 0 or self._killed > KILLED:
+                raise ServiceError(
+                    f"A process of the service ended with code {code} before it could answer; its "
+                    "log is above."
+                )
+            self._log_end(number, " before it could answer")
+            self._running[number] = self._start(number)
 
     def _replace_ended(self) -> None:
         for number, running in enumerate(self._running):
             if running.process.is_alive() or self._stopping.is_set():
                 continue
-            log.error(
-                "Process %d of the service (pid %s) ended with code %s%s; another is started.",
-                *(number, running.process.pid, running.process.exitcode, _reason(running.pipe)),
-            )
-            running.pipe.close()
+            self._log_end(number, _reason(running.pipe))
             if not self._stopping.wait(PAUSE):
-                # The others answer meanwhile, so nobody waits until it can.
-                self._running[number] = self._start(number, again=True)
+                # The others answer meanwhile, so nobody waits until it listens.
+                new = replace(self._start(number, again=True), facts=running.facts)
+                self._running[number] = new
+                new.go()
+
+    def _log_end(self, number: int, reason: str) -> None:
+        running = self._running[number]
+        log.error(
+            "Process %d of the service (pid %s) ended with code %s%s; another is started.",
+            *(number, running.process.pid, running.process.exitcode, reason),
+        )
+        running.pipe.close()
 
     def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -481,8 +516,10 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
         with suppress(OSError):
             pipe.send({"error": str(error)})
         sys.exit(1)
-    with suppress(OSError):  # the parent may have ended meanwhile
+    with suppress(EOFError, OSError):  # the parent may have ended meanwhile
         pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
+        # Clients wait until all processes could answer.
+        pipe.recv()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     server.run()
 
