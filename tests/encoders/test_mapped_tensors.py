@@ -26,8 +26,10 @@ from evergram.encoders.embedding_tables import (
 )
 from evergram.encoders.features import HashedRows
 from evergram.encoders.mapped_tensors import (
+    copied_beside,
     mapped_zeros,
     mapping_folder,
+    zeros_beside,
 )
 from evergram.errors import TrainingError
 
@@ -51,6 +53,23 @@ def test_a_mapped_tensor_holds_numbers_in_a_file_without_a_name(tmp_path: Path) 
     assert mapped[0].split()[1].endswith("s")  # shared: its pages are the file's
     del table
     assert maps_of(tmp_path) == []
+
+
+@settings(deadline=None)
+@given(st.booleans(), st.booleans())
+def test_copies_and_zeros_are_where_the_tensor_is(mapped: bool, again: bool) -> None:
+    folder = Path(os.environ.get("TMPDIR", "/tmp"))
+    values = torch.arange(6.0).view(2, 3)
+    tensor = mapped_zeros((5,), folder) if mapped else torch.zeros(5)
+    copy = copied_beside(values, tensor)
+    assert torch.equal(copy, values)
+    for made in (copy, zeros_beside(tensor, 4)):
+        assert mapping_folder(made) == mapping_folder(tensor)
+    second = copied_beside(values + 1, tensor, copy if again else None)
+    assert torch.equal(second, values + 1)
+    # Written over only where it is a file's, was given, and fits.
+    assert (second.data_ptr() == copy.data_ptr()) == (mapped and again)
+    assert copied_beside(values[:1], tensor, copy).data_ptr() != copy.data_ptr()
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_file(

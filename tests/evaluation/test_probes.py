@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,21 @@ def test_an_evaluation_file_that_takes_too_much_memory_is_refused_it(tmp_path: P
     files = ProbeFiles(files.model, files.model_sha256, files.data, digest)
     with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory"):
         value_of(files, ProbeLimits(mib=200))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
+def test_a_model_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.hungry().SerializeToString())
+    with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory"):
+        value_of(files, ProbeLimits(mib=200))
+
+
+@pytest.mark.parametrize("place", [52, 156])
+def test_a_damaged_model_is_a_value_or_a_sentence(tmp_path: Path, place: int) -> None:
+    content = bytearray(graphs.plain().SerializeToString())
+    content[place % len(content)] ^= 0xFF
+    with suppress(DataError):
+        assert 0 <= value_of(files_of(tmp_path, bytes(content))) <= 1
 
 
 def test_a_process_that_dies_is_a_sentence(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
 from reproduction.claims import Claim, judge
 from reproduction.commands import Run, reproduce
 from reproduction.gramian import table2
-from reproduction.intervals import gain
+from reproduction.intervals import gain, interval
 from reproduction.printed import printed
 from reproduction.run import Job, jobs_of, run_all
 from tests.support.reproduction_results import result, runs_of
@@ -83,6 +84,14 @@ def test_printed_gains_and_sums_are_those_of_the_printed_values() -> None:
         for method, row in rows.items():
             both = row["intended"] + row["unintended"]
             assert both == pytest.approx(row["sum"], abs=0.011), (corpus, method)
+
+
+def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:
+    draw = torch.Generator().manual_seed(0)
+    samples = torch.randn(4000, 4, generator=draw, dtype=torch.float64) + 3
+    bounds = [interval(row) for row in samples.tolist()]
+    covered = sum(b is not None and b[0] < 3 < b[1] for b in bounds)
+    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
 
 
 def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reproduction.gramian import methods
+from reproduction.gramian.words import scores
 from reproduction.gramian.words.counts import Counts, count_words
 from reproduction.gramian.words.made_up import made_up_paragraphs
 from reproduction.gramian.words.pairs import corpus_of
 from reproduction.gramian.words.ppmi import ppmi, svd_vectors
 from reproduction.gramian.words.programs import Floor, Objective, Program, Text
-from reproduction.gramian.words.scores import spearman
+from reproduction.gramian.words.scores import analogies, spearman
 
 from evergram import Corpus, Recipe, split_for
 from evergram.errors import DataError
@@ -140,6 +141,31 @@ def test_the_correlation_is_scipys_with_ties(pairs: list[tuple[int, int]]) -> No
         assert spearman(one, two) == 0
     else:
         assert spearman(one, two) == pytest.approx(spearmanr(one, two).statistic)
+
+
+ROWS = {word: row for row, word in enumerate("abcdefgh")}
+
+
+def slow_accuracy(vectors: np.ndarray, questions: list[tuple[str, ...]]) -> float:
+    """3CosAdd word by word; a question's own words are no answer."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    right = 0
+    for a, b, c, d in questions:
+        cosines = unit @ (unit[ROWS[b]] - unit[ROWS[a]] + unit[ROWS[c]])
+        others = [(cosines[row], word) for word, row in ROWS.items() if word not in (a, b, c)]
+        right += max(others)[1] == d
+    return right / len(questions)
+
+
+def test_analogies_are_answered_as_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    vectors = draw.standard_normal((8, 3))
+    questions: list[Any] = [tuple(draw.choice(list(ROWS), 4, replace=False)) for _ in range(200)]
+    expected = slow_accuracy(vectors, questions)
+    assert 0.05 < expected < 0.8
+    monkeypatch.setattr(scores, "BLOCK", 7)
+    made = analogies(torch.from_numpy(vectors), ROWS, questions)
+    assert made == {"accuracy": pytest.approx(expected), "questions": 200, "of": 200}
 
 
 TEXT = Text("", vocabulary=200, window=8, threshold=0.0)

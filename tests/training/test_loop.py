@@ -142,6 +142,14 @@ def test_the_python_of_the_training_page_runs() -> None:
     assert training["epochs"] == len(names["watching"].values) == 5
 
 
+def test_the_best_epoch_is_kept(small: Recipe) -> None:
+    trained = fitted(changed(small, "training.epochs=6"))
+    best = max(trained.history, key=lambda record: record["recall@20"])
+    assert trained.best_epoch == best["epoch"]
+    again = fitted(changed(small, f"training.epochs={trained.best_epoch}"))
+    assert torch.equal(again.query, trained.query)
+
+
 def test_a_budget_ends_training_and_a_loss_that_explodes_is_a_sentence(small: Recipe) -> None:
     trained = fitted(changed(small, "training.epochs=500", "training.budget=0.05"))
     assert trained.ended == "budget"

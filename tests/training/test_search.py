@@ -419,14 +419,15 @@ def test_a_trial_below_the_median_of_those_it_can_be_compared_with_is_pruned(
         assert len({trial.values["model.popularity"] for trial in tried}) == 2
 
 
-def test_a_failed_trial_is_kept_and_ranked_last(
+def test_a_failed_trial_is_kept_and_ranked_last_and_an_interrupt_keeps_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = fit_encoder
+    errors: dict[str, BaseException] = {"trial 1": TrainingError("The loss is nan.")}
 
     def failing(recipe: Recipe, split: Split, version: int, context: Any) -> Any:
-        if context.title == "trial 1":
-            raise TrainingError("The loss is nan.")
+        if context.title in errors:
+            raise errors[context.title]
         return fit(recipe, split, version, context)
 
     monkeypatch.setattr(trials, "fit_encoder", failing)
@@ -435,6 +436,12 @@ def test_a_failed_trial_is_kept_and_ranked_last(
     tuned = search(tmp_path / "one", count=2)
     assert [trial.state for trial in tuned.ranked] == ["finished", "failed"]
     assert tuned.trials[0].error == "The loss is nan."
+    errors = {"trial 2": KeyboardInterrupt()}
+    tuned = search(tmp_path / "two")
+    assert (tuned.ended, len(tuned.trials)) == ("interrupted", 1)
+    with pytest.raises(TrainingError, match="the minutes were over"):
+        search(tmp_path / "three", minutes=1e-9)
+    assert not (tmp_path / "three").exists()
 
 
 def test_a_trial_that_chooses_its_power_of_counts_has_the_value_that_train_publishes(

@@ -49,6 +49,7 @@ from evergram.training.monitors.evaluation_work import (
     EvaluationPlan,
     RankingWork,
     dense_weights,
+    different,
     epoch_work,
     final_metrics,
 )
@@ -176,6 +177,14 @@ def test_evaluation_never_takes_more_than_its_share(
         assert spent + each > int(share * training) * max(1, plan.every - 1)
     assert work.plan("full", training) == EvaluationPlan(queries)
     assert work.plan("auto", training).queries >= work.plan(0.25, training).queries
+
+
+def test_different_entities_are_those_of_draws() -> None:
+    counts = torch.tensor([0, 1, 5, 20, 100])
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(counts.double(), 30 * 4000, replacement=True, generator=draw)
+    mean = sum(len(torch.unique(part)) for part in torch.split(drawn, 30)) / 4000
+    assert different(counts, 30) == pytest.approx(mean, rel=0.01)
 
 
 @pytest.mark.parametrize("overrides", ["", "task.penalty=[0.0]", "model.kind=two_tower"])

@@ -107,6 +107,26 @@ def sweep_to_its_end(solver: SweepSolver, tables: dict[str, Tensor], moves: floa
             return
 
 
+@pytest.mark.parametrize(("sparse", "steps"), [(False, 1), (True, 2)])
+def test_a_fixed_point_has_no_gradient(sparse: bool, steps: int) -> None:
+    squares = small_squares(8, sparse=sparse, prior=2)
+    tables = small_tables(squares, 4, seed=1)
+    sweep_to_its_end(SweepSolver(squares, steps), tables)
+    ready = {side: table.clone().requires_grad_() for side, table in tables.items()}
+    gradients = torch.autograd.grad(over_all_pairs(squares, ready), list(ready.values()))
+    assert max(float(g.abs().max()) for g in gradients) < 1e-8
+
+
+def test_single_precision_follows_double() -> None:
+    squares = small_squares(6, sparse=True, prior=2)
+    double = small_tables(squares, 4, seed=3)
+    single = {side: table.float() for side, table in double.items()}
+    value = SweepSolver(squares).sweep(double)
+    torch.testing.assert_close(SweepSolver(squares).sweep(single), value, rtol=1e-4, atol=1e-5)
+    for side, table in single.items():
+        torch.testing.assert_close(table.double(), double[side], rtol=1e-3, atol=1e-4)
+
+
 def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
     squares = small_squares(4, sparse=True, prior=2)
     tables = small_tables(squares, 3, seed=2)
