@@ -108,6 +108,17 @@ def test_hooks_come_in_order_and_evaluations_reach_every_callback(small: Recipe)
     assert stopping.kept.keys() == run.parameters().keys()
 
 
+def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> None:
+    plain, watched = trainer_of(small), trainer_of(small, Recorder())
+    state = torch.get_rng_state()
+    plain.fit(epochs=2)
+    assert torch.equal(torch.get_rng_state(), state), "the global generator was moved"
+    torch.rand(3)
+    watched.fit(epochs=2)
+    for name, value in plain.parameters().items():
+        assert torch.equal(value, watched.parameters()[name])
+
+
 def test_a_callback_a_budget_or_patience_stops_a_run(small: Recipe) -> None:
     assert trainer_of(small, Recorder(stop_after=2)).fit(epochs=5) == "word"
     stopping = EarlyStopping("metric", patience=2, evaluate=lambda run: -run.epoch / 10)

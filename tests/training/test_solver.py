@@ -25,7 +25,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.tasks.task import Encoded
 from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
-from evergram.training.sweeps import PairSquares, SweepSolver, SweepStep, squares_of
+from evergram.training.sweeps import PairSquares, SweepSolver, SweepStep, row_groups, squares_of
 
 SIZES = {"query": 7, "candidate": 5}
 
@@ -153,6 +153,28 @@ def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
     expected = torch.linalg.lstsq(normal, left.T @ (scale * right)).solution
     SweepSolver(squares, steps=6).solve("query", tables)
     torch.testing.assert_close(tables["query"][row], expected, rtol=1e-8, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=40),
+    st.integers(1, 60),
+)
+def test_groups_are_a_partition_of_rows_and_of_pairs(pairs: list[tuple[int, int]], at: int) -> None:
+    rows, partners = torch.tensor(pairs).T
+    numbers = torch.arange(1, len(pairs) + 1).double()
+    members, seen = [], []
+    for group in row_groups(rows, partners, numbers, 2 * numbers, 9, at):
+        assert len(group.rows) == 1 or len(group.rows) * max(group.longest, 4) <= at
+        assert torch.equal(group.wanted, 2 * group.pull)
+        members += group.rows.tolist()
+        for row, its, own in zip(group.rows.tolist(), group.partners, group.pull, strict=True):
+            places = own[own > 0].long() - 1
+            assert rows[places].eq(row).all()
+            assert torch.equal(partners[places], its[own > 0].long())
+            seen += places.tolist()
+    assert sorted(members) == list(range(9))
+    assert sorted(seen) == list(range(len(pairs)))
 
 
 def test_an_objective_without_a_minimum_or_not_finite_is_refused() -> None:

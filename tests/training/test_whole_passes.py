@@ -145,6 +145,31 @@ def test_a_step_passes_over_the_graph_once(
     assert passes == steps * (2 if recipe.gramian.kind == "sagram" else 1)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_of_a_graph_grow_in_layers_and_dims(
+    graph: Recipe, kind: str, tmp_path: Path
+) -> None:
+    recipe = changed(graph, f"model.kind={kind}", "model.layers=[1, 2, 3]", "training.epochs=2")
+    data = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, data))
+    for version, (dim, depth) in enumerate([(12, 2), (10, 3)], 1):
+        lineage.publish(upgrade(recipe, lineage, data))
+        encoder = load_encoder(lineage, version)
+        assert isinstance(encoder, GraphEncoder)
+        assert (encoder.dim, encoder.depth) == (dim, depth)
+    training = split_for(recipe, data, 2).training
+    vectors = encoder.embed_all(training)
+    for side, entities in (("query", training.queries), ("candidate", training.candidates)):
+        ids, stored = lineage.embeddings(side)
+        torch.testing.assert_close(stored, vectors[side][entities.vocabulary.rows(ids)])
+    # Version 0 reads the corpus of version 2, and all of it: nobody is without a neighbour.
+    first = load_encoder(lineage, 0)
+    scene = first.read(training)
+    assert all(bool(first.known(side, scene).all()) for side in SIDES)
+
+
 # Query 10 met one candidate.
 MEAN_PAIRS = [(q, (3 * q + 2 * i) % 9) for q in range(10) for i in range(2 + q % 3)] + [(10, 4)]
 
