@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.command import Command
 from tests.support.lineages import lineage_of, publish
 from tests.support.vector_file_makers import blocks_of, whole
 
@@ -322,3 +323,13 @@ def test_a_file_system_without_locks_is_named(
     monkeypatch.setattr(fcntl, "flock", without_locks)
     with pytest.raises(EvergramError, match="this file system has no locks"):
         DOORS[door](tmp_path)
+
+
+def test_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "clicks.csv"
+    table.write_text("query,candidate\n1,2\n2,3\n")
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    refusal = Command(capfd).refused("prepare", table, tmp_path / "out")
+    assert "this file system has no locks" in refusal

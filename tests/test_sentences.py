@@ -54,6 +54,19 @@ def test_several_may_be_meant_and_are_written_as_asked() -> None:
     assert did_you_mean("10", [1, 100]) == " (did you mean '100'?)"
 
 
+@given(
+    st.sampled_from(("factorization", "lightgcn", "temperature")),
+    st.integers(0, 10**6),
+    st.sampled_from(["", "q", "z"]),
+)
+def test_one_wrong_letter_in_a_long_name_is_forgiven(name: str, at: int, letter: str) -> None:
+    at %= len(name)
+    wrong = name[:at] + letter + name[at + 1 :]
+    assert did_you_mean(wrong, {"factorization", "lightgcn", "temperature"}) == (
+        f" (did you mean '{name}'?)"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.testing import assert_allclose, assert_array_equal
 from tests.support.arrow_requests import ARROW, post_stream, stream, table_of
 from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
@@ -32,6 +33,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.features import MOST_FEATURES
 from evergram.serving.http import json_body as json_pieces
+from evergram.serving.http.call import vectors_answer
 from evergram.serving.http.errors import RefusedError, clean, error_response
 from evergram.serving.http.json_body import ELEMENT, PIECE, cut_body, parse
 from evergram.serving.http.request_handler import FREE, PAGES, PART, BodyBudget, HeldBody, Workers
@@ -843,3 +845,42 @@ def test_a_body_past_a_limit_or_of_no_object_is_refused_unparsed() -> None:
         with pytest.raises(RefusedError) as refusal:
             cut_body(body, lambda _: 99, {413: lambda _: 100, 400: lambda _: 10**6}[status])
         assert refusal.value.status == status
+
+
+FLOATS = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, max_side=9),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+WAYS = st.sampled_from([None, "float", "base64", "arrow", "arrow of int64", "arrow of string"])
+
+
+@given(FLOATS, WAYS, st.booleans())
+def test_an_answer_is_json_or_a_stream_of_every_bit(
+    vectors: np.ndarray, way: str | None, turned: bool
+) -> None:
+    sources, arrow = np.arange(len(vectors)), way is not None and way.startswith("arrow")
+    manifest = SimpleNamespace(fingerprint="sha256:a")
+    lineage = SimpleNamespace(name='a"b', manifest=lambda _: manifest)
+    call: Any = SimpleNamespace(arrow_out=arrow, lineage=lineage)
+    ids = pa.array(sources * 7 - 3).cast(str(way)[9:]) if " " in str(way) else None
+    given_vectors = np.asfortranarray(vectors) if turned else vectors
+    encoding = None if arrow else way
+    answer = vectors_answer(call, 1, None, given_vectors, sources, ids=ids, encoding=encoding)
+    if arrow:
+        with pa.ipc.open_stream(answer.body) as reader:
+            (batch,) = list(reader)
+        batch.validate(full=True)
+        assert batch.schema.names == [*([] if ids is None else ["id"]), "vector", "computed_from"]
+        assert batch.schema.metadata[b"evergram.model"] == b'a"b@v1'
+        assert ids is None or batch["id"].equals(ids)
+        numbers, origin = batch["vector"].to_pylist(), batch["computed_from"].to_pylist()
+    else:
+        body = json.loads(answer.body)
+        assert body["model"] == 'a"b@v1'
+        origin = body["evergram"]["computed_from"]
+        numbers = body["vectors"] if way is None else [row["embedding"] for row in body["data"]]
+        if way == "base64":
+            numbers = [np.frombuffer(base64.b64decode(row), "<f4") for row in numbers]
+    assert_array_equal(np.asarray(numbers, np.float32), vectors)
+    assert origin == sources.tolist()

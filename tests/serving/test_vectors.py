@@ -480,7 +480,7 @@ def test_an_id_with_a_sidecar_is_searched_as_its_rows_are_read(lossy: Path) -> N
 
 
 def test_an_id_is_calibrated_as_a_query_of_the_version_that_its_row_is_of(
-    served: Running, monkeypatch: pytest.MonkeyPatch
+    adopted: tuple[TestClient, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
 
@@ -490,8 +490,8 @@ def test_an_id_is_calibrated_as_a_query_of_the_version_that_its_row_is_of(
 
     monkeypatch.setattr(Reader, "search", recorded)
     asked = {"id": 3, "version": 0, "scores": "calibrated"}
-    assert served.post("/v1/search", asked).status_code == 400
-    assert made == [2]
+    assert adopted[0].post("/v1/search", json=asked).status_code == 400
+    assert made == [1]  # and production is version 2
 
 
 # Texts that would end a statement of SQL, or match more than themselves; one is a row's.

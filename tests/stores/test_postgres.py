@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest.mock import Mock
 
@@ -19,12 +20,13 @@ from tests.support.lineages import DIMS
 from tests.support.own_tables import NUMBERS, address_of, own_table
 from tests.support.planted import planted, recall
 from tests.support.postgres_server import PostgresServer, postgres
+from tests.support.running_service import until
 from tests.support.store_pairs import constant
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.index_codes import FLOAT32, IndexCodes
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import ConnectionPool
+from evergram.stores.postgres.connection import ConnectionPool, FairSemaphore
 from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.store import Rows, Space, Store, StoreView
 
@@ -160,6 +162,31 @@ def test_work_is_done_again_once_where_postgresql_says_so(server: PostgresServer
             pool.run(lambda c: c.execute(SQL("select nonsense")))
         with pytest.raises(DataError, match=r"cannot hold a value: .*out of range"):
             pool.run(lambda c: c.execute(SQL("select 100000::smallint")))
+
+
+def test_waiters_are_served_in_order_of_arrival_and_give_up_where_nobody_gets_on() -> None:
+    hasty = FairSemaphore(1, patience=0.1)
+    assert hasty.acquire()
+    assert not hasty.acquire()
+    hasty.release()
+    assert hasty.acquire()  # nobody who gave up is called later
+    semaphore, order = FairSemaphore(1, patience=60.0), list[int]()
+    assert semaphore.acquire()
+
+    def go(number: int) -> None:
+        assert semaphore.acquire()
+        order.append(number)
+        semaphore.release()
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(6):
+            pool.submit(go, number)
+            until(lambda number=number: len(semaphore._waiting) == number + 1)  # type: ignore[misc]
+        # One who leaves and comes again is behind those who wait.
+        semaphore.release()
+        assert semaphore.acquire()
+        assert order == list(range(6))
+        semaphore.release()
 
 
 def test_tables_of_somebody_else_settings_and_a_missing_right(server: PostgresServer) -> None:

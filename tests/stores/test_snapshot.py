@@ -60,6 +60,14 @@ def store(tmp_path: Path) -> Iterator[SnapshotStore]:
         yield made
 
 
+def test_another_reader_sees_each_write(store: SnapshotStore, tmp_path: Path) -> None:
+    with SnapshotStore.open(str(tmp_path / "store")) as other:
+        for i in range(10):
+            assert (other.count(), other.fetch([i])) == ({0: i} if i else {}, [])
+            store.upsert(rows([i]))
+            assert (other.count(), len(other.fetch([i]))) == ({0: i + 1}, 1)
+
+
 @pytest.mark.parametrize("ids", ["dense", "sparse", "texts", "texts of two hashes"])
 def test_ids_in_any_order_and_again_are_read_as_by_the_oracle(
     ids: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
