@@ -463,6 +463,12 @@ def vectors(values: Any, ids: Any = IDS) -> pa.Table:
     return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(flat, values.shape[1])})
 
 
+def unpublished(what: str, values: Any, names: str) -> Case:
+    """Return the case of importing vectors that no version may have."""
+    command = "vectors import bad.parquet --lineage new"
+    return Case(command, names, put(vectors(values), "bad.parquet"), what=what)
+
+
 class Trap:
     """What a pickle would run: it makes a file."""
 
@@ -486,6 +492,7 @@ epochs = 1
 UPGRADE = "--quiet upgrade up.toml --lineage t"
 V = np.random.default_rng(7).normal(size=(ROWS, DIM)).astype(np.float32)
 NAN = np.where(np.arange(V.size).reshape(V.shape) == 323, np.nan, V).astype(np.float32)
+ZEROS = np.where(np.arange(ROWS)[:, None] % 10, V, 0).astype(np.float32)
 HEADER = "query,candidate\n"
 GOOD = HEADER + "".join(f"{i % 40},item{i % 30}\n" for i in range(400))
 Q, C = clicks()["query"].to_pylist(), clicks()["candidate"].to_pylist()
@@ -592,6 +599,10 @@ VECTORS = [
     imported("an empty Parquet", b""),
     imported("no column of vectors", pa.table({"id": IDS})),
     imported("a vector NaN", vectors(NAN)),
+    unpublished("vectors × 1e-42", V * np.float32(1e-42), f"{ROWS} of {ROWS} are zero"),
+    unpublished("vectors × 1e37", V * np.float32(1e37), "has the length"),
+    unpublished("a tenth of zeros", ZEROS, f"{ROWS // 10} of {ROWS} are zero"),
+    aligned("a tenth of zeros", vectors(ZEROS)),
     imported("ids twice", vectors(V, ["id0", *IDS[:-1]])),
     imported("pickled objects", npy(np.array([Trap()] * 3, dtype=object), pickled=True), "b.npy"),
     imported("a .safetensors of no bytes", b"", "bad.safetensors"),

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support.click_shop import tree_of
 from tests.support.command import PROGRAM, Command
@@ -63,3 +64,20 @@ def test_the_second_of_two_trainings_is_refused(
     assert again.code == 0, again.err
     versions = Lineage.open("l").versions
     assert [each.version for each in versions] == [0, 1][: 1 + (command == "upgrade")]
+
+
+@pytest.mark.long
+def test_of_two_imports_at_once_one_is_published_whole(shop: Path) -> None:
+    """Whichever comes second meets the lock of the first, or its lineage."""
+    files = np.random.default_rng(0).normal(size=(2, 2000, 8)).astype(np.float32)
+    for name, values in zip("ab", files, strict=True):
+        np.save(f"{name}.npy", values)
+    runs = [started("vectors", "import", f"{name}.npy", "--lineage", "l") for name in "ab"]
+    errors = [run.communicate(timeout=PATIENCE)[1] for run in runs]
+    assert sorted(run.returncode for run in runs) == [0, 2], errors
+    loser = next(i for i, run in enumerate(runs) if run.returncode)
+    assert errors[loser].count("\n") == 1
+    said = ("Another process is publishing", "already holds a lineage", "has changed")
+    assert any(words in errors[loser] for words in said)
+    _, vectors = Lineage.open(shop / "l").embeddings("object")
+    np.testing.assert_array_equal(vectors.numpy(), files[1 - loser])

@@ -15,13 +15,16 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support import onnx_graphs
 from tests.support.arrow_requests import ARROW, stream
 from tests.support.click_shop import add_probe
 from tests.support.command import Command
+from tests.support.forging import forge
 from tests.support.postgres_server import postgres
 from tests.support.serving_process import PATIENCE, newest_vectors, serving
 
 from evergram.evaluation.probes.probe_process import ProbeProcess
+from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +126,48 @@ def test_a_password_is_given_without_the_command_line_and_shown_nowhere(
         assert SECRET not in out + err
     for path in (p for p in trained_lineage.rglob("*") if p.is_file()):
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
+def test_a_probe_that_takes_all_memory_is_refused_it(
+    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("huge.onnx").write_bytes(onnx_graphs.hungry().SerializeToString())
+    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "300")
+    assert "300 MiB" in add_probe(evergram, "huge.onnx").refusal()
+
+
+@pytest.mark.parametrize("forged", ["probes/../../data.parquet", "link"])
+def test_a_forged_probe_is_not_run(evergram: Command, imported_lineage: Path, forged: str) -> None:
+    assert add_probe(evergram, "plain.onnx").code == 0
+    if forged == "link":
+        probe = ConsumerRegistry.open(imported_lineage).get("ads").probe
+        assert probe is not None
+        (imported_lineage / probe.data).unlink()
+        (imported_lineage / probe.data).symlink_to(Path("data.parquet").absolute())
+    else:
+        change = lambda facts: facts["consumers"][0]["probe"].update(data=forged)  # noqa: E731
+        forge(imported_lineage / "consumers.json", change)
+    probe_run = evergram("consumer probe l")
+    assert probe_run.code == 1
+    assert "The probe of ads (v0) could not be run: " in probe_run.err
+
+
+@pytest.mark.parametrize("command", [EXPORT, "store fill l --store object=s", "lineage check l"])
+def test_a_forged_side_is_read_nowhere(
+    evergram: Command, imported_lineage: Path, command: str
+) -> None:
+    """Its file is there, outside, and its hash is right."""
+    outside = imported_lineage.parent.parent / "x.parquet"
+    outside.write_bytes((imported_lineage / "embeddings/0/object.parquet").read_bytes())
+
+    def change(facts: dict[str, Any]) -> None:
+        facts["embeddings"] = {"../../../x": facts["embeddings"]["object"]}
+
+    forge(imported_lineage / "versions/0/manifest.json", change)
+    assert "'../../../x'" in evergram.refused(command)
+    assert not Path("out.parquet").exists()
+    outside.unlink()
 
 
 def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:

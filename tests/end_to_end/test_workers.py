@@ -150,3 +150,14 @@ def test_public_objects_can_be_pickled(trained_lineage: Path) -> None:
         again = pickle.loads(pickle.dumps(each))
         assert type(again) is type(each)
         assert repr(again) == repr(each) or " at 0x" in repr(each)
+
+
+def test_pickled_views_and_text_encoders_give_the_same_vectors(trained_lineage: Path) -> None:
+    view = Lineage.open(trained_lineage).view(0)
+    again = pickle.loads(pickle.dumps(view))
+    assert torch.equal(again.embeddings("candidate")[1], view.embeddings("candidate")[1])
+    assert (again.version, again.source, again.fingerprint) == (0, 2, view.fingerprint)
+    encoder = open_text_encoder(LETTERS)
+    expected = encoder.encode(["abba"]).tolist()
+    assert pickle.loads(pickle.dumps(encoder)).encode(["abba"]).tolist() == expected
+    assert in_fork(lambda: encoder.encode(["abba"]).tolist()) == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forging import forge
 from tests.support.probe_files import add_probe
 
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
@@ -212,6 +213,22 @@ def test_a_probe_stays_in_the_lineage(
         assert sorted(outside.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "probes/../../x", "model", "probes//../../x", "probes"]
+)
+def test_a_forged_path_of_a_probe_is_refused(lineage: Lineage, tmp_path: Path, name: str) -> None:
+    add_probe(lineage, tmp_path)
+
+    def change(facts: dict[str, Any]) -> None:
+        facts["consumers"][0]["probe"]["model"] = name
+
+    forge(lineage.path / "consumers.json", change)
+    forged = ConsumerRegistry.open(lineage.path).get("ads").probe
+    assert forged is not None
+    with pytest.raises(IntegrityError):
+        ConsumerRegistry.open(lineage.path).probe_files(forged)
+
+
 def files_of(root: Path) -> dict[str, bytes]:
     folder = root / "probes"
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -240,6 +257,8 @@ def test_a_damaged_copy_is_mended_from_the_other_and_the_file_that_was_given(
     assert kept is not None
     before = files_of(tmp_path)
     (tmp_path / kept.data).write_bytes(b"rowz")
+    with pytest.raises(IntegrityError, match="SHA-256 differs"):
+        registry.probe_files(kept)
     own_model = probe.model_copy(update={"model": str(tmp_path / kept.model)})
     assert registry.repin("a", "v0", resolve, probe=own_model).probe == kept
     assert files_of(tmp_path) == before

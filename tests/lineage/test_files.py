@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import json
 import os
+import re
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,24 @@ def test_vectors_of_another_dim_or_without_ids_are_refused(
     forge(manifest, lambda facts: facts["embeddings"].update(object=digest))
     with pytest.raises(IntegrityError, match=named):
         Lineage.open(lineage.path).embeddings("object")
+
+
+@pytest.mark.parametrize("name", ["../../../x", "..", "a b", "a\n", "\x1b]0;x", "a" * 200])
+def test_a_forged_name_is_not_read(lineage: Lineage, name: str) -> None:
+    """Names become paths that are read from and written to, and are shown on terminals."""
+    path, manifest = lineage.path / "lineage.json", lineage.path / "versions/1/manifest.json"
+    forged: list[tuple[Path, Callable[[dict[str, Any]], None]]] = [
+        (path, lambda facts: facts.update(name=name)),
+        (path, lambda facts: facts["labels"].update({name: 0})),
+        (manifest, lambda facts: facts["files"].update({name: "0" * 64})),
+        (manifest, lambda facts: facts["embeddings"].update({name: "0" * 64})),
+    ]
+    for file, change in forged:
+        whole = file.read_text()
+        forge(file, change)
+        with pytest.raises(IntegrityError, match=rf"{re.escape(repr(name))} cannot be"):
+            Lineage.open(lineage.path)
+        file.write_text(whole)
 
 
 def test_a_metric_that_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:

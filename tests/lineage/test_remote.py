@@ -21,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE, Bucket, Refusing, bucket_files, forget_mirror
 from tests.support.dying import is_alone
+from tests.support.forging import resealed
 from tests.support.publishing import publish_next
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
@@ -138,6 +139,20 @@ def test_a_damaged_file_is_noticed_here_and_there(lineage: Lineage, name: str) -
     MemoryFileSystem.store.pop(f"/bucket/shop/{name}")
     with pytest.raises(IntegrityError, match=f"{name}.* is missing|cannot be read"):
         Lineage.open(PLACE).view(0).embeddings("query")
+
+
+def test_names_that_lead_out_of_the_mirror_are_refused(lineage: Lineage, tmp_path: Path) -> None:
+    """A bucket may hold what somebody else wrote."""
+    name, files = "/bucket/shop/versions/1/manifest.json", MemoryFileSystem()
+    for table in ("files", "embeddings"):
+        manifest = json.loads(files.cat_file(name))
+        manifest[table]["../../../../outside.json"] = "0" * 64
+        forget_mirror()
+        files.pipe_file(name, resealed(manifest).encode())
+        files.pipe_file("/outside.json", b"x")
+        with pytest.raises(IntegrityError, match=r"outside\.json' cannot be the name of a file"):
+            Lineage.open(PLACE)
+        assert not list(tmp_path.rglob("outside.json"))
 
 
 def test_a_publication_that_breaks_off_leaves_it_as_it_was(
