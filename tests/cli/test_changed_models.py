@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +44,25 @@ def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: 
     assert "Verdict: reindex." in printed.out
     assert all(name in printed.out for name in report["ways"])
     assert "…" not in printed.out, "the table is cut off in 80 columns"
+
+
+def test_files_that_cannot_be_judged_get_no_verdict_in_json_and_in_words(
+    tmp_path: Path, evergram: Command
+) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels]
+    vectors, _ = by_two_models(3.0, 0.1)
+    order = torch.randperm(len(vectors.texts), generator=torch.Generator().manual_seed(0))
+    zeros, mixed = vectors.new.clone(), vectors.new[order]
+    zeros[: len(zeros) // 10] = 0
+    for rows, named in ((zeros, "zeros"), (mixed, "mixed up")):
+        path = tmp_path / "new.parquet"
+        write_vectors(path, [(pa.array(vectors.texts), rows)], overwrite=True)
+        ran = evergram("vectors", "plan-migration", *files, "--json")
+        report = json.loads(ran.out)
+        assert (ran.code, report["verdict"]) == (1, None)
+        assert any(named in reason for reason in report["unjudged"])
+        assert named in " ".join(evergram("vectors", "plan-migration", *files).out.split())
 
 
 def test_pairs_that_pass_a_threshold_are_counted(tmp_path: Path, evergram: Command) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
+import time
 import tomllib
 from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +317,24 @@ def test_an_interrupted_comparison_resumes_to_the_same_numbers(
     (tmp_path / "again" / "seed-0" / "consumers" / "pair-rating.safetensors").unlink()
     assert numbers(compare(comparison(), tmp_path / "again")) == numbers(done[0])
     assert missing.exists()
+
+
+@pytest.mark.long
+def test_a_killed_comparison_resumes_to_the_same_numbers(
+    done: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """The process itself, as soon as the second method has published its version 0."""
+    child = get_context("fork").Process(target=compare, args=(comparison(), tmp_path / "killed"))
+    child.start()
+    until = time.monotonic() + 60
+    while not (tmp_path / "killed/seed-0/non-bc/lineage.json").exists() and child.is_alive():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    child.kill()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "killed/results.json").exists()
+    assert numbers(compare(comparison(), tmp_path / "killed")) == numbers(done[0])
 
 
 @pytest.mark.long
