@@ -22,12 +22,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.support.agreement import scores_of
 from tests.support.embedding_files import file_of, id_names, randn
+from tests.support.store_kinds import STORES
 from torch import Tensor
 
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
 from evergram.releasing.files.align import AlignSettings, align
+from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.retrieval.sidecars.version_sidecar import (
@@ -166,6 +168,29 @@ def test_a_search_ranks_by_what_is_read(made: Made, metric: Metric) -> None:
         assert few.ids.to_pylist() == [among[n].as_py() for n in first_rows]
         (first,) = reader.search(made.vectors[2][:1].numpy(), 3, 2, metric="l2")
         assert first.ids[0].as_py() == made.ids[0].as_py()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", ["int64"], indirect=True)
+def test_a_store_with_an_index_is_read_and_searched_by_sidecars(made: Made, tmp_path: Path) -> None:
+    files = SidecarFiles([*made.sidecars.values()], depth=ROWS)
+    with STORES["lance"](tmp_path, "int64") as store:
+        fill(made.lineage, store, SIDE)
+        store.build_index()
+        reader, read = Reader(made.lineage, {SIDE: store}, sidecars=files), made.vectors[2].numpy()
+        for version in (1, 0):
+            # Step by step, without a reader.
+            sidecar = VersionSidecar.open(made.sidecars[version + 1])
+            read = sidecar.read(sidecar.places(made.ids), read)
+            own = reader.embed(made.ids, version).vectors
+            np.testing.assert_allclose(own, read, rtol=1e-4, atol=1e-4)
+            queries = made.vectors[version][:3].numpy()
+            for metric in METRICS:
+                hits = reader.search(queries, 5, version, metric=metric)
+                for of_query, row in zip(hits, scores_of(metric, queries, read), strict=True):
+                    best = np.argsort(-row)[:5]
+                    assert of_query.ids.to_pylist() == made.ids.take(best).to_pylist()
+                    np.testing.assert_allclose(of_query.scores, row[best], rtol=1e-3, atol=1e-3)
 
 
 def test_an_object_that_was_embedded_anew_between_two_sidecars_goes_on_by_the_way_back(

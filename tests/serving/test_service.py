@@ -224,6 +224,23 @@ def one_version_in(kind: str, folder: Path) -> Iterator[tuple[Path, Store | None
         yield lineage.path, store
 
 
+def test_two_services_on_one_folder_load_promotions_and_labels_that_move(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    with ExitStack() as stack:
+        services = [stack.enter_context(closing(Service(lineage.path))) for _ in range(2)]
+        for change, production in (
+            (lambda: publish(lineage, 2, promote=False), 1),
+            (lambda: lineage.label("stable", 2), 2),
+            (lambda: lineage.label("stable", 1), 1),
+        ):
+            change()
+            for service in services:
+                assert service.refresh()
+                assert (service.production, service.problem) == (production, None)
+                with service.entered() as state:
+                    assert state.reader.embed([1], production).sources.tolist() == [production]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_under_way_reads_on_from_what_a_change_replaces(
     tmp_path: Path, kind: str

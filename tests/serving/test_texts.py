@@ -53,6 +53,7 @@ from evergram.serving.settings import ServiceSettings
 from evergram.serving.text_encoders import (
     OVERHEAD,
     Batcher,
+    CrowdedError,
     ServedTexts,
     TextEncoderError,
     VectorCache,
@@ -338,7 +339,16 @@ def test_a_failing_encoder_is_named_and_not_asked_again_until_a_check_passes(
         assert embed(http, "text-1", input_type="id").status_code == 200
         assert caplog.text.count("so strings are not encoded") == 1
         assert HERE in caplog.text
+        check, failures = texts.check, [RuntimeError("once")]
+
+        def failing() -> None:
+            if failures:
+                raise failures.pop()
+            check()
+
+        texts.check = failing  # type: ignore[method-assign]
         recovered(http, texts)
+        assert "Checking the encoders of text failed" in caplog.text
 
 
 def odd(texts: list[str]) -> Any:
@@ -532,6 +542,18 @@ def test_those_that_wait_are_encoded_together(
     assert calls is None or encoder.calls == [call.split() for call in calls]
 
 
+def test_a_request_whose_turn_does_not_come_gives_up_and_leaves_the_queue() -> None:
+    encoder, batcher = Encoder(), Batcher(10, patience=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(batcher.encode, ["0"], "document", encoder.encode)
+        assert encoder.entered.wait(30)
+        with pytest.raises(CrowdedError):
+            batcher.encode(["1"], "document", encoder.encode)
+        encoder.go.set()
+        assert done.result().tolist() == [[0]]
+    assert encoder.calls == [["0"]]
+
+
 def test_texts_are_encoded_in_parts_and_what_was_done_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text("\n".join(["id,text", *(f"{i},word{i % 50} word{i % 7}" for i in range(200))]))
@@ -687,7 +709,12 @@ def test_kept_vectors_follow_the_checks_of_their_encoder(
     saved.rename(folder / "other-a.parquet")
     (folder / "other-b.parquet").write_bytes(b"PAR1")
     assert len(Documents(path, folder).kept(1, "other", 12, first)) == 0
-    for words in ("not of the version other", "other-b.parquet"):
+    # Where they cannot be saved, nothing ends.
+    nowhere = Documents(path, path)
+    nowhere.kept(1, "space", 10, first).of(pa.array(["text-1"]))
+    nowhere.trust(1, 1)
+    nowhere.save()
+    for words in ("not of the version other", "other-b.parquet", "cannot be saved"):
         assert words in caplog.text
 
 
