@@ -100,6 +100,19 @@ def kept(texts: Path, tmp_path: Path, evergram: Command) -> Path:
     return path
 
 
+def test_few_texts_show_progress_by_batch(
+    texts: Path, tmp_path: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.training.progress.EVERY", 0.0)
+    monkeypatch.setattr("evergram.texts.addresses.BATCH", 40)
+    encode = ("vectors", "encode", texts, tmp_path / "all.parquet", *NEW)
+    ran = evergram("--log-format", "json", *encode)
+    lines = map(json.loads, ran.err.splitlines())
+    done = [line["done"] for line in lines if line["event"] == "progress"]
+    # One of each batch is a canary.
+    assert list(dict.fromkeys(done)) == [39, 78, 90]
+
+
 def test_a_dry_run_counts_and_writes_nothing(
     texts: Path, kept: Path, tmp_path: Path, evergram: Command
 ) -> None:
