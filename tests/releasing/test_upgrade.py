@@ -97,7 +97,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, method: str) 
     back = BackwardTransformFit(
         recipe.upgrade, recipe.seed + 4, lineage.active_chain, load_encoder(lineage, 3), corpus, 10
     )
-    assert back.loss.versions == (3 if method == "multi" else 1)
+    assert back.loss.versions == (3 if method == "evergram" else 1)
     for reading in made.metrics["compatibility"].values():
         assert 0 < reading["drift"]["held_out"]["relative"] < 0.7
     lineage.retire(0)
