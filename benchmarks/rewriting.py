@@ -137,7 +137,7 @@ def _products(vectors: Tensor, matrix: Tensor, number: int) -> None:
 def _lineage(path: Path, matrix: Tensor) -> Lineage:
     """Make two versions; only the backward transform matters here, not what is stored."""
     lineage = Lineage.create(path)
-    one = pa.array([0]), torch.zeros(1, len(matrix))
+    one = pa.array([0]), torch.ones(1, len(matrix))
     facts: dict[str, Any] = {"metrics": {}}
     lineage.publish(Artefact(len(matrix), {"object": one}, None, facts, {}))
     back, follows = LinearTransform.from_matrix(matrix), lineage.manifest(0).fingerprint

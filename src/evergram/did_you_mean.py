@@ -48,10 +48,13 @@ def instead(name: str, guesses: Mapping[str, str], known: Iterable[object]) -> s
 
 
 class _Guided(type):
-    def __getattr__(cls, name: str) -> NoReturn:
-        known = [each for each in dir(cls) if not each.startswith("_")]
-        use = instead(name, getattr(cls, "guesses", {}), known)
-        raise AttributeError(f"{cls.__name__} has no attribute {name!r}{use}", name=name, obj=cls)
+    if not TYPE_CHECKING:  # It would hide misspelt attributes.
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            known = [each for each in dir(cls) if not each.startswith("_")]
+            use = instead(name, getattr(cls, "guesses", {}), known)
+            text = f"{cls.__name__} has no attribute {name!r}{use}"
+            raise AttributeError(text, name=name, obj=cls)
 
 
 class Guided(metaclass=_Guided):
