@@ -226,8 +226,10 @@ def test_a_command_that_is_killed_leaves_whole_versions(
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
     newest = Lineage.open(imported_lineage).newest
-    assert evergram("lineage check l").code == 0
+    checked = evergram("lineage check l")
+    assert checked.code == 0 or "a publication was killed" in checked.out
     assert evergram(f"vectors align {newest} old.parquet --lineage l").code == 0
+    assert evergram("lineage check l").code == 0
     assert not list(imported_lineage.rglob(".*.part"))
 
 
