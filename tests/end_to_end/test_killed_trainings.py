@@ -267,7 +267,7 @@ def test_killed_commands(tmp_path: Path) -> None:
     work = folder / ".work"
 
     def further() -> bool:
-        return {path.name for path in work.glob("*.safetensors")} > there
+        return bool({path.name for path in work.glob("*.safetensors")} - there)
 
     for _ in range(BY_COMMAND):
         there = {path.name for path in work.glob("*.safetensors")}

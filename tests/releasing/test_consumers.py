@@ -13,9 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
-from skl2onnx import to_onnx
-from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.metrics import roc_auc_score
 from tests.support.publishing import publish_next
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from torch import Tensor
@@ -77,6 +74,9 @@ def linear(path: Path, **tensors: Tensor) -> Path:
 
 
 def classifier(path: Path, **options: Any) -> tuple[Path, Any]:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
     fitted = LogisticRegression().fit(OLD.numpy(), LABEL)
     onnx = to_onnx(fitted, OLD[:1].numpy(), options={id(fitted): options} if options else None)
     path.write_bytes(onnx.SerializeToString())
@@ -116,6 +116,8 @@ def next_version(broken: bool = False) -> Artefact:
 def test_a_classifier_of_scikit_learn_is_read_as_it_is(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
+    from sklearn.metrics import roc_auc_score
+
     path, fitted = classifier(tmp_path / "m.onnx", **options)
     answers = load_probe_model(path).answers(OLD.numpy())
     assert answers.score is not None
@@ -127,6 +129,9 @@ def test_a_classifier_of_scikit_learn_is_read_as_it_is(
 
 
 def test_a_classifier_of_three_named_classes_has_an_accuracy_and_no_auc(tmp_path: Path) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
     names = np.array(["a", "b", "c"])[np.digitize(VALUE, [-1, 1])]
     fitted = LogisticRegression().fit(OLD.numpy(), names)
     path = tmp_path / "m.onnx"
@@ -138,6 +143,9 @@ def test_a_classifier_of_three_named_classes_has_an_accuracy_and_no_auc(tmp_path
 
 
 def test_a_regressor_has_the_error_of_scikit_learn(tmp_path: Path) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LinearRegression
+
     fitted = LinearRegression().fit(OLD.numpy(), VALUE)
     onnx = tmp_path / "m.onnx"
     onnx.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
@@ -154,6 +162,8 @@ def test_a_regressor_has_the_error_of_scikit_learn(tmp_path: Path) -> None:
 
 def test_a_linear_model_of_tensors_is_that_of_scikit_learn(tmp_path: Path) -> None:
     """With one row of weights and with one a class, centred and scaled."""
+    from sklearn.linear_model import LogisticRegression
+
     mean, scale = OLD.mean(0), OLD.std(0)
     inputs = ((OLD - mean) / scale).numpy()
     fitted = LogisticRegression().fit(inputs, LABEL)
@@ -173,6 +183,8 @@ def test_a_linear_model_of_tensors_is_that_of_scikit_learn(tmp_path: Path) -> No
 
 
 def test_a_probe_is_run_before_a_version_is_published(tmp_path: Path, lineage: Lineage) -> None:
+    from sklearn.metrics import roc_auc_score
+
     model, fitted = classifier(tmp_path / "m.onnx")
     add(lineage, model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
     expected = roc_auc_score(LABEL, fitted.predict_proba(OLD.numpy())[:, 1])
@@ -213,6 +225,8 @@ def test_a_value_exactly_at_its_limit_is_within_it(
 def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
     tmp_path: Path, lineage: Lineage
 ) -> None:
+    from sklearn.metrics import roc_auc_score
+
     model, fitted = classifier(tmp_path / "m.onnx")
     order = [*range(ROWS - 1, -1, -1), 5, 5, 7]
     ids = [f"id{i}" for i in order] + ["gone", "away"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -164,6 +163,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 
 def test_openais_client_reads_by_version_by_label_and_by_default(guarded: tuple[str, str]) -> None:
+    import openai
+
     more = {"encoding_format": "float", "user": "x", "dimensions": 10}
     options: Any
     with openai.OpenAI(base_url=guarded[0], api_key=guarded[1], max_retries=0) as client:
@@ -179,6 +180,8 @@ def test_openais_client_reads_by_version_by_label_and_by_default(guarded: tuple[
 
 
 def test_openais_client_raises_its_own_errors(guarded: tuple[str, str]) -> None:
+    import openai
+
     options: Any
     for key, model, ids, kind, code, options in (
         (guarded[1], "line", ["7", "777"], openai.NotFoundError, "unknown_id", {}),

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import openai
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -428,6 +427,8 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def test_an_openai_client_gets_the_first_coordinates_with_length_1(
     address: str, cut_lineage: Lineage
 ) -> None:
+    import openai
+
     newest = word_vectors(TEXTS, 1, 12)
     # A past version is cut after the way back: its own coordinates, by its own record.
     back = newest @ cut_lineage.chain.matrix(1, 0).float().numpy().T

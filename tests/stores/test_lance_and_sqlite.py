@@ -11,8 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lancedb
-import lancedb.index
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -229,6 +227,8 @@ def lance(tmp_path: Path) -> Iterator[LanceStore]:
 
 @pytest.fixture
 def own_database(tmp_path: Path) -> Any:
+    import lancedb
+
     return lancedb.connect(tmp_path / "lance")
 
 
@@ -322,11 +322,15 @@ QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
 
 
 def indexes(folder: Path) -> list[str]:
+    import lancedb.index
+
     table = lancedb.connect(folder / "lance").open_table("emb-v0")
     return [one.name for one in table.list_indices() if list(one.columns) == ["vector"]]
 
 
 def test_the_second_index_of_a_killed_builder_is_used_and_goes(tmp_path: Path) -> None:
+    import lancedb.index
+
     vectors, queries = planted(1_500, 32)
     with filled(tmp_path, vectors) as lance:
         lance.build_index()
@@ -347,6 +351,8 @@ def test_the_second_index_of_a_killed_builder_is_used_and_goes(tmp_path: Path) -
 def test_codes_that_lancedb_does_not_have_or_that_lose_coordinates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import lancedb.index
+
     vectors = planted(1_200, 12)[0]
     # Bytes have the same bounds in all coordinates, so one that is far larger loses the others.
     vectors[:, 0] *= 1e-4
@@ -382,6 +388,8 @@ def test_a_vector_that_is_not_finite_is_refused_wherever_it_is(tmp_path: Path, b
 
 
 def test_a_view_is_of_one_moment_and_the_next_sees_what_was_written(tmp_path: Path) -> None:
+    import lancedb
+
     address = table_of("lance-table", tmp_path, {"id": range(20)}, vectors_of(0, 20).numpy())
     with open_store(address) as lance:
 
@@ -397,6 +405,8 @@ def test_a_view_is_of_one_moment_and_the_next_sees_what_was_written(tmp_path: Pa
 
 def test_a_table_that_was_made_anew_is_compared_again(tmp_path: Path) -> None:
     """It has lower version numbers than the one before, and then the same."""
+    import lancedb
+
     lineage, ids = lineage_of(tmp_path / "line", 1), pa.array(range(300))
     vectors = vectors_of(0).numpy()
     address = table_of("lance-table", tmp_path / "own", {"id": range(300)}, vectors)

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from qdrant_client import QdrantClient, models
 from tests.support.agreement import scores_of
 from tests.support.lineages import DIMS, lineage_of, vectors_of
 from tests.support.own_tables import own_store
@@ -35,6 +34,9 @@ from evergram.stores.open_store import open_store
 from evergram.stores.qdrant import adopted_collection, qdrant_store
 from evergram.stores.qdrant.qdrant_store import QdrantStore, points_of
 from evergram.stores.store import Rows, Space, StoreView
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
 
 
 class QdrantAnswers:
@@ -56,6 +58,8 @@ class QdrantAnswers:
         self.cut = False
 
     def answer(self, path: str, body: Any) -> Any:
+        from qdrant_client import models
+
         self.asked.append((path, body))
         parts = path.partition("?")[0].strip("/").split("/")
         if parts == ["collections"]:
@@ -114,6 +118,8 @@ class QdrantAnswers:
 @contextmanager
 def qdrant_answers(folder: Path) -> Iterator[QdrantAnswers]:
     """Serve the collections of a folder at a URL of this machine."""
+    from qdrant_client import QdrantClient
+
     with closing(QdrantClient(path=str(folder), force_disable_check_same_thread=True)) as client:
         answers = QdrantAnswers(client)
 
@@ -207,6 +213,8 @@ def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
 
 def test_collections_of_somebody_else_are_refused_and_stay(store: QdrantStore) -> None:
     """They were deleted: one of that name was taken for what a killed writer had left."""
+    from qdrant_client import models
+
     shape = models.VectorParams(size=1, distance=models.Distance.DOT)
     for name in ("emb-v7", "mine"):
         store._ask("create_collection", name, vectors_config=shape)
@@ -363,6 +371,8 @@ QUERY = {0: np.ones((1, DIMS[0]), np.float32)}
 
 def made(folder: Path, points: Mapping[Any, Any], distance: str = "Dot", **shape: Any) -> str:
     """Make a collection `mine` of points with a vector without a name, and return its address."""
+    from qdrant_client import QdrantClient, models
+
     dim = max((len(vector) for vector in points.values()), default=6)
     params = models.VectorParams(size=dim, distance=models.Distance(distance), **shape)
     with closing(QdrantClient(path=str(folder))) as client:
@@ -374,6 +384,8 @@ def made(folder: Path, points: Mapping[Any, Any], distance: str = "Dot", **shape
 
 
 def test_collections_that_cannot_be_read_are_refused(store: QdrantStore, tmp_path: Path) -> None:
+    from qdrant_client import models
+
     many = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
     bad: list[tuple[str, str]] = [
         (made(tmp_path / "a", {}), "no point yet"),
@@ -458,6 +470,8 @@ def test_a_server_is_asked_for_exact_searches(tmp_path: Path) -> None:
 def test_a_version_that_gets_its_first_row_meanwhile_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from qdrant_client import models
+
     address = own_store("qdrant-collection, Dot", tmp_path, 9, {0: range(9), 1: range(0)})
     with open_store(address) as store:
         ask, looks = store._driver._ask, list[list[int]]()  # type: ignore[attr-defined]

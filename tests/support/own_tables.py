@@ -9,13 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 from psycopg.sql import Identifier
-from qdrant_client import QdrantClient, models
 from tests.support.lineages import DIMS, vectors_of
 from tests.support.postgres_server import postgres
 from tests.support.store_kinds import without_waiting_for_the_disk
@@ -160,6 +158,8 @@ def _lance(
     types: Mapping[str, Any],
     dims: Mapping[str, int],
 ) -> str:
+    import lancedb
+
     every = {
         key: pa.array(values, types.get(key, pa.float32() if type(values[0]) is float else None))
         for key, values in columns.items()
@@ -180,6 +180,8 @@ def _qdrant(
     types: Mapping[str, Any],
     dims: Mapping[str, int],
 ) -> str:
+    from qdrant_client import QdrantClient, models
+
     without_waiting_for_the_disk()
     keys = columns.get("point", range(len(next(iter(columns.values())))))
     payloads = {key: values for key, values in columns.items() if key != "point"}

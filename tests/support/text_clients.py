@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 from tests.support.running_service import server
 from tests.support.text_encoders import encoded
@@ -36,6 +35,8 @@ def through_changes(
 
     Neither the client nor the service is restarted.
     """
+    import openai
+
     lineage = Lineage.create(folder / "line", "line")
     import_embeddings(encoded(folder, addresses[0], texts=corpus), lineage)
     consumers = ConsumerRegistry.open(lineage.path)
