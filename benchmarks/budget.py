@@ -1,4 +1,4 @@
-"""What the project weighs: files, lines, settings, options, names and words, by its budget."""
+"""What the project weighs: files, lines, settings, options, names, words, walks; and its budget."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import evergram
+from benchmarks.walks import walked
 from evergram.cli.words import parser
 from evergram.training.recipe import Recipe
 
@@ -69,6 +70,8 @@ def weights() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    for what, count in weights().items():
-        over = "" if count <= BUDGET[what] else f", {count - BUDGET[what]:,} over"
-        print(f"{what:38s} {count:8,} of {BUDGET[what]:,}{over}")
+    counts = {what: (count, BUDGET[what]) for what, count in weights().items()}
+    walks = {f"files: {name}": (len(found), limit) for name, (found, limit) in walked().items()}
+    for what, (count, limit) in {**counts, **walks}.items():
+        over = "" if count <= limit else f", {count - limit:,} over"
+        print(f"{what:72s} {count:8,} of {limit:,}{over}")
