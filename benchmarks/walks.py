@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,7 +79,7 @@ def files(wanted: Callable[[Any], bool]) -> Iterator[set[str]]:
         yield entered
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 class Arrived(Exception):  # noqa: N818 (no error: the walk has come to its end)
@@ -118,10 +118,10 @@ def pair_to_gradient(folder: Path) -> set[str]:
         backward(*arguments, **options)
         raise Arrived
 
-    with mock.patch("torch.autograd.backward", last), files(of_pairs) as entered:
-        with suppress(Arrived):
-            train(recipe, progress=False)
-            raise AssertionError("no step was taken")
+    patched = mock.patch("torch.autograd.backward", last)
+    with suppress(Arrived), patched, files(of_pairs) as entered:
+        train(recipe, progress=False)
+        raise AssertionError("no step was taken")
     return entered
 
 
@@ -147,10 +147,11 @@ def artefact(lineage: Lineage, version: int) -> Artefact:
 def vector_to_answer(folder: Path) -> set[str]:
     """A vector, from the encoder to an HTTP answer at an old version."""
     lineage = lineage_of(folder, versions=1)
-    with files(columns) as entered:
+    with files(columns) as entered, ExitStack() as opened:
         lineage.publish(artefact(lineage, 1), promote=True)
-        with TestClient(create_app(Service(folder / "lineage")), "http://127.0.0.1") as http:
-            answer = http.post("/v1/embeddings", json={"input": ["1"], "version": 0})
+        app = create_app(Service(folder / "lineage"))
+        http = opened.enter_context(TestClient(app, "http://127.0.0.1"))
+        answer = http.post("/v1/embeddings", json={"input": ["1"], "version": 0})
     assert answer.status_code == 200, answer.text
     return entered
 

@@ -1,4 +1,4 @@
-"""Sentences of the papers as checks: a margin for each seed, and the verdict that follows."""
+"""Sentences of the papers as checks: margins for each seed, and the verdict that follows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from reproduction.intervals import interval
+from reproduction.intervals import LEVEL, holm
 
 if TYPE_CHECKING:
     from reproduction.experiment import Runs
 
-Verdict = Literal["confirmed", "refuted", "not separable", "not measured"]
+Verdict = Literal["confirmed", "refuted", "not separable", "not tested", "not measured"]
+# One number per seed; by competitor, where a sentence compares with each of several.
+Margins = Sequence[float] | Mapping[str, Sequence[float]]
+
+
+def nothing_against(runs: Runs) -> str:
+    """Return the reason why results cannot judge a claim: none."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -23,17 +30,34 @@ class Claim:
         sentence: as the paper has it, shortened to what is tested.
         source: "[G2] §4.2".
         measured: what the margin is, in words, with its unit; the claim says that it is positive.
-        margins: one number a seed, of the results of a preset.
+        margins: of the results of a preset. "The best of all" is a margin over each competitor,
+            since the margin over the best of several noisy ones is biased downwards.
         remark: why ours may differ, or what this corpus cannot show.
         remarks: in its place, by preset.
+        premise: why the results cannot judge the sentence, such as models below popularity; ""
+            where they can.
+        too_short: why the trainings are too short to refute it; "" where they are not.
     """
 
     sentence: str
     source: str
     measured: str
-    margins: Callable[[Runs], Sequence[float]]
+    margins: Callable[[Runs], Margins]
     remark: str = ""
     remarks: Mapping[str, str] = field(default_factory=dict)
+    premise: Callable[[Runs], str] = nothing_against
+    too_short: Callable[[Runs], str] = nothing_against
+
+
+def chosen_elsewhere(margins: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return for each seed the margin of the candidate that is the best on the other seeds, so that
+    the choice does not profit from the seed that it is judged on."""
+    every = list(margins.values())
+    seeds = range(len(every[0]))
+    if len(seeds) == 1:
+        return [max(values[0] for values in every)]
+    means = [[sum(values) - values[seed] for values in every] for seed in seeds]
+    return [every[row.index(max(row))][seed] for seed, row in zip(seeds, means, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -41,18 +65,28 @@ class Judgement:
     """A claim's verdict with the figures that it follows from.
 
     Args:
-        margins: one a seed.
-        bounds: the 95 % interval of their mean; None with fewer than three seeds.
+        margins: one per seed, by competitor; "" is the name where there is only one comparison.
+        bounds: by competitor, the interval of the mean margin. The level is 95 % for one
+            comparison, and Holm's for several. Empty with fewer than three seeds.
+        reason: why the claim is not tested.
     """
 
     claim: Claim
     verdict: Verdict
-    margins: tuple[float, ...]
-    bounds: tuple[float, float] | None
+    margins: Mapping[str, tuple[float, ...]]
+    bounds: Mapping[str, tuple[float, float]]
+    reason: str = ""
+
+    @property
+    def nearest(self) -> str | None:
+        """The competitor with the smallest mean margin, which decides."""
+        means = {name: fmean(values) for name, values in self.margins.items()}
+        return min(means, key=means.__getitem__, default=None)
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.margins) if self.margins else None
+        """The smallest mean margin."""
+        return None if self.nearest is None else fmean(self.margins[self.nearest])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -60,22 +94,40 @@ class Judgement:
             "source": self.claim.source,
             "measured": self.claim.measured,
             "verdict": self.verdict,
-            "margins": list(self.margins),
-            "mean": self.mean,
-            "interval": None if self.bounds is None else list(self.bounds),
+            "reason": self.reason,
+            "comparisons": {
+                name or "margin": {
+                    "margins": list(values),
+                    "mean": fmean(values),
+                    "interval": list(self.bounds[name]) if name in self.bounds else None,
+                }
+                for name, values in self.margins.items()
+            },
         }
 
 
 def judge(claim: Claim, runs: Runs | None) -> Judgement:
-    """Return the verdict of a claim: confirmed or refuted where the whole interval is on one side
-    of zero. One or two seeds separate nothing, and no results measure nothing."""
-    margins = tuple(claim.margins(runs)) if runs is not None and runs.seeds else ()
-    bounds = interval(margins)
-    verdict: Verdict = "not separable"
-    if not margins:
-        verdict = "not measured"
-    elif bounds is not None and bounds[0] > 0:
-        verdict = "confirmed"
-    elif bounds is not None and bounds[1] < 0:
-        verdict = "refuted"
-    return Judgement(claim, verdict, margins, bounds)
+    """Return the verdict of a claim.
+
+    It is confirmed where every comparison's interval is above zero, and refuted where one is below
+    zero in trainings that are long enough. One or two seeds separate nothing, and no results
+    measure nothing.
+    """
+    if runs is None or not runs.seeds:
+        return Judgement(claim, "not measured", {}, {})
+    found = claim.margins(runs)
+    each = found if isinstance(found, Mapping) else {"": found}
+    margins = {name: tuple(values) for name, values in each.items()}
+    bounds = holm(margins, LEVEL)
+    verdict, reason = _verdict(bounds), claim.premise(runs)
+    if not reason and verdict == "refuted":
+        reason = claim.too_short(runs)
+    return Judgement(claim, "not tested" if reason else verdict, margins, bounds, reason)
+
+
+def _verdict(bounds: Mapping[str, tuple[float, float]]) -> Verdict:
+    if any(high < 0 for _, high in bounds.values()):
+        return "refuted"
+    if bounds and all(low > 0 for low, _ in bounds.values()):
+        return "confirmed"
+    return "not separable"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evergram.errors import DataError
 from evergram.training import Progress
-from reproduction import results
+from reproduction import evidence, results
 from reproduction.catalogue import EXPERIMENTS, Listed, find, listing, runs_of
 from reproduction.claims import Judgement, judge
 from reproduction.experiment import ROOT, Table
@@ -81,6 +81,9 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
     folder = results.FOLDER if run.out is None else run.out
     results.refuse_file(folder)
     jobs = jobs_of(experiment, run.preset, range(run.seeds), run.data)
+    if run.preset != "tiny":
+        progress.say(f"{run.name}: comparing the tiny preset with the one of the kept results")
+        evidence.renew(experiment, run.preset, folder)
     for _ in run_all(jobs, folder, progress, run.device):
         pass
     runs = runs_of(experiment, run.preset, folder)
@@ -92,6 +95,28 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
         [judge(claim, runs) for claim in experiment.claims_on(run.preset)],
         folder / experiment.source / run.preset,
     )
+
+
+def reproduce_all(run: Run, progress: Progress) -> list[Outcome]:
+    """Run a preset of every experiment that has it."""
+    own = [e for e in EXPERIMENTS.values() if e.name == e.source and run.preset in e.presets]
+    return [reproduce(replace(run, name=experiment.name), progress) for experiment in own]
+
+
+def reproduce_stale(run: Run, progress: Progress) -> list[Outcome]:
+    """Run again, with their own seeds, the presets whose results the code would not give today."""
+    folder = results.FOLDER if run.out is None else run.out
+    outcomes = []
+    for experiment in (e for e in EXPERIMENTS.values() if e.name == e.source):
+        for preset in experiment.presets:
+            stored = results.read_all(folder, experiment.name, preset)
+            if preset == "tiny" or not stored:
+                continue
+            if evidence.state(experiment, preset, folder) != "current":
+                seeds = 1 + max(result.seed for result in stored)
+                again = replace(run, name=experiment.name, preset=preset, seeds=seeds)
+                outcomes.append(reproduce(again, progress))
+    return outcomes
 
 
 def list_all(out: Path | None = None) -> list[Listed]:

@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-# 97.5 % points of Student's distribution, by degrees of freedom; the last holds for more.
-_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+LEVEL = 0.05
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean by Student's distribution; None for fewer than three
-    values, of which an interval would say more about chance than about the mean, and where a value
-    is not finite."""
+def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+    """Return the interval of a mean by Student's distribution, of 95 % by default.
+
+    Returns: None for fewer than three values, of which an interval would say more about chance than
+        about the mean, and where a value is not finite.
+    """
     if len(values) < 3 or not all(math.isfinite(value) for value in values):
         return None
-    point = _POINTS[min(len(values) - 1, len(_POINTS)) - 1]
-    half = point * stdev(values) / math.sqrt(len(values))
+    from scipy.stats import t
+
+    half = float(t.ppf(1 - level / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     mean = fmean(values)
     return mean - half, mean + half
+
+
+def holm(
+    samples: Mapping[str, Sequence[float]], level: float = LEVEL
+) -> dict[str, tuple[float, float]]:
+    """Return the intervals of several means, at the levels of Holm's step-down procedure.
+
+    The clearest of m comparisons is judged at level / m, the next at level / (m − 1), and so on;
+    from the first that is not separable from zero on, all are judged at that one's level. The
+    chance that any of the means is wrongly separated from zero is at most `level`.
+
+    Returns: by name; empty if a sample has fewer than three values, or one that is not finite.
+    Source: S. Holm, A Simple Sequentially Rejective Multiple Test Procedure, 1979.
+    """
+    if not all(interval(values) for values in samples.values()):
+        return {}
+    found: dict[str, tuple[float, float]] = {}
+    strict = len(samples)
+    for name in sorted(samples, key=lambda each: _distance(samples[each]), reverse=True):
+        low, high = interval(samples[name], level / strict) or (0.0, 0.0)
+        found[name] = low, high
+        if low > 0 or high < 0:
+            strict -= 1
+    return found
+
+
+def _distance(values: Sequence[float]) -> float:
+    """Return how many standard errors a mean is from zero."""
+    spread = stdev(values)
+    mean = abs(fmean(values))
+    return mean / spread if spread else math.inf if mean else 0.0
 
 
 def shown(values: Sequence[float], digits: int = 4) -> str:

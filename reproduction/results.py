@@ -29,7 +29,8 @@ class Result:
         experiment, preset, label, seed: what it is of.
         key: hash of all that it depends on, see `key_of`.
         settings: the recipe's values, the readings' settings, and the planted corpus.
-        machine, versions: where and by what it was made; `date` when, "YYYY-MM-DD".
+        machine, versions, commit: where and by what it was made; `date` when, "YYYY-MM-DD".
+        evidence: the key of the figures that the tiny preset gave then, see `evidence`.
         seconds, cpu_seconds: of the whole training with its readings; of a program that was
             interrupted, since it went on.
         series: by reading, what it read; plain JSON.
@@ -47,6 +48,8 @@ class Result:
     seconds: float
     cpu_seconds: float
     series: Mapping[str, Any] = field(default_factory=dict)
+    commit: str = ""
+    evidence: str = ""
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:

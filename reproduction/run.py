@@ -6,7 +6,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from evergram.data import Split
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder, pick_device
-from reproduction import results
+from reproduction import evidence, results
 from reproduction.experiment import Experiment, Training
 from reproduction.planted import Planted
 from reproduction.results import Result
@@ -120,20 +120,24 @@ def run_all(
             yield kept
             continue
         work = work_folder(job, folder)
-        result = train(job, loaded, progress.of(title), work, chosen)
+        made = train(job, loaded, progress.of(title), work, chosen)
+        key = evidence.key_of(folder, job.experiment, job.preset)
+        result = replace(made, evidence=key, commit=evidence.commit())
         results.write(folder, result)
         shutil.rmtree(work, ignore_errors=True)
         yield result
 
 
 def kept_result(job: Job, folder: Path) -> Result | None:
-    """Return a job's result if it is in the folder and was made with the same settings."""
+    """Return a job's result if it is in the folder and was made with the same settings, when the
+    tiny preset gave the figures that the preset keeps."""
     label = job.training.label
     path = results.path_of(folder, job.experiment, job.preset, label, job.seed)
     if not path.is_file():
         return None
     result = results.read(path)
-    return result if result.key == job.key else None
+    asked = job.key, evidence.key_of(folder, job.experiment, job.preset)
+    return result if (result.key, result.evidence) == asked else None
 
 
 def work_folder(job: Job, folder: Path) -> Path:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reproduction.bc.columns import (
     Read,
-    best,
+    ReadEach,
     comparison,
-    of_corpus,
+    margins_of,
     on_first,
     on_music,
     rank_correlation,
     value,
-    worst,
 )
 from reproduction.bc.methods import (
     ALIGNER,
@@ -23,13 +22,14 @@ from reproduction.bc.methods import (
     FINETUNE,
     FIX,
     JOINT_SINGLE,
+    NAMES,
     NO_TRANS,
     NON_BC,
     POST_MULTI,
     POST_SINGLE,
     PRACTICAL,
 )
-from reproduction.claims import Claim
+from reproduction.claims import Claim, Margins
 from reproduction.experiment import Runs, Table
 from reproduction.intervals import gain, shown
 from reproduction.results import Result
@@ -55,7 +55,7 @@ class Sentence:
     sentence: str
     source: str
     measured: str
-    read: Read
+    read: Read | ReadEach
     of_queries: bool
     remark: str = ""
 
@@ -67,16 +67,19 @@ class Sentence:
 
 
 def by_corpus(sentences: Sequence[Sentence], runs: Runs) -> Table:
-    """Return the margin of each claim on each corpus, with its interval."""
+    """Return each claim's margin on each corpus, with its interval; the smallest of several."""
     rows = [
-        [
-            s.sentence,
-            *(shown(of_corpus(runs, label, s.read), 2) for label in runs.labels),
-            s.measured,
-        ]
+        [s.sentence, *(_least(margins_of(runs, x, s.read)) for x in runs.labels), s.measured]
         for s in sentences
     ]
     return Table("Margins of the claims by corpus", ["", *runs.labels, "the margin is"], rows)
+
+
+def _least(margins: Margins) -> str:
+    if not isinstance(margins, Mapping):
+        return shown(margins, 2)
+    name = min(margins, key=lambda each: sum(margins[each]))
+    return f"{shown(margins[name], 2)} ({name})"
 
 
 def _others(*methods: str) -> list[str]:
@@ -87,8 +90,9 @@ def non_bc_breaks(result: Result) -> float:
     return value(result, ALIGNER, "unintended") - value(result, NON_BC, "unintended")
 
 
-def fix_is_worst(result: Result) -> float:
-    return worst(result, _others(FIX), "intended") - value(result, FIX, "intended")
+def fix_is_worst(result: Result) -> dict[str, float]:
+    own = value(result, FIX, "intended")
+    return {NAMES[other]: value(result, other, "intended") - own for other in _others(FIX)}
 
 
 def finetune_loses(result: Result) -> float:
@@ -128,12 +132,15 @@ def multi_is_closer(result: Result) -> float:
     return -gain(value(result, ALIGNER, "error"), value(result, JOINT_SINGLE, "error"))
 
 
-def aligner_is_closest(result: Result) -> float:
-    return -gain(value(result, ALIGNER, "error"), worst(result, _others(ALIGNER, FIX), "error"))
+def aligner_is_closest(result: Result) -> dict[str, float]:
+    own = value(result, ALIGNER, "error")
+    others = _others(ALIGNER, FIX)
+    return {NAMES[other]: -gain(own, value(result, other, "error")) for other in others}
 
 
-def aligner_has_the_best_sum(result: Result) -> float:
-    return value(result, ALIGNER, "total") - best(result, _others(ALIGNER), "total")
+def aligner_has_the_best_sum(result: Result) -> dict[str, float]:
+    own = value(result, ALIGNER, "total")
+    return {NAMES[other]: own - value(result, other, "total") for other in _others(ALIGNER)}
 
 
 def error_stands_for_consumers(result: Result) -> float:

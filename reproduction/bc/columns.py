@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reproduction.bc.methods import MUSIC, SAME
+from reproduction.claims import Margins
 from reproduction.experiment import Runs
 from reproduction.results import Result
 
 # Reads one number of a result, of one corpus and seed.
 Read = Callable[[Result], float]
+# Reads one number for each competitor.
+ReadEach = Callable[[Result], Mapping[str, float]]
 
 
 def comparison(result: Result) -> Mapping[str, Any]:
@@ -26,16 +29,6 @@ def value(result: Result, method: str, column: str) -> float:
         column: a key of `COLUMNS`.
     """
     return float(comparison(result)["methods"][method][column])
-
-
-def best(result: Result, methods: Sequence[str], column: str) -> float:
-    """Return the highest figure of some methods."""
-    return max(value(result, method, column) for method in methods)
-
-
-def worst(result: Result, methods: Sequence[str], column: str) -> float:
-    """Return the lowest figure of some methods."""
-    return min(value(result, method, column) for method in methods)
 
 
 def over_time(result: Result, method: str, column: str) -> dict[int, float]:
@@ -86,21 +79,30 @@ def by_version(
     return {version: [values[version] for values in each] for version in each[0]}
 
 
-def on_first(read: Read) -> Callable[[Runs], list[float]]:
+def margins_of(runs: Runs, corpus: str, read: Read | ReadEach) -> Margins:
+    """Return a number for each seed of a corpus, by competitor where several are read."""
+    each = [read(result) for result in runs.of(corpus)]
+    rows = [row for row in each if isinstance(row, Mapping)]
+    if rows:
+        return {name: [row[name] for row in rows] for name in rows[0]}
+    return [float(number) for number in each if not isinstance(number, Mapping)]
+
+
+def on_first(read: Read | ReadEach) -> Callable[[Runs], Margins]:
     """Return margins of the preset's first corpus, the one whose versions are tested by the most
-    queries, one a seed."""
-    return lambda runs: of_corpus(runs, runs.labels[0], read)
+    queries."""
+    return lambda runs: margins_of(runs, runs.labels[0], read)
 
 
-def on_music(read: Read) -> Callable[[Runs], list[float]]:
-    """Return margins of Musical Instruments, one a seed; of the first corpus if a preset lacks it.
+def on_music(read: Read | ReadEach) -> Callable[[Runs], Margins]:
+    """Return margins of Musical Instruments; of the first corpus if a preset lacks it.
 
     It is the corpus of the paper's own figures, with all five consumer tasks.
     """
 
-    def margins(runs: Runs) -> list[float]:
+    def margins(runs: Runs) -> Margins:
         own = [label for label in runs.labels if SAME.get(label) == MUSIC]
-        return of_corpus(runs, own[0] if own else runs.labels[0], read)
+        return margins_of(runs, own[0] if own else runs.labels[0], read)
 
     return margins
 

@@ -71,7 +71,7 @@ SENTENCES = (
     Sentence(
         "Fix-M0 suffers from large intended task degradation, by far the largest.",
         "[BC] §5.2, Table 3",
-        "how much lower its (1) is than the lowest other method's, points",
+        "how much lower its (1) is than each other method's, points",
         claims.fix_is_worst,
         of_queries=True,
         remark="With ids alone it cannot serve the users and items that came after version 0, "
@@ -153,14 +153,14 @@ SENTENCES = (
     Sentence(
         "BC-Aligner achieves the smallest error among all the methods.",
         "[BC] §5.2",
-        "how much smaller its (3) is than the smallest of the paper's other methods but Fix-M0, %",
+        "how much smaller its (3) is than each of the paper's other methods' but Fix-M0's, %",
         claims.aligner_is_closest,
         of_queries=False,
     ),
     Sentence(
         "BC-Aligner provides the best trade-off, (1)+(2), of the methods that keep one model.",
         "[BC] §5.2",
-        "how much higher its sum is than the best of the paper's others, points",
+        "how much higher its sum is than each of the paper's others, points",
         claims.aligner_has_the_best_sum,
         of_queries=True,
         remark="λ = 16 outweighs the task on Amazon Beauty, where every joint method loses alike "

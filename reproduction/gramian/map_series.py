@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from reproduction.experiment import Line, Panel, Runs, Table
@@ -106,6 +107,39 @@ def gains(runs: Runs, label: str, baseline: str, part: str = "validation") -> li
         strict=True,
     )
     return [gain(value, over) for value, over in pairs]
+
+
+def below_popularity(runs: Runs) -> str:
+    """Return why models prove nothing about quality: on average, the best of them finds less on the
+    test pairs than popularity does. "" where it does not, or popularity was not measured."""
+    known = []
+    for label in runs.labels:
+        tests = [result.series["map"].get("test", {}) for result in runs.of(label)]
+        known.append([(t["model"], t["popularity"]) for t in tests if t.get("popularity")])
+    best = max((fmean(model for model, _ in pairs) for pairs in known if pairs), default=None)
+    if best is None:
+        return ""
+    popularity = fmean(value for pairs in known for _, value in pairs)
+    if best > popularity:
+        return ""
+    return f"the best model's MAP@10 is {best:.3f} on test pairs, popularity's {popularity:.3f}"
+
+
+def too_short_for(rate: float, steps: int) -> str:
+    """Return why so many steps cannot refute what is said about a low α, or "" where they can.
+
+    An average of rate α spans 1/α steps; after five times as many, its start from zero weighs less
+    than 1 %.
+    """
+    needed = math.ceil(5 / rate)
+    if steps >= needed:
+        return ""
+    return f"{steps:,} steps, and α = {rate:g} needs {needed:,} to forget its start from zero"
+
+
+def too_few_steps(rate: float) -> Callable[[Runs], str]:
+    """Return `too_short_for` for the shortest training of a preset."""
+    return lambda runs: too_short_for(rate, min(r.series["map"]["step"][-1] for r in runs.all))
 
 
 def percent(values: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import Claim
+from reproduction.claims import Claim, Margins
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import map_series, methods
 from reproduction.intervals import shown
@@ -127,22 +127,26 @@ def _shares(runs: Runs, label: str, baseline: str) -> list[float | None]:
     return [map_series.share_to_reach(result, value) for result, value in pairs]
 
 
-def better_with_every_sampler(runs: Runs) -> list[float]:
-    return [
-        min(each)
-        for each in zip(*(map_series.gains(runs, *p) for p in BASELINES.items()), strict=True)
-    ]
+def below_popularity(runs: Runs) -> str:
+    """Return why the models under the papers' measure prove nothing; "" where they do."""
+    labels = [*SAMPLING.values(), *SOGRAM.values()]
+    return map_series.below_popularity(runs.only(labels))
 
 
-def linear_sogram_is_best(runs: Runs) -> list[float]:
+def better_with_every_sampler(runs: Runs) -> Margins:
+    return {other: map_series.gains(runs, own, other) for own, other in BASELINES.items()}
+
+
+def linear_sogram_is_best(runs: Runs) -> Margins:
     others = [*SAMPLING.values(), *(v for k, v in SOGRAM.items() if k != "linear")]
-    every = zip(*(map_series.gains(runs, SOGRAM["linear"], label) for label in others), strict=True)
-    return [min(each) for each in every]
+    return {other: map_series.gains(runs, SOGRAM["linear"], other) for other in others}
 
 
-def time_saved(runs: Runs) -> list[float]:
-    every = zip(*(_shares(runs, *pair) for pair in BASELINES.items()), strict=True)
-    return [BUDGET - 100 * max(1.0 if s is None else s for s in each) for each in every]
+def time_saved(runs: Runs) -> Margins:
+    return {
+        other: [BUDGET - 100 * (1.0 if s is None else s) for s in _shares(runs, own, other)]
+        for own, other in BASELINES.items()
+    }
 
 
 def no_better_on_training(runs: Runs) -> list[float]:
@@ -171,26 +175,29 @@ CLAIMS = (
     Claim(
         "SOGram has better validation performance than sampling with every sampling strategy.",
         "[G2] §4.3",
-        "gain of the final validation MAP, %, with the worst strategy",
+        "gain of the final validation MAP with each strategy, %",
         better_with_every_sampler,
         SMALLER,
         NOISY,
+        below_popularity,
     ),
     Claim(
         "The best performance is consistently achieved by SOGram with linear importance sampling.",
         "[G2] §4.3",
-        "gain of its final validation MAP over the best other method's, %",
+        "gain of its final validation MAP over each other method's, %",
         linear_sogram_is_best,
         SMALLER,
         ALIKE,
+        below_popularity,
     ),
     Claim(
         "SOGram exceeds the final validation MAP of each baseline within 30 % of the budget.",
         "[G2] §4.3",
-        "30 % less the largest share of the CPU time, % points; 100 % where it never does",
+        "30 % less the share of the CPU time, % points; 100 % where it never does",
         time_saved,
         SMALLER,
         NOISY,
+        below_popularity,
     ),
     Claim(
         "SOGram does not improve MAP on the training set over sampling.",
@@ -198,6 +205,7 @@ CLAIMS = (
         "how much lower SOGram's final training MAP is than sampling's, %, both linear",
         no_better_on_training,
         remarks=NOISE,
+        premise=below_popularity,
     ),
 )
 EXPERIMENT = Experiment(

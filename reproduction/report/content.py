@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reproduction import evidence
 from reproduction.catalogue import EXPERIMENTS, Listed, listing, runs_of
 from reproduction.claims import Judgement, judge
 from reproduction.experiment import Experiment, Panel, Runs, Table
@@ -24,6 +25,7 @@ class Section:
         facts: settings, seeds, hardware and time, by their names.
         svg: the figure; "" without results.
         fingerprint: of what is drawn.
+        stale: whether the code would give other results today, or nobody knows.
     """
 
     experiment: Experiment
@@ -34,6 +36,7 @@ class Section:
     judgements: Sequence[Judgement]
     svg: str
     fingerprint: str
+    stale: bool = False
 
     @property
     def title(self) -> str:
@@ -70,16 +73,32 @@ def section_of(experiment: Experiment, folder: Path, preset: str = PRESET) -> Se
     runs = runs_of(experiment, preset, folder)
     complete = bool(runs.seeds)
     panels = experiment.panels(runs) if complete else []
+    state = evidence.state(experiment, preset, folder) if complete else "current"
+    rows = facts(experiment.presets[preset].note, runs)
+    if complete:
+        rows["code"] = code(state, runs, experiment.source, preset)
     return Section(
         experiment,
         preset,
-        facts(experiment.presets[preset].note, runs),
+        rows,
         experiment.tables(runs) if complete else [],
         panels,
         [judge(claim, runs if complete else None) for claim in experiment.claims_on(preset)],
         draw(panels),
         fingerprint(panels),
+        state != "current",
     )
+
+
+def code(state: evidence.State, runs: Runs, name: str, preset: str) -> str:
+    """Return a sentence on the code that results were made by."""
+    commits = ", ".join(sorted({result.commit for result in runs.all if result.commit}))
+    if state == "current":
+        return f"commit {commits}; the tiny preset gives the same figures today"
+    again = f"`evergram reproduce {name} --preset {preset}` runs it again"
+    if state == "stale":
+        return f"commit {commits}; stale: the tiny preset gives other figures today; {again}"
+    return f"not known, so that the results may be stale; {again}"
 
 
 def facts(note: str, runs: Runs) -> dict[str, str]:

@@ -39,7 +39,7 @@ def page(content: Content) -> str:
         "<h2>What there is</h2>",
         _list(content),
         "<h2>Claims</h2>",
-        _table(CLAIM_HEADER, claim_rows(content.judgements), verdict=2),
+        _table(CLAIM_HEADER, claim_rows(content.sections), verdict=2),
         *map(_section, content.sections),
         "</main></body></html>",
     ]

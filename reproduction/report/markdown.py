@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reproduction.claims import Judgement
 from reproduction.experiment import Table
 from reproduction.report.content import Content, Section
 
@@ -17,15 +16,14 @@ runs one ([commands](commands.md)). [G1], [G2] and [BC] are [the papers](method.
 presets fit two cores; they show whether an effect of the papers is there at small size, not whether
 the papers' own figures are right. Lines that are solid are the papers' methods, dashed ones
 baselines or the papers' own figures; bands are 95 % intervals over seeds, where there are three or
-more.
-
-Rows of SAGram are of an earlier order of its steps, and rows of Finetune-M0 of twice the present
-number of passes; running their experiments again replaces them."""
+more. Each section says which commit its results are of. A verdict is stale where the tiny preset
+of its experiment gives other figures today, or where none were kept; `evergram reproduce stale`
+runs these again."""
 
 
 def page(content: Content) -> str:
     """Return docs/reproduction.md."""
-    parts = [HEAD, "## What there is", _list(content), "## Claims", _claims(content.judgements)]
+    parts = [HEAD, "## What there is", _list(content), "## Claims", _claims(content)]
     for section in content.sections:
         parts += _section(section)
     return "\n\n".join(parts)
@@ -52,30 +50,44 @@ def _list(content: Content) -> str:
     return table(Table("", header, rows))
 
 
-def claim_rows(judgements: Sequence[Judgement]) -> list[list[str]]:
+def claim_rows(sections: Sequence[Section]) -> list[list[str]]:
     """Return a row for each claim: sentence, source, verdict, figure, interval, what it is."""
     rows = []
-    for j in judgements:
-        bounds = "" if j.bounds is None else f"{j.bounds[0]:.3g} to {j.bounds[1]:.3g}"
-        verdict: str = j.verdict
-        if verdict == "not separable" and j.bounds is None:
-            verdict += f" ({len(j.margins)} seed{'s' if len(j.margins) > 1 else ''})"
-        mean = "" if j.mean is None else f"{j.mean:+.3g}"
+    for j, stale in ((j, section.stale) for section in sections for j in section.judgements):
+        bounds, mean, verdict = "", "", str(j.verdict)
+        if j.nearest is not None:
+            mean = f"{j.mean:+.3g}" + (f" ({j.nearest})" if j.nearest else "")
+            if j.nearest in j.bounds:
+                bounds = "{:.3g} to {:.3g}".format(*j.bounds[j.nearest])
+            elif verdict == "not separable":
+                count = len(j.margins[j.nearest])
+                verdict += f" ({count} seed{'s' if count > 1 else ''})"
+        verdict += f": {j.reason}" if j.reason else ""
+        verdict += " (stale)" if stale and j.margins else ""
         claim = j.claim
         rows.append([claim.sentence, claim.source, verdict, mean, bounds, claim.measured])
     return rows
 
 
-CLAIM_HEADER = ("the papers say", "where", "here", "margin", "95 % interval", "the margin is")
+CLAIM_HEADER = ("the papers say", "where", "here", "margin", "interval", "the margin is")
 
 
-def _claims(judgements: Sequence[Judgement]) -> str:
+def _claims(content: Content) -> str:
+    judged = [
+        j for j in content.judgements if j.verdict in ("confirmed", "refuted", "not separable")
+    ]
+    comparisons = sum(len(j.margins) for j in judged)
     explanation = (
-        "A claim is confirmed, or refuted, where the 95 % interval of its margin over seeds is "
-        "above, or below, zero; with fewer than three seeds nothing is separable, and the sign of "
-        "the margin is all there is."
+        "A claim is confirmed where the 95 % interval of its margin over seeds is above zero, and "
+        "refuted where it is below. A claim about several competitors is a comparison with each, "
+        "their intervals are widened by Holm's correction, and the row shows the smallest margin. "
+        "Nothing is separable with fewer than three seeds. A claim is not tested where the models "
+        "are below popularity, and not refuted by trainings that are too short for its effect; it "
+        "is stale where the code would give other results today. "
+        f"{len(judged)} claims are judged here by {comparisons} comparisons; if none had any "
+        f"effect, about {0.05 * len(judged):.0f} of them would be separated by chance."
     )
-    return explanation + "\n\n" + table(Table("", CLAIM_HEADER, claim_rows(judgements)))
+    return explanation + "\n\n" + table(Table("", CLAIM_HEADER, claim_rows(content.sections)))
 
 
 def _section(section: Section) -> list[str]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from reproduction.bc import claims, methods
 from reproduction.bc.columns import (
+    Read,
+    ReadEach,
     on_first,
     on_music,
     value,
@@ -97,10 +99,16 @@ def test_margins_are_of_the_first_corpus_or_of_musical_instruments() -> None:
 CORPORA = list(methods.PAPER)
 
 
+def least(read: Read | ReadEach, of: Result) -> float:
+    """Return a margin; the smallest of several competitors'."""
+    found = read(of)
+    return min(found.values()) if isinstance(found, Mapping) else found
+
+
 def test_the_papers_figures_confirm_its_sentences_but_one() -> None:
     for corpus in CORPORA:
         only = comparison_result(corpus, theirs(corpus))
-        margins = {s.read: s.read(only) for s in SENTENCES if s.source.startswith("[BC]")}
+        margins = {s.read: least(s.read, only) for s in SENTENCES if s.source.startswith("[BC]")}
         assert margins.pop(claims.error_stands_for_consumers) > -0.2
         assert all(margin > 0 for margin in margins.values()), margins
 
@@ -111,7 +119,7 @@ def changed(method: str, **columns: float) -> Result:
 
 
 def test_one_figure_out_of_order_refutes_a_sentence() -> None:
-    for read, method, column, figure, margin in [
+    cases: list[tuple[Read | ReadEach, str, str, float, float]] = [
         (claims.non_bc_breaks, methods.NON_BC, "unintended", 0.41, -1.0),
         (claims.fix_is_worst, methods.FIX, "intended", -5.0, -5.61),
         (claims.finetune_loses, methods.FINETUNE, "intended", 2.0, -2.0),
@@ -127,11 +135,12 @@ def test_one_figure_out_of_order_refutes_a_sentence() -> None:
         (claims.ours_has_the_better_sum, methods.EVERGRAM, "total", -4.94, -1.0),
         (claims.ours_is_better_for_consumers, methods.EVERGRAM, "unintended", -1.59, -1.0),
         (claims.ours_is_closer, methods.EVERGRAM, "error", 0.35, -25.0),
-    ]:
-        assert read(changed(method, **{column: figure})) == pytest.approx(margin), read
+    ]
+    for read, method, column, figure, margin in cases:
+        assert least(read, changed(method, **{column: figure})) == pytest.approx(margin), read
     best = changed(methods.EVERGRAM, total=5.0, error=0.01)  # ours is no method of theirs
-    assert claims.aligner_has_the_best_sum(best) > 0
-    assert claims.aligner_is_closest(best) > 0
+    assert least(claims.aligner_has_the_best_sum, best) > 0
+    assert least(claims.aligner_is_closest, best) > 0
 
 
 QUIET = Progress(quiet=True)

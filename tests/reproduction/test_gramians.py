@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
+from reproduction.claims import Margins
 from reproduction.experiment import Runs
 from reproduction.gramian import (
     batch_and_rate,
@@ -33,13 +36,19 @@ def table2_runs(**changes: float) -> Runs:
     return finals(values | changes)
 
 
+def least(margins: Margins) -> float:
+    """Return the smallest margin over a competitor, of one seed."""
+    each = margins.values() if isinstance(margins, Mapping) else [margins]
+    return min(value for values in each for value in values)
+
+
 def test_table2_is_judged_by_the_worst_sampler() -> None:
-    assert table2.better_with_every_sampler(table2_runs()) == [pytest.approx(20)]
+    assert least(table2.better_with_every_sampler(table2_runs())) == pytest.approx(20)
     worse = table2_runs(**{table2.SOGRAM["sqrt"]: 0.05})
-    assert table2.better_with_every_sampler(worse) == [pytest.approx(-50)]
-    assert table2.linear_sogram_is_best(table2_runs())[0] > 0
+    assert least(table2.better_with_every_sampler(worse)) == pytest.approx(-50)
+    assert least(table2.linear_sogram_is_best(table2_runs())) > 0
     better = table2_runs(**{table2.SOGRAM["uniform"]: 0.2})
-    assert table2.linear_sogram_is_best(better)[0] < 0
+    assert least(table2.linear_sogram_is_best(better)) < 0
 
 
 def test_the_papers_tables_3_and_4_confirm_what_is_said_of_them() -> None:
@@ -52,9 +61,11 @@ def test_the_papers_tables_3_and_4_confirm_what_is_said_of_them() -> None:
                 value = printed("gramian")[name]["map"][eta][key]
                 values[batch_and_rate.label(method, size, factor)] = value
     runs = finals(values)
-    assert batch_and_rate.slowest_is_best(runs) == [pytest.approx(100 * (0.1295 / 0.1331 - 1))]
-    assert batch_and_rate.more_with_small_batches(runs)[0] < 0  # 156 % at |B| = 512 outweighs all
-    assert batch_and_rate.robust_to_large_rates(runs)[0] > 20
+    slowest = least(batch_and_rate.slowest_is_best(runs))
+    assert slowest == pytest.approx(100 * (0.1295 / 0.1331 - 1))
+    # 156 % at |B| = 512 outweighs all
+    assert least(batch_and_rate.more_with_small_batches(runs)) < 0
+    assert least(batch_and_rate.robust_to_large_rates(runs)) > 20
 
 
 # Errors as the papers draw them, for |B| = 128; those of 1,024 are half.
@@ -76,8 +87,8 @@ def runs(errors: dict[str, float], factor: float = 0.5, gradient: float = 1.0) -
 
 
 def test_the_papers_order_confirms_their_claims() -> None:
-    margins = {c.sentence: c.margins(runs(PAPERS)) for c in gramian_error.CLAIMS}
-    assert all(m > 0 for each in margins.values() for m in each), margins
+    margins = {c.sentence: least(c.margins(runs(PAPERS))) for c in gramian_error.CLAIMS}
+    assert all(margin > 0 for margin in margins.values()), margins
 
 
 def test_one_estimator_out_of_order_refutes_its_claim() -> None:
@@ -87,5 +98,5 @@ def test_one_estimator_out_of_order_refutes_its_claim() -> None:
         (BASELINES[1], 0.5, gramian_error.importance_beats_uniform),
         (SOGRAM, 0.2, gramian_error.small_batch_suffices),
     ]:
-        assert margins(runs(PAPERS))[0] > 0
-        assert margins(runs({**PAPERS, name: value}))[0] < 0
+        assert least(margins(runs(PAPERS))) > 0
+        assert least(margins(runs({**PAPERS, name: value}))) < 0

@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 import torch
 from reproduction.catalogue import READY, REPRODUCED, ROWS, find, listing
-from reproduction.claims import Claim, judge
+from reproduction.claims import Claim, chosen_elsewhere, judge
 from reproduction.commands import Run, reproduce
+from reproduction.evidence import Evidence
 from reproduction.gramian import table2
-from reproduction.intervals import gain, interval
+from reproduction.intervals import gain, holm, interval
 from reproduction.printed import printed
 from reproduction.run import Job, jobs_of, run_all
+from scipy import stats
 from tests.support.reproduction_results import result, runs_of
 
 from evergram import Recipe
 from evergram.errors import DataError
 from evergram.training import Progress
-from reproduction import results, run
+from reproduction import evidence, results, run
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {path.parent.name for path in (ROOT / "src" / "evergram").glob("*/__init__.py")}
@@ -92,6 +94,67 @@ def test_an_interval_covers_the_mean_nineteen_times_in_twenty() -> None:
     bounds = [interval(row) for row in samples.tolist()]
     covered = sum(b is not None and b[0] < 3 < b[1] for b in bounds)
     assert covered / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_several_means_are_separated_by_chance_once_in_twenty() -> None:
+    """Of six samples without any effect: by their own intervals it is one time in four."""
+    draw = torch.Generator().manual_seed(1)
+    samples = torch.randn(1000, 6, 5, generator=draw, dtype=torch.float64)
+    wrong = 0
+    for row in samples.tolist():
+        bounds = holm({str(name): values for name, values in enumerate(row)})
+        wrong += any(low > 0 or high < 0 for low, high in bounds.values())
+    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+    alone = sum(
+        any(b is not None and (b[0] > 0 or b[1] < 0) for b in map(interval, row))
+        for row in samples.tolist()
+    )
+    assert alone > 200
+
+
+def test_holms_procedure_by_its_p_values() -> None:
+    """The step-down rule as it is written with p-values, computed apart."""
+    draw = torch.Generator().manual_seed(2)
+    for row in (torch.randn(40, 4, 6, generator=draw, dtype=torch.float64) + 0.9).tolist():
+        p_values = {n: float(stats.ttest_1samp(v, 0).pvalue) for n, v in enumerate(row)}
+        rejected: set[int] = set()
+        for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+            if p_values[name] > 0.05 / (len(row) - rank):
+                break
+            rejected.add(name)
+        bounds = holm({str(n): v for n, v in enumerate(row)})
+        assert {int(n) for n, (low, high) in bounds.items() if low > 0 or high < 0} == rejected
+
+
+def test_a_choice_made_on_other_seeds_does_not_profit_from_chance() -> None:
+    assert chosen_elsewhere({"a": [9.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0]}) == [1.0, 0.0, 0.0]
+    assert chosen_elsewhere({"a": [9.0], "b": [1.0]}) == [9.0]
+
+
+def test_a_claim_that_results_cannot_judge_is_not_tested() -> None:
+    runs = runs_of([result("a")])
+
+    def verdict(margin: float, **reasons: Any) -> str:
+        margins = [margin, margin + 0.1, margin - 0.1]
+        claim = Claim("A is better.", "[G2] §1", "A less B", lambda _: margins, **reasons)
+        return judge(claim, runs).verdict
+
+    assert verdict(1.0, too_short=lambda _: "ten steps") == "confirmed"
+    assert verdict(-1.0, too_short=lambda _: "ten steps") == "not tested"
+    assert verdict(1.0, premise=lambda _: "below popularity") == "not tested"
+
+
+def test_one_better_competitor_refutes_that_something_is_the_best() -> None:
+    runs = runs_of([result("a")])
+    for second, expected in (
+        ([1.0, 1.1, 0.9], "confirmed"),
+        ([0.1, -0.1, 0.05], "not separable"),
+        ([-1.0, -1.1, -0.9], "refuted"),
+    ):
+        margins = {"b": [2.0, 2.1, 1.9], "c": second}
+        claim = Claim("A is best.", "[G2] §1", "A less each", lambda _, m=margins: m)  # type: ignore[misc]
+        judgement = judge(claim, runs)
+        assert (judgement.verdict, judgement.nearest) == (expected, "c")
 
 
 def test_the_verdict_follows_from_the_interval_of_what_was_measured() -> None:
@@ -248,3 +311,43 @@ def test_a_run_returns_tables_verdicts_and_where_its_results_are(tmp_path: Path)
     assert outcome.sentences[0].startswith("not separable: The best validation MAP")
     more = reproduce(Run("gramian/movielens", "tiny", seeds=2, out=tmp_path), QUIET)
     assert more.seeds == [0, 1]
+
+
+def test_results_count_as_missing_once_the_tiny_preset_gives_other_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = find("gramian/movielens")
+    job = jobs_of(experiment, "small", [0])[0]
+    figures = {"sampling: map.last": 0.25}
+
+    def now(**changed: float) -> None:
+        made = Evidence("0123456789ab", {**figures, **changed})
+        monkeypatch.setattr(evidence, "measured", lambda _: made)
+
+    now()
+    assert evidence.state(experiment, "small", tmp_path) == "unknown"
+    evidence.renew(experiment, "small", tmp_path)
+    key = evidence.key_of(tmp_path, experiment.name, "small")
+    kept = replace(result(job.training.label), experiment=job.experiment, key=job.key, evidence=key)
+    results.write(tmp_path, kept)
+    assert run.kept_result(job, tmp_path) == kept
+    now(**{"sampling: map.last": 0.2500001})  # another order of sums
+    evidence.renew(experiment, "small", tmp_path)
+    assert evidence.state(experiment, "small", tmp_path) == "current"
+    assert run.kept_result(job, tmp_path) == kept
+    now(**{"sampling: map.last": 0.26})
+    assert evidence.state(experiment, "small", tmp_path) == "stale"
+    evidence.renew(experiment, "small", tmp_path)
+    assert evidence.state(experiment, "small", tmp_path) == "current"
+    assert run.kept_result(job, tmp_path) is None
+
+
+@pytest.mark.long
+def test_the_tiny_preset_gives_the_same_figures_twice(tmp_path: Path) -> None:
+    """Without which everything would be stale at once."""
+    experiment = find("gramian/movielens")
+    first = evidence.measured(experiment)
+    evidence._measured.cache_clear()
+    assert first.agrees(evidence.measured(experiment))
+    assert not any("seconds" in name for name in first.figures)
+    assert any("validation" in name for name in first.figures)

@@ -41,7 +41,7 @@ def reproduction(module: str) -> ModuleType:
     return import_module(f"reproduction.{module}")
 
 
-REPORT = "report"
+REPORT, ALL, STALE = "report", "all", "stale"
 
 
 @app.command(epilog="Example: evergram reproduce gramian/table2 --preset tiny")
@@ -50,7 +50,8 @@ def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|report]", help="What to run, such as gramian/table2 (default: list all)."
+            metavar="[NAME|all|stale|report]",
+            help="What to run, such as gramian/table2 (default: list all).",
         ),
     ] = None,
     preset: Annotated[
@@ -69,8 +70,9 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the papers; without NAME, list all with their state.
 
-    An interrupted run goes on: each training that is done is kept as one JSON. `report` makes the
-    pages and figures of all results.
+    An interrupted run goes on: each training that is done is kept as one JSON. `all` runs every
+    experiment, `stale` runs again what the code would give other results for today, and `report`
+    makes the pages and figures of all results.
     """
     if name is None or name == REPORT:
         shown = "a list of all" if name is None else "the report of all results"
@@ -85,8 +87,18 @@ def reproduce(
         paths = commands.make_report(out)
         return show({"report": [str(path) for path in paths]}, f"Report: {paths[0]}")
     run = commands.Run(name, preset, seeds, data, out, device)
-    outcome = commands.reproduce(run, new_progress())
+    if name == STALE:
+        refuse_idle(
+            context, ("preset", "seeds"), "are those of the results, and stale is asked for"
+        )
+        outcomes = commands.reproduce_stale(run, new_progress())
+    elif name == ALL:
+        outcomes = commands.reproduce_all(run, new_progress())
+    else:
+        outcomes = [commands.reproduce(run, new_progress())]
     if not is_json():
-        for made in outcome.tables:
+        for made in (made for outcome in outcomes for made in outcome.tables):
             table(made.title, list(made.header), [list(row) for row in made.rows])
-    return show(outcome.as_json(), *outcome.sentences, f"Results: {outcome.folder}")
+    lines = [line for o in outcomes for line in (*o.sentences, f"Results: {o.folder}")]
+    facts = {"experiments": [outcome.as_json() for outcome in outcomes]}
+    return show(facts if name in (ALL, STALE) else outcomes[0].as_json(), *lines)
