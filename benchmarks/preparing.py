@@ -125,8 +125,7 @@ def run(kind: str, source: Path, out: Path) -> Run:
         )
         seconds, anonymous = watched(lambda: connection.execute(statement))
         return Run(seconds, bytes_of("VmHWM"), anonymous, out.stat().st_size)
-    from evergram.data.prepared.prepare import prepare
-    from evergram.data.prepared.settings import PrepareSettings
+    from evergram.data.prepared.prepare import PrepareSettings, prepare
 
     settings = PrepareSettings(memory=MEMORY, threads=THREADS)
     seconds, anonymous = watched(lambda: prepare(source, out, settings))

@@ -31,7 +31,7 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.block_sampler import BlockSampler
-from evergram.data.prepared.column_file import new_column
+from evergram.data.prepared.files import new_column
 from evergram.data.prepared.mapped_corpus import load_prepared
 from evergram.process_settings import no_denormals
 from evergram.training.build import prepare
@@ -171,7 +171,6 @@ def write_planted(folder: Path, size: int) -> Path:
             file.write_table(entities)
     record = {
         "format_version": 1,
-        "name": "planted",
         "shared_ids": False,
         "interactions": size,
         "sides": {s: {"entities": n, "ids": "int64", "features": []} for s, n in sides.items()},

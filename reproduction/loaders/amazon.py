@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from evergram.data.corpus import Corpus
-from evergram.data.reading.text_files import DAMAGED, GzipReader, read_csv
+from evergram.data.reading.files import DAMAGED, GzipReader
+from evergram.data.tables import read_interactions
 from evergram.errors import DataError
 
 BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
@@ -161,7 +162,7 @@ PRODUCT = pa.schema(
 ROLES = ["query", "candidate", "value", "time"]
 BAG = pa.list_(pa.string())
 FEATURES = pa.schema([("id", pa.string()), ("brand", BAG), ("category", BAG)])
-EVENT = {"user": pa.string(), "item": pa.string(), "unix_time": pa.int64()}
+EVENT = {"query": "user", "candidate": "item", "time": "unix_time"}
 NUMBERS = (
     ("overall", (int, float), "a number"),
     ("unixReviewTime", (int,), "a whole number of seconds"),
@@ -196,8 +197,7 @@ def load_amazon(
     features = None
     source = path / IN_COLUMNS
     if source.is_file():
-        table = read_csv(source, str(source), delimiter="\t", types=EVENT)
-        table = table.rename_columns(["query", "candidate", "time"])
+        table = read_interactions(source, EVENT)
         features = _features_in_columns(path)
     else:
         source, metadata = _files(path)

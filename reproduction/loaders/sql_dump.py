@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.reading.text_files import DAMAGED, GzipReader
+from evergram.data.reading.files import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
-from evergram.data.reading.text_files import DAMAGED, GzipReader, read_csv
-from evergram.data.vocabulary import Vocabulary
+from evergram.data.features import Vocabulary
+from evergram.data.reading.files import DAMAGED, SourceFile, TableStream, unpacked
 from evergram.errors import DataError
 from reproduction.loaders.page_features import page_features
 
@@ -58,20 +58,16 @@ def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Arr
     if path is None:
         raise DataError(f"{folder} has no {stem}.tsv or {stem}.tsv.gz; is it Wikispeedia?")
     try:
-        with GzipReader(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with unpacked(path) as file:
             content = file.read()
     except DAMAGED as error:
         raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
     lines = [line for line in content.splitlines() if line.strip() and not line.startswith(b"#")]
     if not lines:
         raise DataError(f"{path} has no rows.")
-    table = read_csv(
-        b"\n".join(lines) + b"\n",
-        str(path),
-        delimiter="\t",
-        types=dict.fromkeys(columns, pa.string()),
-        header=False,
-    )
+    content = b"\n".join(["\t".join(columns).encode(), *lines]) + b"\n"
+    stream = TableStream(SourceFile(str(path), f"{stem}.tsv", content=content))
+    table = pa.Table.from_batches(list(stream.batches(columns)))
     decoded = {}
     for name in columns:
         encoded = table[name].combine_chunks().dictionary_encode()

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from evergram import vector_files as vector_files
     from evergram.compatibility.aligner.aligner import Aligner as Aligner
     from evergram.data.corpus import Corpus as Corpus
+    from evergram.data.prepared.prepare import PrepareSettings as PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare
-    from evergram.data.prepared.settings import PrepareSettings as PrepareSettings
     from evergram.encoders.encoder_modules import EncoderModules as EncoderModules
     from evergram.errors import EvergramError as EvergramError
     from evergram.exporting.pretrained_encoder import PretrainedEncoder as PretrainedEncoder

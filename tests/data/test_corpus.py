@@ -21,10 +21,9 @@ from tests.support.prepared import bags_of, pairs_of
 from evergram.data import generate, random_split
 from evergram.data.corpus import Corpus
 from evergram.data.feature_types import NUMBER, TIME, bucket_starts, typed
-from evergram.data.features import summaries, take_ragged
+from evergram.data.features import Vocabulary, plain, summaries, take_ragged, to_tensor
 from evergram.data.split import HeldOut
 from evergram.data.synthetic import Planted
-from evergram.data.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics, relevance_of
 from evergram.training.recipe import Recipe

@@ -37,8 +37,9 @@ from benchmarks import gowalla, unseen
 from evergram.data import Corpus, load_adjacency_list, load_movielens
 from evergram.data.data_sets import DATA_SETS, existing, whole_path
 from evergram.data.loaders import LOADERS, DataSettings, load, path_kinds
-from evergram.data.reading import interaction_source, text_files
-from evergram.data.reading.text_files import HARMLESS, TIMES, GzipReader, most_bytes
+from evergram.data.reading import files as reading
+from evergram.data.reading import interactions
+from evergram.data.reading.files import HARMLESS, TIMES, GzipReader, most_bytes
 from evergram.data.tables import load_table
 from evergram.errors import DataError
 
@@ -168,7 +169,7 @@ def test_every_movielens_layout(tmp_path: Path, kind: str) -> None:
     [
         ("ratings.csv", HEADER, "no rows"),
         ("ratings.csv", "a,b\n1,2\n", "userId"),
-        ("ratings.csv", RATINGS + "3,10,nan,5\n", "row 4: value is nan"),
+        ("ratings.csv", RATINGS + "3,10,nan,5\n", "row 4: rating is 'nan'"),
         ("ratings.csv", HEADER + "1,10,4,5\n1,,4,5\n", r"ratings\.csv row 2\b"),
         ("ratings.dat", "1::10::4::5\n1::11::great::5\n", r"ratings\.dat row 2\b"),
         ("other.csv", RATINGS, "neither ratings.csv nor ratings.dat"),
@@ -263,7 +264,7 @@ def test_every_pair_of_every_line_is_read(
     text = "".join(" ".join(map(str, (query, *each))) + "\n" for query, each in lines)
     path = write_lists(tmp_path_factory.mktemp("lists"), text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interaction_source, "BLOCK", block)
+        patch.setattr(interactions, "BLOCK", block)
         assert pairs_of(load_adjacency_list(path)) == [(q, c) for q, each in lines for c in each]
 
 
@@ -274,7 +275,7 @@ SIZE, LITTLE = 4 << 20, 1 << 20
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests need not expand files of 64 MiB each."""
-    monkeypatch.setattr(text_files, "HARMLESS", LITTLE)
+    monkeypatch.setattr(reading, "HARMLESS", LITTLE)
 
 
 def bomb(row: str = "1,1,1,1\n", header: str = "userId,movieId,rating,timestamp\n") -> bytes:

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from tests.support.command import Command
 
 from evergram import Corpus, Recipe, load_corpus
-from evergram.data.prepared.prepare import prepare
-from evergram.data.prepared.settings import PrepareSettings
+from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.data.tables import load_table, read_interactions
 from evergram.errors import DataError
 

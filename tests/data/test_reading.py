@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 from tests.support.prepared import assert_same, bags_of, pairs_of
 
 from evergram.data import Corpus, load_table
-from evergram.data.reading import table_stream
+from evergram.data.reading import files as reading
 from evergram.data.reading.column_names import guess, has_no_header
-from evergram.data.reading.source_files import source_files
-from evergram.data.reading.table_stream import TableStream
+from evergram.data.reading.files import TableStream, source_files
 from evergram.data.tables import read_features, read_interactions, read_keyed
 from evergram.errors import DataError
 from evergram.ids import NOTHING
@@ -100,7 +99,7 @@ def test_every_table_format(tmp_path: Path, name: str, monkeypatch: pytest.Monke
     corpus = load_table(path, columns={"query": "user"})
     assert pairs_of(corpus) == [("b", 2), ("a", 1)]
     assert set(corpus.interactions.column_names) == {"query", "candidate", "time"}
-    monkeypatch.setattr(table_stream, "ROWS", 1)
+    monkeypatch.setattr(reading, "ROWS", 1)
     stream = TableStream(source_files(path)[0])
     assert stream.names == TABLE.column_names
     batches = list(stream.batches(["other", "user"]))
@@ -160,7 +159,7 @@ def test_damage_is_named_with_its_row_whatever_the_threads(tmp_path: Path, threa
 def test_the_row_in_the_file_is_counted_over_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_stream, "ROWS", 3)
+    monkeypatch.setattr(reading, "ROWS", 3)
     queries = pa.array([1] * 7 + [2**63], pa.uint64())
     pq.write_table(pa.table({"query": queries, "candidate": ["NULL"] * 8}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet row 8: query is 9223372036854775808"):
@@ -221,7 +220,7 @@ def test_two_files_are_what_one_is(
     lines = [",".join(row) for row in zip(ids, *columns, strict=True)]
     read: list[object] = []
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_stream, "BLOCK", block)
+        patch.setattr(reading, "BLOCK", block)
         for files in ([lines], [lines[:cut], lines[cut:]], [lines[cut:], lines[:cut]]):
             folder = Path(name) / str(len(read))
             folder.mkdir()
@@ -245,8 +244,8 @@ def test_a_later_block_decides_for_the_whole_column(
     text = "\n".join([cut.join(["id", "zip", "tags", "year"]), *rows]).encode()
     path = tmp_path / f"f{suffix}"
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
-    monkeypatch.setattr(table_stream, "BLOCK", 256)
-    monkeypatch.setattr(table_stream, "ROWS", 7)
+    monkeypatch.setattr(reading, "BLOCK", 256)
+    monkeypatch.setattr(reading, "ROWS", 7)
     table = read_features(path)
     assert [str(kind) for kind in table.schema.types[:2]] == ["string", "string"]
     assert table["tags"].to_pylist()[-2:] == [["t999"], ["a", "b"]]

@@ -15,8 +15,7 @@ from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.prepare import prepare
-from evergram.data.prepared.settings import PrepareSettings
+from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.errors import DataError
 from evergram.evaluation.judged.judged_metrics import JudgedQueries
 from evergram.lineage.artefact import Artefact

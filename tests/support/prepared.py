@@ -74,7 +74,6 @@ def write_prepared(corpus: Corpus, folder: Path, *parts: float) -> Path:
             write_arrow(folder / f"{side}.arrow", table)
     record = {
         "format_version": 1,
-        "name": folder.name,
         "shared_ids": corpus.shared_ids,
         "interactions": len(corpus),
         "sides": {

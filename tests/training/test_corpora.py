@@ -20,8 +20,7 @@ from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
-from evergram.data.prepared.prepare import prepare
-from evergram.data.prepared.settings import PrepareSettings
+from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
@@ -176,8 +175,8 @@ def test_times_are_split_by_where_they_leave_enough_to_judge_by(tmp_path: Path) 
 def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -> None:
     path = write_clicks(tmp_path / "a.csv")
     columns = {"query": "user_id", "candidate": "page_id", "time": "ts"}
-    prepare(path, tmp_path / "corpus", PrepareSettings(columns=columns, name="my shop"))
-    folder, table = first_recipe(tmp_path / "corpus"), first_recipe(path)
+    prepare(path, tmp_path / "my shop", PrepareSettings(columns=columns))
+    folder, table = first_recipe(tmp_path / "my shop"), first_recipe(path)
     assert (folder.source.kind, folder.recipe.name) == ("prepared", "my-shop")
     assert folder.survey.as_json() == table.survey.as_json()
     assert folder.recipe.split == table.recipe.split

@@ -138,7 +138,6 @@ Memory = Annotated[
         show_default="a quarter, at most 2GiB",
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the corpus.", show_default="that of OUT")]
 
 
 @app.command(
@@ -162,11 +161,10 @@ def prepare(
     append: Append = False,
     overwrite: Overwrite = False,
     memory: Memory = None,
-    name: Name = None,
 ) -> None:
     """Write interactions of any size to a folder that training reads piece by piece."""
+    from evergram.data.prepared.prepare import PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare_corpus
-    from evergram.data.prepared.settings import PrepareSettings
 
     if kind != "table":
         for option in ("column", "weight"):
@@ -182,7 +180,6 @@ def prepare(
         minimum_value=minimum_value,
         bad_rows="drop" if drop_bad_rows else "refuse",
         memory=memory,
-        name=name,
         kind=kind,
     )
     summary = prepare_corpus(

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from evergram.data.data_sets import existing as existing
     from evergram.data.features import Feature as Feature
     from evergram.data.features import Side as Side
-    from evergram.data.movielens import load_movielens as load_movielens
+    from evergram.data.features import Vocabulary as Vocabulary
+    from evergram.data.prepared.prepare import PrepareSettings as PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare
-    from evergram.data.prepared.settings import PrepareSettings as PrepareSettings
     from evergram.data.split import Split as Split
     from evergram.data.split import given_split as given_split
     from evergram.data.split import random_split as random_split
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evergram.data.split import window_split as window_split
     from evergram.data.synthetic import generate as generate
     from evergram.data.tables import load_adjacency_list as load_adjacency_list
+    from evergram.data.tables import load_movielens as load_movielens
     from evergram.data.tables import load_table as load_table
-    from evergram.data.vocabulary import Vocabulary as Vocabulary
 
 export_lazily(__name__)

@@ -11,12 +11,24 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.features import Feature, Side, features_of_sides, take_ragged
-from evergram.data.reading.frames import features_of, interactions_of
-from evergram.data.reading.interaction_source import Interactions, names_of_ids, source_of
+from evergram.data.features import (
+    Feature,
+    Side,
+    Vocabulary,
+    features_of_sides,
+    plain,
+    take_ragged,
+    to_tensor,
+)
+from evergram.data.reading.files import MemoryTable
+from evergram.data.reading.interactions import (
+    Interactions,
+    features_of,
+    interactions_of,
+    names_of_ids,
+    source_of,
+)
 from evergram.data.reading.rules import BadRows, BadRowsChoice
-from evergram.data.reading.table_stream import MemoryTable
-from evergram.data.vocabulary import Vocabulary, plain, to_tensor
 from evergram.did_you_mean import Guided
 from evergram.errors import DataError
 

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evergram.data.reading.written_forms import (
+from evergram.data.reading.rules import (
     COMMA,
     DAY_FIRST,
     MONTH_FIRST,
     POINT,
     all_match,
     in_iso,
+    is_date,
     is_list,
     moments_of,
     numbers,
@@ -53,39 +54,41 @@ def type_name(kind: pa.DataType) -> str:
 
 def typed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
     """Return a column of features as what it means: numbers as float64, times as timestamps in UTC,
-    and keys as they are.
+    and keys as int64, strings or booleans, or lists of them.
 
     Numbers are those of any numeric type, but integers under a name such as brand_id or zip; times
     are dates and timestamps; and text is either if all of it is.
 
     Args:
         source: name of the table, for errors.
-    Raises: DataError: it holds lists of floats, a type of neither, or some times with a zone and
-        some without.
+    Raises: DataError: it holds lists of floats, a null in a list, a type of neither, or some times
+        with a zone and some without.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     if _is_number(kind) and not (pa.types.is_integer(kind) and CODE.search(name)):
-        numbers = column.cast(pa.int64()) if pa.types.is_duration(kind) else column
-        numbers = numbers.cast(NUMBER, safe=False)
-        return pc.if_else(pc.is_nan(numbers), None, numbers)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return measures_of(column, NUMBER, name)
+    if is_date(kind):
         return _in_utc(column)
     if is_text(kind):
         texts = column.cast(pa.string()).combine_chunks()
         return pa.chunked_array([_typed_texts(texts, name, source)])
-    if is_list(kind):
-        kind = kind.value_type
-    if pa.types.is_floating(kind):
+    where, many = f"{source} column {name!r}", is_list(kind)
+    flat = kind.value_type if many else kind
+    key = pa.int64() if pa.types.is_integer(flat) else pa.string()
+    key = pa.bool_() if pa.types.is_boolean(flat) else key
+    if pa.types.is_floating(flat) or pa.types.is_binary(flat) or pa.types.is_nested(flat):
         raise DataError(
-            f"{source} column {name!r} holds lists of floats; give each number a column of its own."
+            f"{where} holds {kind}; a feature is of numbers, times, text or booleans, or of lists "
+            "of integers or text. Give each number of a list a column of its own."
         )
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_interval(kind):
-        raise DataError(
-            f"{source} column {name!r} holds {kind}; a feature is of numbers, times, text or "
-            "booleans, or of lists of integers or text."
-        )
+    try:
+        column = column.cast(pa.list_(key) if many else key)
+    except pa.ArrowException as error:
+        raise DataError(f"{where} cannot be read as {key}: {error}.") from error
+    if many and any(chunk.flatten().null_count for chunk in column.chunks):
+        raise DataError(f"{where} has a null inside a list; remove it.")
     return column
 
 
@@ -155,9 +158,11 @@ def measures_of(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if pa.types.is_null(values.type):
         return values.cast(kind)
     if kind == NUMBER and _is_number(values.type):
+        if pa.types.is_duration(values.type):
+            values = values.cast(pa.int64())
         measures = values.cast(NUMBER, safe=False)
         return pc.if_else(pc.is_nan(measures), None, measures)
-    if kind == TIME and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
+    if kind == TIME and is_date(values.type):
         return _in_utc(values)
     raise DataError(f"The feature {name!r} is given as {values.type}; give a {type_name(kind)}.")
 
@@ -215,12 +220,5 @@ def _given(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_integer,
-            pa.types.is_floating,
-            pa.types.is_decimal,
-            pa.types.is_duration,
-        )
-    )
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_duration)
+    return any(test(kind) for test in tests)

@@ -71,7 +71,7 @@ class MovieLensData(PathData):
     kind: Literal["movielens"] = "movielens"
 
     def load(self, seed: int) -> Corpus:
-        from evergram.data.movielens import load_movielens
+        from evergram.data.tables import load_movielens
 
         return load_movielens(self.source)
 

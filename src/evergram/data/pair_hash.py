@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from evergram.data.corpus import Corpus, PairBlock
-from evergram.data.vocabulary import Vocabulary, plain
+from evergram.data.features import Vocabulary, plain
 
 Hashes = NDArray[np.uint64]
 # Ids that are texts of Python at a time.

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, PairBlock, PairRule
+from evergram.data.features import Vocabulary, plain, to_tensor
 from evergram.data.pair_hash import PairHash, TrainedPairs, below
 from evergram.data.rolling_window import RollingWindow
-from evergram.data.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
 

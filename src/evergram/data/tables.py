@@ -1,25 +1,40 @@
-"""The loader of tables: interactions and features from Parquet, Arrow, CSV or TSV."""
+"""The loaders of files: tables in Parquet, Arrow, CSV or TSV, adjacency lists, and MovieLens."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
-from evergram.data.reading.interaction_source import (
+from evergram.data.features import plain
+from evergram.data.reading.files import (
+    DAMAGED,
+    Paths,
+    SourceFile,
+    TableStream,
+    read_member,
+    source_files,
+)
+from evergram.data.reading.interactions import (
+    AdjacencyList,
     Interactions,
     names_of_ids,
-    source_of_adjacency_list,
+    source_of,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids
+from evergram.data.reading.keyed_table import keyed_table, read_keyed_files, refuse_repeated_ids
 from evergram.data.reading.rules import BadRows, BadRowsChoice, numbers_of_column
-from evergram.data.reading.source_files import Paths, source_files
-from evergram.data.reading.table_stream import TableStream
-from evergram.data.vocabulary import plain
+from evergram.errors import DataError
+
+# Of MovieLens: our names of the columns of ratings, and the columns of .dat files, which have no
+# line of names.
+RATINGS = {"query": "userId", "candidate": "movieId", "value": "rating", "time": "timestamp"}
+DAT = {"ratings": "userId,movieId,rating,timestamp", "movies": "movieId,title,genres"}
 
 
 def load_table(
@@ -63,10 +78,78 @@ def load_table(
 def load_adjacency_list(path: Path, bad_rows: BadRowsChoice = "refuse") -> Corpus:
     """Return the corpus of a text file whose lines are a query and its candidates.
 
-    Raises: DataError: see `pairs_of_lines`; or an id is neither an integer nor a text.
+    Raises: DataError: see `AdjacencyList`; or an id is neither an integer nor a text.
     """
-    source = source_of_adjacency_list(path)
+    source = source_of(AdjacencyList(path), {})
     return Corpus.from_interactions(Interactions([source], bad_rows=BadRows(bad_rows)))
+
+
+def load_movielens(path: Path) -> Corpus:
+    """Return users as queries, movies as candidates, and ratings as values.
+
+    Candidate features: `year`, from the title's end, and `genres`. The file of movies may be
+    missing; then there are no features.
+
+    Args:
+        path: a folder or a zip with `ratings.csv` or `ratings.dat` (and `movies.…`) in it, at any
+            depth; in a folder each may itself be zipped (`ratings.csv.zip`).
+    Raises: DataError: there are no ratings, or a file is damaged; the error names the row.
+    """
+    if not path.exists():
+        raise DataError(f"There is no file or folder {path}; correct the path.")
+    ratings, movies = _find(path, "ratings"), _find(path, "movies")
+    if ratings is None:
+        raise DataError(f"{path} holds neither ratings.csv nor ratings.dat; is it MovieLens?")
+    return Corpus.from_interactions(
+        Interactions([source_of(ratings, RATINGS)]),
+        candidate_features=None if movies is None else _features(movies),
+    )
+
+
+def _features(movies: TableStream) -> pa.Table:
+    table = keyed_table([movies], "", ["title", "genres"], ids=["movieId"])
+    titles, genres = (table[name].cast(pa.string()) for name in ("title", "genres"))
+    year = pc.extract_regex(titles, r"\((?P<year>\d{4})\)[\s\"]*$")
+    none = pc.equal(genres, "(no genres listed)")
+    bags = pc.split_pattern(pc.if_else(none, None, genres), "|")
+    years = pc.struct_field(year, "year").cast(pa.int64())
+    return pa.table({"id": table["id"], "year": years, "genres": bags})
+
+
+def _find(path: Path, stem: str) -> TableStream | None:
+    """Return the table of `stem`, such as "movies", in MovieLens; None if there is none."""
+    for name in (f"{stem}.csv", f"{stem}.dat"):
+        archives = [path]
+        if path.is_dir():
+            plain = sorted(file for file in path.rglob(name) if file.is_file())
+            if plain:
+                return _table(plain[0].read_bytes(), stem, str(plain[0]))
+            archives = sorted(path.rglob(f"{name}.zip"))
+        for archive in archives:
+            content = _unzip(archive, name)
+            if content is not None:
+                return _table(content, stem, f"{archive}:{name}")
+    return None
+
+
+def _unzip(archive: Path, name: str) -> bytes | None:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for member in opened.namelist():
+                if Path(member).name == name and "__MACOSX" not in member:
+                    return read_member(opened, member, archive)
+    except DAMAGED as error:
+        raise DataError(f"{archive} is not a readable zip file: {error}; get it anew.") from error
+    return None
+
+
+def _table(content: bytes, stem: str, source: str) -> TableStream:
+    """Return a table in memory; a .dat has cells divided by "::", and letters of Latin 1."""
+    if source.endswith(".dat"):
+        text = content.decode("latin-1").strip("\r\n").replace("\r\n", "\n").replace('"', '""')
+        rows = text.replace("::", '","').replace("\n", '"\n"')
+        content = f'{DAT[stem]}\n"{rows}"\n'.encode()
+    return TableStream(SourceFile(source, f"{stem}.csv", content=content))
 
 
 def read_interactions(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.vocabulary import plain
+from evergram.data.features import plain
 from evergram.errors import DataError
 from evergram.ids import is_text
 from evergram.stores.snapshot.segment import keys_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from evergram.data.loaders import path_kinds
-from evergram.data.prepared.record import NAME as PREPARED_RECORD
+from evergram.data.prepared.files import NAME as PREPARED_RECORD
 from evergram.data.reading.column_names import (
     guess,
     has_no_header,
@@ -19,9 +19,15 @@ from evergram.data.reading.column_names import (
     refuse_unknown,
     suggestions,
 )
+from evergram.data.reading.files import (
+    DELIMITERS,
+    HEADER,
+    SUFFIXES,
+    MemoryTable,
+    TableStream,
+    source_files,
+)
 from evergram.data.reading.rules import NAIVE, NUMBERS, ROLES, forms_of_times
-from evergram.data.reading.source_files import SUFFIXES, source_files
-from evergram.data.reading.table_stream import DELIMITERS, HEADER, MemoryTable, TableStream
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.training.memory import memory_bytes

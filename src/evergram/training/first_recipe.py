@@ -12,7 +12,6 @@ from typing import Any
 
 from evergram.data.corpus import Corpus
 from evergram.data.features import FeatureSummary, summaries
-from evergram.data.prepared.record import PreparedRecord
 from evergram.data.rolling_window import date_text
 from evergram.data.split import Split
 from evergram.errors import DataError
@@ -121,7 +120,7 @@ def first_recipe(
             f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
         ) from None
     source = source_at(path, kind, columns, weights)
-    name, where = _name_of(path, source.kind), _path_from(folder or Path(), path)
+    name, where = _name_of(path), _path_from(folder or Path(), path)
     data: dict[str, Any] = {"kind": source.kind, "path": where}
     if source.renamed:
         data["columns"] = source.renamed
@@ -169,12 +168,9 @@ def _judges(split: Split) -> int:
     return min(len(split.selection), len(split.test))
 
 
-def _name_of(path: Path, kind: str) -> str:
-    """Return a name for the recipe, of the letters of the path's that a name may have; a prepared
-    corpus has a name of its own."""
+def _name_of(path: Path) -> str:
+    """Return a name for the recipe, of the letters of the path's that a name may have."""
     stem = path.resolve().name.split(".")[0]
-    if kind == "prepared":
-        stem = PreparedRecord.load(path).name
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:60].strip("-_")
     return name if is_name(name) else "embeddings"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from evergram.data import Corpus
 from evergram.data.prepared import block_sampler
 from evergram.data.prepared.block_sampler import BlockOrder, BlockSampler, generator
-from evergram.data.prepared.column_file import ColumnFile
+from evergram.data.prepared.files import ColumnFile
 from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
 from evergram.data.sampling import Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError

@@ -38,10 +38,9 @@ from evergram.data import (
 from evergram.data import split as rules
 from evergram.data.corpus import PairBlock, PairRule
 from evergram.data.pair_hash import PairHash, TrainedPairs
-from evergram.data.prepared import derived, mapped_corpus
-from evergram.data.prepared.column_file import release
+from evergram.data.prepared import mapped_corpus
+from evergram.data.prepared.files import NAME, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus, load_prepared
-from evergram.data.prepared.record import NAME
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, known_pairs
 from evergram.errors import DataError, FormatError
@@ -53,7 +52,7 @@ from evergram.training.checkpoints.run_identity import corpus_digest
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", 100)
-    monkeypatch.setattr(derived, "BUCKET", 64)
+    monkeypatch.setattr(mapped_corpus, "BUCKET", 64)
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +275,7 @@ def test_any_corpus_is_restricted_and_knows_its_pairs_as_in_memory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    monkeypatch.setattr(derived, "BUCKET", bucket)
+    monkeypatch.setattr(mapped_corpus, "BUCKET", bucket)
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", block)
     corpus = Corpus.of(rows, shared_ids=shared)
     mapped = prepared(corpus, tmp_path_factory.mktemp("p") / "p", 0.5)
@@ -468,7 +467,7 @@ def test_what_was_read_does_not_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mapped_corpus, "PAIRS_AT_ONCE", 10_000)
-    monkeypatch.setattr(derived, "BUCKET", 1 << 20)
+    monkeypatch.setattr(mapped_corpus, "BUCKET", 1 << 20)
     mapped = prepared(generated(300_000), tmp_path / "p", 0.4)
     part = mapped.where(rules.first(240_000))
     size, most = resident_bytes(tmp_path / "p"), 0

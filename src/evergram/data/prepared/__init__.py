@@ -1,4 +1,1 @@
-"""Corpora that do not fit into memory: columns in a folder that `evergram prepare` writes.
-
-`prepare` writes one, `mapped_corpus` loads it, and `block_sampler` draws epochs from it.
-"""
+"""Corpora that do not fit into memory: `prepare` writes one, `mapped_corpus` loads it."""

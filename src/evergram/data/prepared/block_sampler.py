@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.data.prepared.column_file import Column, release
+from evergram.data.prepared.files import SIDES, Column, release
 from evergram.data.prepared.mapped_corpus import MappedCorpus
-from evergram.data.prepared.record import SIDES
 from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws
 from evergram.errors import DataError
 
@@ -47,17 +46,13 @@ class BlockOrder:
     seed: int
 
     @property
-    def blocks_of_parts(self) -> Numbers:
-        """The blocks of each part, int64."""
+    def _blocks_of_parts(self) -> Numbers:
         return -(-np.asarray(self.lengths, dtype=np.int64) // self.block)
 
     def buffers(self, epoch: int, skipped: int = 0) -> Iterator[tuple[Buffer, int]]:
-        """Yield the buffers of an epoch, and how many interactions of each to leave out.
-
-        Args:
-            skipped: interactions of the epoch to leave out; buffers that end before are not made.
-        """
-        blocks = int(self.blocks_of_parts.sum())
+        """Yield the buffers of an epoch, and how many interactions of each to leave out, so that
+        `skipped` of the epoch are."""
+        blocks = int(self._blocks_of_parts.sum())
         # Four bytes a block, the only memory that grows with the corpus.
         shuffled = torch.randperm(
             blocks, dtype=torch.int32, generator=generator(self.seed, epoch, 0)
@@ -75,7 +70,7 @@ class BlockOrder:
 
     def places(self, blocks: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """Return the part of each block, and where it starts and ends there, int64 [b] each."""
-        counts = self.blocks_of_parts
+        counts = self._blocks_of_parts
         first = np.cumsum(counts) - counts
         part = np.searchsorted(first, blocks, side="right") - 1
         start = (blocks - first[part]) * self.block
@@ -84,12 +79,7 @@ class BlockOrder:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Interactions that are in memory together.
-
-    Args:
-        epoch, number: which buffer of which epoch it is.
-        blocks: int64, the numbers of its blocks, ascending.
-    """
+    """Interactions that are in memory together: blocks by their numbers, int64, ascending."""
 
     order: BlockOrder
     epoch: int
@@ -101,12 +91,8 @@ class Buffer:
         return int((end - start).sum())
 
     def take(self, parts: Sequence[Column], order: Tensor) -> Tensor:
-        """Return its interactions of a column, in an order.
-
-        Args:
-            parts: the column of each part, [n_p]; pages of mapped ones are released.
-            order: int64, places in the order of the files, such as `shuffled()`.
-        """
+        """Return its interactions of a column, whose parts are [n_p] each, in an order: int64,
+        places in the order of the files, such as `shuffled()`."""
         part, start, end = self.order.places(self.blocks)
         size, pieces = self.order.block, list[Tensor]()
         for number, column in enumerate(parts):
@@ -121,14 +107,13 @@ class Buffer:
         return torch.cat(pieces)[order]
 
     def shuffled(self) -> Tensor:
-        """Return the order in which its m interactions are used, int64 [m]."""
+        """Return the order in which its interactions are used, int64 [m]."""
         draw = generator(self.order.seed, self.epoch, 1 + self.number)
         return torch.randperm(len(self), generator=draw)
 
 
 def generator(seed: int, *place: int) -> torch.Generator:
-    """Return a generator for a place in a run, such as (epoch, buffer); those of two places are
-    independent."""
+    """Return a generator for a place in a run, such as (epoch, buffer), independent of others."""
     state = np.random.SeedSequence([abs(seed), int(seed < 0), *place]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
@@ -231,7 +216,7 @@ class BlockSampler(ExampleSampler):
         return columns
 
     def _drawn(self, epoch: int, number: int, size: int, begins: int) -> Columns:
-        """Return pairs of queries that are drawn uniformly, each one of its pairs."""
+        """Return pairs of queries that are drawn uniformly, one pair of each."""
         draw = generator(self.seed, epoch, DRAWN + number)
         query = self.met[torch.randint(len(self.met), (size,), generator=draw)]
         chance = torch.rand(size, generator=draw, dtype=torch.float64)

@@ -1,55 +1,66 @@
-"""`MappedCorpus`: a corpus whose interactions stay on disk; `load_prepared` opens one."""
+"""`MappedCorpus`: a corpus whose interactions stay on disk; `load_prepared` opens one.
+
+What is derived from prepared columns, the part that a rule marks and an index by query, lies in a
+folder of its own, which may be removed at any time. Each set of files is written whole or not at
+all, with the SHA-256 of each file, and one that is damaged is written anew.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.atomic_files import remove_tree
+from evergram.atomic_files import new_folder, remove_tree
 from evergram.data.corpus import Corpus, PairBlock, PairRule
-from evergram.data.features import Side, features_of_sides
-from evergram.data.prepared.column_file import (
+from evergram.data.features import Side, Vocabulary, features_of_sides, take_ragged, to_tensor
+from evergram.data.prepared.files import (
+    NAME,
+    SIDES,
     Column,
     ColumnFile,
+    PreparedRecord,
     check_rows,
     check_sha256,
+    new_column,
     release,
+    sha256_of,
 )
-from evergram.data.prepared.derived import (
-    INDEX,
-    PairIndex,
-    WrittenPart,
-    read_derived,
-    write_index,
-    write_part,
-)
-from evergram.data.prepared.record import NAME, SIDES, PreparedRecord
-from evergram.data.vocabulary import Vocabulary, to_tensor
 from evergram.errors import DataError
+from evergram.file_lock import file_lock
 
-# The folder, in a prepared one, of what is derived from it.
-CACHE = ".splits"
+# The folder, in a prepared one, of what is derived from it; and files in it.
+CACHE, LOCK, DIGESTS = ".splits", ".lock", "sha256.json"
+INDEX, INDEXED = "by-query", ("candidate", "value", "weight")
 # In the order of a corpus in memory.
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 # Interactions that are worked on at a time.
 PAIRS_AT_ONCE = 1 << 20
+# Pairs that are sorted at a time; the pairs of one query are always sorted together.
+BUCKET = 1 << 20
 # Pairs or queries that are looked up in the index before its pages are released.
 ASKED_AT_ONCE = 1 << 14
 READ_IN_BLOCKS = {"query": np.int64, "candidate": np.int64, "value": np.float32}
 # Interactions up to which a column may be read whole, half a gibibyte of int64.
 WHOLE = 1 << 26
+Types = Mapping[str, np.dtype[Any]]
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +68,7 @@ class MappedCorpus(Corpus):
     """A corpus of any number of interactions, in memory that their number does not change.
 
     Entities are in memory: their ids, counts and features. Interactions are columns in files, rows
-    as int32. What is derived of them, such as the training part of a split and an index by query,
-    is written into a folder of its own, and read from there the next time.
+    as int32.
 
     Args:
         interactions: Arrow table over the mapped columns, one chunk a part.
@@ -87,12 +97,9 @@ class MappedCorpus(Corpus):
     ) -> MappedCorpus:
         """Return the corpus of the columns of parts that follow each other in time."""
         mapped = {name: [part[name].mapped() for part in columns] for name in columns[0]}
-        table = pa.table(
-            {n: pa.chunked_array([pa.array(part) for part in parts]) for n, parts in mapped.items()}
-        )
         return cls(
             *sides,
-            table,
+            pa.table({n: pa.chunked_array(list(map(pa.array, p))) for n, p in mapped.items()}),
             shared_ids,
             columns=columns,
             fingerprint=fingerprint,
@@ -174,11 +181,9 @@ class MappedCorpus(Corpus):
     @cached_property
     def index(self) -> PairIndex:
         """Its pairs by query, in a file; written at the first use."""
-        return read_derived(
-            self.cache / f"{self.fingerprint[:32]}-{INDEX}",
-            lambda folder: write_index(self, folder),
-            lambda folder: PairIndex.open(self, folder),
-        )
+        folder = self.cache / f"{self.fingerprint[:32]}-{INDEX}"
+        _write_once(folder, lambda new: write_index(self, new))
+        return PairIndex.open(self, folder)
 
     def where(self, rule: PairRule) -> Corpus:
         """Return the corpus of the interactions that a rule marks, and of their entities only; its
@@ -188,21 +193,23 @@ class MappedCorpus(Corpus):
         """
         self.verify(self._read_in_blocks)
         digest = hashlib.sha256(f"{self.fingerprint} {rule.key}".encode()).hexdigest()
-        part = read_derived(
-            self.cache / digest[:32],
-            lambda folder: write_part(self, rule, folder),
-            lambda folder: WrittenPart.open(self, folder),
-        )
-        if not part.files["query"].length:
+        folder = self.cache / digest[:32]
+        _write_once(folder, lambda new: write_part(self, rule, new))
+        files = {name: ColumnFile.open(folder / f"{name}.npy") for name in self.types}
+        if not files["query"].length:
             return self.in_memory().restrict(torch.zeros(0, dtype=torch.int64))
-        queries = self.queries.take(part.rows["query"])
-        candidates = self.candidates.take(part.rows["candidate"])
+        rows, counts = (
+            {s: torch.from_numpy(np.load(folder / f"{s}-{name}.npy")) for s in SIDES}
+            for name in ("rows", "counts")
+        )
+        queries = self.queries.take(rows["query"])
+        candidates = self.candidates.take(rows["candidate"])
         if self.shared_ids:
             candidates = Side(queries.vocabulary, candidates.features)
         return MappedCorpus.of_files(
             (queries, candidates),
-            [part.files],
-            part.counts,
+            [files],
+            counts,
             shared_ids=self.shared_ids,
             fingerprint=digest,
             cache=self.cache,
@@ -239,6 +246,223 @@ class MappedCorpus(Corpus):
         check_rows(rows, side, len(self.queries if side == "query" else self.candidates), remedy)
 
 
+def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder of derived files by `write`, which fills an empty one, unless it is there and
+    undamaged. One process writes at a time; another one that needs the same folder waits.
+
+    Raises: DataError: it cannot be written, as the disk is full or may not be written to.
+    """
+    if _damage(folder) is None:
+        return
+    with _writing(folder):
+        problem = _damage(folder)  # another process may have written it meanwhile
+        if problem is None:
+            return
+        if folder.is_dir():
+            log.warning("Files beside the prepared data are written anew: %s.", problem)
+            remove_tree(folder)
+        with new_folder(folder) as part:
+            write(part)
+            digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
+            (part / DIGESTS).write_text(json.dumps(digests))
+
+
+def _damage(folder: Path) -> str | None:
+    """Read all derived files through, and return how one differs from what was written, if so."""
+    try:
+        digests = json.loads((folder / DIGESTS).read_bytes())
+        found = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != DIGESTS}
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{folder} cannot be read ({error!r})"
+    return None if found == digests else f"{folder} is not as it was written"
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder around `folder`."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(folder.parent / LOCK):
+            yield
+    except OSError as error:
+        why = error.strerror or str(error).rstrip(".")
+        raise DataError(
+            f"What training needs beside the prepared data cannot be written in {folder.parent}: "
+            f"{why}; make room or permit writing there, or copy the prepared folder to a place "
+            "that has both."
+        ) from error
+
+
+def write_part(corpus: MappedCorpus, rule: PairRule, folder: Path) -> None:
+    """Write the interactions that a rule marks, in their order, in two passes over the corpus.
+
+    As in `Corpus.restrict`, entities without an interaction among them are left out, and the others
+    keep their order. The folder gets each column; and of each side the rows of the corpus that are
+    kept, int64 [N], ascending, and the interactions of each.
+
+    Raises: DataError: a file of the corpus is damaged.
+    """
+    corpus.verify(corpus.interactions.column_names)
+    counts: dict[str, Tensor] = {side: torch.zeros_like(corpus.counts(side)) for side in SIDES}
+    for block in corpus.blocks():
+        marks = rule(block)
+        for side, rows in (("query", block.query), ("candidate", block.candidate)):
+            counts[side] += torch.bincount(rows[marks], minlength=len(counts[side]))
+    kept = {side: counts[side] > 0 for side in SIDES}
+    if corpus.shared_ids:
+        kept = dict.fromkeys(SIDES, kept["query"] | kept["candidate"])
+    for side in SIDES:
+        np.save(folder / f"{side}-rows.npy", torch.nonzero(kept[side]).flatten().numpy())
+        np.save(folder / f"{side}-counts.npy", counts[side][kept[side]].numpy())
+    new_rows = {side: (kept[side].cumsum(0) - 1).numpy() for side in SIDES}
+    with _new_columns(folder, corpus.types, int(counts["query"].sum())) as files:
+        for block in corpus.blocks():
+            marked = rule(block).numpy()
+            piece = corpus.interactions.slice(block.start, len(block))
+            for name, file in files.items():
+                values = piece[name].to_numpy()[marked]
+                if name in new_rows:
+                    values = new_rows[name][values].astype(values.dtype)
+                file.write(values.tobytes())
+
+
+@contextmanager
+def _new_columns(folder: Path, types: Types, size: int) -> Iterator[dict[str, IO[bytes]]]:
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(new_column(folder / f"{name}.npy", dtype, size))
+            for name, dtype in types.items()
+        }
+
+
+@dataclass(frozen=True)
+class PairIndex:
+    """The interactions of a corpus, sorted by query and then by candidate.
+
+    Args:
+        offsets: int64 [N + 1]; query a owns the interactions `offsets[a]` to `offsets[a + 1]`.
+        columns: `candidate` (rows of that side), and `value` and `weight` if the corpus has them,
+            [n] each, views of `mapped` files.
+        distinct: the number of distinct pairs.
+        candidates: the number of rows of that side.
+    """
+
+    offsets: Tensor
+    columns: Mapping[str, Tensor]
+    distinct: int
+    candidates: int
+    folder: Path
+    mapped: Sequence[Column]
+
+    @classmethod
+    def open(cls, corpus: MappedCorpus, folder: Path) -> PairIndex:
+        """Return the index of a corpus that `write_index` wrote."""
+        counts = corpus.counts("query")
+        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        names = [name for name in corpus.types if name in INDEXED]
+        files = (ColumnFile.open(folder / f"{n}.npy", int(offsets[-1])) for n in names)
+        mapped = [file.mapped(at_random=True) for file in files]
+        columns = {n: torch.from_numpy(column) for n, column in zip(names, mapped, strict=True)}
+        distinct = int(np.load(folder / "distinct.npy"))
+        return cls(offsets, columns, distinct, len(corpus.candidates), folder, mapped)
+
+    def release(self) -> None:
+        """Take the pages of its files out of this process's memory until they are read again."""
+        release(self.mapped)
+
+    def at(self, name: str, places: Tensor) -> Tensor:
+        """Return a column at places of the index, int64 [m]. Raises: DataError: a row is outside
+        of its side."""
+        values = self.columns[name][places]
+        if name == "candidate":
+            self._check(values)
+        return values
+
+    def has(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """Return bool [m], True for pairs of rows (int64 [m] each) that are in the corpus."""
+        candidates = self.columns["candidate"]
+        low, end = self.offsets[query], self.offsets[query + 1]
+        high = end
+        last = len(candidates) - 1
+        # A binary search of every pair at once, among the candidates of its query.
+        while bool((low < high).any()):
+            middle = (low + high) // 2
+            less = (low < high) & (candidates[middle.clamp(max=last)] < candidate)
+            high = torch.where(less, high, torch.minimum(high, middle))
+            low = torch.where(less, middle + 1, low)
+        return (low < end) & (candidates[low.clamp(max=last)] == candidate)
+
+    def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the query and the candidate, int64 [m] each, of all interactions of queries.
+
+        Args:
+            queries: int64 rows, each once.
+        Raises: DataError: a row is outside of its side.
+        """
+        candidate, offsets = take_ragged(self.columns["candidate"], self.offsets, queries)
+        self._check(candidate)
+        return torch.repeat_interleave(queries, offsets.diff()), candidate.long()
+
+    def _check(self, candidate: Tensor) -> None:
+        remedy = f"Remove {self.folder} and run it again; it is written anew."
+        check_rows(candidate, "candidate", self.candidates, remedy)
+
+
+def write_index(corpus: MappedCorpus, folder: Path) -> None:
+    """Write the index of a corpus into an empty folder, in memory of some buckets.
+
+    One pass puts each interaction into the file of a range of queries, a second one sorts each
+    range by itself.
+    """
+    types = {n: dtype for n, dtype in corpus.types.items() if n in ("query", *INDEXED)}
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    bounds = _partition(corpus, scratch, types)
+    distinct = 0
+    kept = {name: dtype for name, dtype in types.items() if name in INDEXED}
+    with _new_columns(folder, kept, len(corpus)) as files, ExitStack() as stack:
+        sources = {name: stack.enter_context((scratch / name).open("rb")) for name in types}
+        for start, end in pairwise(bounds):
+            bucket = {n: np.fromfile(sources[n], types[n], end - start) for n in types}
+            pair = bucket["query"].astype(np.int64) * len(corpus.candidates) + bucket["candidate"]
+            order = np.argsort(pair, kind="stable")
+            pair = pair[order]
+            distinct += int(end > start) + int((pair[1:] != pair[:-1]).sum())
+            for name, file in files.items():
+                file.write(bucket[name][order].tobytes())
+    remove_tree(scratch)
+    np.save(folder / "distinct.npy", distinct)
+
+
+def _partition(corpus: MappedCorpus, scratch: Path, types: Types) -> list[int]:
+    """Write each column ordered by ranges of queries, in the corpus's order within a range.
+
+    Returns: the bounds of the ranges, as numbers of interactions.
+    """
+    counts = corpus.counts("query").numpy()
+    begins = np.cumsum(counts) - counts
+    bucket = (begins // BUCKET).astype(np.int32)  # of each query
+    sizes = np.bincount(bucket, weights=counts).astype(np.int64)
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    place: NDArray[np.int64] = bounds[:-1].copy()
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((scratch / name).open("wb")) for name in types}
+        for block in corpus.blocks():
+            of_pair = bucket[block.query.numpy()]
+            order = np.argsort(of_pair, kind="stable")
+            ends = np.cumsum(np.bincount(of_pair, minlength=len(sizes)))
+            piece = corpus.interactions.slice(block.start, len(block))
+            for name, file in files.items():
+                values = piece[name].to_numpy()[order]
+                for number in np.unique(of_pair):
+                    start = 0 if number == 0 else ends[number - 1]
+                    file.seek(int(place[number]) * types[name].itemsize)
+                    file.write(values[start : ends[number]].tobytes())
+            place += np.diff(ends, prepend=0)
+    return [int(bound) for bound in bounds]
+
+
 def load_prepared(path: Path) -> MappedCorpus:
     """Return the corpus of a prepared folder; only entities are read into memory.
 
@@ -254,14 +478,12 @@ def load_prepared(path: Path) -> MappedCorpus:
     vocabularies = {side: Vocabulary(tables[side]["id"].combine_chunks()) for side in SIDES}
     if record.shared_ids:
         vocabularies["candidate"] = vocabularies["query"]
-    described = {s: names for s in SIDES if (names := record.sides[s].features)}
     features = features_of_sides(
         [
-            (tables[s].select(["id", *described[s]]) if s in described else None, vocabularies[s])
-            for s in SIDES
+            (tables[s].select(["id", *names]) if (names := record.sides[s].features) else None, v)
+            for s, v in vocabularies.items()
         ]
     )
-    sides = [Side(vocabularies[s], f) for s, f in zip(SIDES, features, strict=True)]
     columns = [
         {
             name: ColumnFile.open(
@@ -284,7 +506,7 @@ def load_prepared(path: Path) -> MappedCorpus:
         for other in cache.parent.iterdir():
             remove_tree(other)
     return MappedCorpus.of_files(
-        (sides[0], sides[1]),
+        (Side(vocabularies["query"], features[0]), Side(vocabularies["candidate"], features[1])),
         columns,
         {side: to_tensor(tables[side]["count"]) for side in SIDES},
         shared_ids=record.shared_ids,
@@ -299,12 +521,13 @@ def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
     Raises: DataError: the file is damaged, or is not what the record says.
     """
     file = path / ("entities.arrow" if record.shared_ids else f"{side}.arrow")
+    again = "Prepare the data again."
     try:
         with pa.memory_map(str(file)) as source:
             table = ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{file} cannot be read: {error}; prepare the data again.") from error
-    check_sha256(file, record.entity_files.get(file.name), "Prepare the data again.")
+    check_sha256(file, record.entity_files.get(file.name), again)
     expected = record.sides["query" if side == "query" else "candidate"]
     count = f"{side}_count" if record.shared_ids else "count"
     names = ["id", count, *expected.features]
@@ -314,13 +537,13 @@ def _entities(path: Path, record: PreparedRecord, side: str) -> pa.Table:
         raise DataError(
             f"{file} has {len(table):,} entities of {counted:,} interactions and the columns "
             f"{', '.join(table.column_names)}; {path / NAME} says {expected.entities:,} of "
-            f"{record.interactions:,} and {', '.join(missing) or 'these'}. Prepare the data again."
+            f"{record.interactions:,} and {', '.join(missing) or 'these'}. {again}"
         )
     ids = table["id"].cast(pa.string()) if table["id"].type == pa.large_string() else table["id"]
     if ids.type not in (pa.int64(), pa.string()) or ids.null_count:
         raise DataError(
-            f"The ids of a prepared side are {ids.type} with {ids.null_count} missing; they must "
-            "be int64 or string, each one there. Prepare the data again."
+            f"The ids of {file} are {ids.type} with {ids.null_count} missing; they must be int64 "
+            f"or string, each one there. {again}"
         )
     columns = {"id": ids, "count": table[count].cast(pa.int64())}
     return pa.table(columns | {name: table[name] for name in expected.features})

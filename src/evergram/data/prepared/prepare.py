@@ -1,17 +1,29 @@
-"""`prepare`: interactions of any size, from files to a prepared folder, in bounded memory."""
+"""`prepare`: interactions of any size, from files to a prepared folder, in bounded memory.
+
+DuckDB orders, filters and numbers them. Its table `interactions` has one column a role, and `rowid`
+is the place of a row; each step makes it anew in the order of the old one. The ids of earlier parts
+are in tables `known_…`, and all ids in `entities_…`, each (id, row, counts); a table is named after
+its file of entities: `query` and `candidate`, or `entities` where ids are shared.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from filelock import Timeout
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from evergram.atomic_files import (
     commit,
@@ -20,24 +32,37 @@ from evergram.atomic_files import (
     remove_tree,
     restore_displaced,
     sync,
+    write_text,
 )
 from evergram.data.data_sets import existing, whole_path
-from evergram.data.feature_types import is_measure
+from evergram.data.feature_types import is_measure, type_name, typed
 from evergram.data.loaders import LOADERS, load, path_kinds
-from evergram.data.prepared.new_part import Features, NewPart, kept_settings, stored_features
-from evergram.data.prepared.record import NAME, SIDES, PreparedRecord, SideName
-from evergram.data.prepared.settings import PrepareSettings, PrepareSummary
-from evergram.data.reading.interaction_source import (
+from evergram.data.prepared.files import (
+    FORMAT_VERSION,
+    NAME,
+    SIDES,
+    Choices,
+    ColumnType,
+    PartRecord,
+    PreparedRecord,
+    SideName,
+    SideRecord,
+    release,
+    sha256_of,
+)
+from evergram.data.reading.files import MemoryTable, Paths, source_files
+from evergram.data.reading.interactions import (
+    AdjacencyList,
+    Interactions,
     InteractionSource,
+    check_roles,
     names_of_ids,
     source_of,
-    source_of_adjacency_list,
     sources_of_files,
 )
-from evergram.data.reading.keyed_table import read_keyed_files
-from evergram.data.reading.rules import BadRows
-from evergram.data.reading.source_files import Paths, source_files
-from evergram.data.reading.table_stream import ROWS, MemoryTable
+from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_ids, rows_by_id
+from evergram.data.reading.rules import BadRows, BadRowsChoice, Clock
+from evergram.data.rolling_window import date_text
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_lock import file_lock
@@ -48,6 +73,153 @@ if TYPE_CHECKING:
     from evergram.data.features import Side
 
     Source: TypeAlias = Paths | Corpus | pa.Table
+
+# By side, `stored_features`; the same table for both if they are the same.
+Features = Mapping[SideName, pa.Table]
+# Columns in the order of `prepared.json`.
+ORDER = ("query", "candidate", "value", "weight", "time")
+# Columns of the files of entities that are no features.
+COUNTS = ("count", "query_count", "candidate_count")
+# The engine's memory where none is named: a quarter of the machine's, between these.
+LEAST_MEMORY, MOST_MEMORY = 128 << 20, 2 << 30
+# Seconds between two lines of progress.
+EVERY = 5.0
+# Rows that are fetched from the engine at once, and batches that are written before their pages
+# are released.
+FETCHED, RELEASED = 1 << 17, 16
+AGAIN = "prepare everything again with --overwrite"
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """Which columns a corpus is prepared from, what is left out, and what the engine may use.
+
+    Args:
+        columns: the files' own names of the columns query, candidate, value, time and weight,
+            {"query": "user_id"}; and of the ids in files of features, {"candidate_id": "sku"}.
+        weights: by name of an event its weight, {"view": 1, "cart": 3}, where the column of weights
+            holds such names.
+        query_features, candidate_features: files with a column `id` and one column a feature.
+        shared_ids: query and candidate ids name the same things.
+        unique: keep of each pair its first interaction in time; without times, in the sources'
+            order.
+        k_core: keep the largest part of the interactions in which each query and each candidate
+            has at least k of them; 0 keeps all. Applied last.
+        minimum_value: leave out interactions of a smaller value. Applied first.
+        bad_rows: "drop" leaves out rows without an id, or with a value, weight or time that is no
+            number or date, and says so; "refuse" raises an error that counts them.
+        memory: bytes that the engine may hold, or a text such as "2GiB"; None takes a quarter of
+            the machine's memory, at most 2 GiB.
+        threads: of the engine; None takes one for each core.
+        kind: "table", or another kind of a recipe's data, whose loader reads the source; of an
+            adjacency_list interactions are streamed, other loaders hold their corpus in memory.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    query_features: Paths | None = None
+    candidate_features: Paths | None = None
+    shared_ids: bool = False
+    unique: bool = False
+    k_core: int = 0
+    minimum_value: float | None = None
+    bad_rows: BadRowsChoice = "refuse"
+    memory: int | str | None = None
+    threads: int | None = None
+    kind: str = "table"
+
+    def __post_init__(self) -> None:
+        check_roles(self.columns)
+        if self.bad_rows not in get_args(BadRowsChoice):
+            raise DataError(f"bad_rows is {self.bad_rows!r}; it is 'refuse' or 'drop'.")
+        for name, least in (("k_core", 0), ("threads", 1), ("minimum_value", -math.inf)):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise DataError(f"{name} is {value}; it must be a number ≥ {least}.")
+        _ = self.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the engine may hold. Raises: DataError: `memory` is no size, or too small."""
+        if self.memory is None:
+            return max(LEAST_MEMORY, min(MOST_MEMORY, machine_memory() // 4))
+        size = 0
+        with suppress(ValidationError):
+            size = int(TypeAdapter(ByteSize).validate_python(self.memory))
+        if size < LEAST_MEMORY:
+            raise DataError(
+                f"memory (--memory) is {self.memory}; write a size such as 2GiB or 500MiB, of at "
+                f"least {LEAST_MEMORY >> 20}MiB, which the engine needs."
+            )
+        return size
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or its container's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
+@dataclass(frozen=True)
+class PrepareSummary:
+    """What a run of `prepare` read, left out and wrote; docs/commands.md explains each value."""
+
+    out: str
+    fingerprint: str
+    rows_read: int
+    bad_rows: dict[str, Any]
+    below_minimum: int
+    repeats_dropped: int
+    outside_core: int
+    added: int
+    interactions: int
+    parts: int
+    entities: dict[str, int]
+    new_entities: dict[str, int]
+    columns: dict[str, str]
+    unread: list[str]
+    first_time: int | float | None
+    last_time: int | float | None
+    size: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return it in lines for people."""
+        left_out = {
+            "bad rows": self.bad_rows["count"],
+            "below the minimum value": self.below_minimum,
+            "repeats": self.repeats_dropped,
+            "outside the core": self.outside_core,
+        }
+        dropped = "".join(f", {count:,} {why}" for why, count in left_out.items() if count)
+        part = f" (part {self.parts}; {self.interactions:,} in all)" if self.parts > 1 else ""
+        queries, candidates = self.entities["query"], self.entities["candidate"]
+        lines = [
+            f"{self.out}: {self.added:,} interactions{part} of {queries:,} queries with "
+            f"{candidates:,} candidates.",
+            f"Read {self.rows_read:,} rows{dropped and '; left out' + dropped[1:]}.",
+            *(f"Bad: {reason}." for reason in self.bad_rows["reasons"]),
+        ]
+        if self.parts > 1:
+            new = self.new_entities
+            lines.append(f"New: {new['query']:,} queries, {new['candidate']:,} candidates.")
+        if self.first_time is None or self.last_time is None:
+            lines.append("There are no times.")
+        else:
+            lines.append(f"Times from {date_text(self.first_time)} to {date_text(self.last_time)}.")
+        if self.unread:
+            roles = [role for role in ("time", "value", "weight") if role not in self.columns]
+            reads = " or ".join(f"--column {role}=NAME" for role in roles)
+            unread = ", ".join(self.unread)
+            lines.append(f"Not read: {unread}{reads and f'; {reads} reads one'}.")
+        lines.append(
+            f"{self.size / 1e6:,.1f} MB on disk; {self.seconds:.1f} s, "
+            f"{self.rows_read / max(self.seconds, 1e-9):,.0f} rows/s."
+        )
+        return "\n".join(lines)
 
 
 def prepare(
@@ -90,17 +262,37 @@ def prepare(
         _check_place(out, append=append, overwrite=overwrite)
         record = PreparedRecord.load(out) if append else None
         if record is not None:
-            settings = kept_settings(record, settings, out)
+            settings = _kept_settings(record, settings, out)
         with _new_content(out) as folder:
             opened, features, settings = _opened(sources, settings)
             if record is not None and settings.shared_ids != record.shared_ids:
                 raise DataError(
                     f"Queries and candidates of {out} have ids of their own, and those of "
-                    f"{sources!r} share theirs; prepare all of it again with --overwrite."
+                    f"{sources!r} share theirs; {AGAIN}."
                 )
-            facts = NewPart(out, folder, settings, record, progress).write(opened, features)
+            summary = NewPart(out, folder, settings, record, progress).write(opened, features)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    return PrepareSummary(**facts, size=size, seconds=time.monotonic() - started)
+    return replace(summary, size=size, seconds=time.monotonic() - started)
+
+
+def _kept_settings(record: PreparedRecord, settings: PrepareSettings, out: Path) -> PrepareSettings:
+    """Return the settings of an append: what is left out of a corpus holds for all of its parts."""
+    choices = record.choices
+    first: dict[str, Any] = {
+        "shared_ids": record.shared_ids,
+        "unique": choices.unique,
+        "k_core": choices.k_core,
+        "minimum_value": choices.minimum_value,
+        "weights": choices.weights,
+    }
+    for name, value in first.items():
+        given = getattr(settings, name)
+        if given not in (getattr(PrepareSettings(), name), value):
+            raise DataError(
+                f"{out} was prepared with {name} = {value!r}, which holds for what is appended, "
+                f"and now {name} is {given!r}; leave it out, or {AGAIN}."
+            )
+    return replace(settings, columns=settings.columns or choices.columns, **first)
 
 
 def _opened(
@@ -118,7 +310,9 @@ def _opened(
     elif isinstance(sources, list):
         opened = cast(list[InteractionSource], sources)
     elif hasattr(sources, "interactions"):
-        opened, features = [_source_of_corpus(sources)], _features_of(sources)
+        opened = [_source_of_corpus(sources)]
+        sides: dict[SideName, Side] = {"query": sources.queries, "candidate": sources.candidates}
+        features = {name: _table_of(side) for name, side in sides.items() if side.features}
         settings = replace(settings, shared_ids=settings.shared_ids or sources.shared_ids)
     else:
         raise DataError(
@@ -130,10 +324,19 @@ def _opened(
         if paths is not None:
             ids = names_of_ids(settings.columns, side)
             features[side] = read_keyed_files(paths, bad_rows=BadRows(settings.bad_rows), ids=ids)
-    if settings.shared_ids and named["query"] == named["candidate"] is not None:
-        features["candidate"] = features["query"]
-    stored = {id(t): stored_features(t, f"{side} features") for side, t in features.items()}
-    return opened, {side: stored[id(table)] for side, table in features.items()}, settings
+    features = {s: _stored_features(table, f"{s} features") for s, table in features.items()}
+    if settings.shared_ids and len(features) == 2:
+        query, candidate = (features[side] for side in SIDES)
+        both = set(query.column_names[1:]) & set(candidate.column_names)
+        same = set(query.column_names) == set(candidate.column_names)
+        if same and query.equals(candidate.select(query.column_names)):
+            features["candidate"] = query
+        elif both:
+            raise DataError(
+                f"Queries and candidates share their ids, and both tables of features have "
+                f"{min(both)!r}; give one table for both sides, or other names."
+            )
+    return opened, features, settings
 
 
 def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSource] | Corpus:
@@ -149,52 +352,21 @@ def _of_paths(sources: Paths, settings: PrepareSettings) -> list[InteractionSour
             f"{did_you_mean(kind, ['table', *kinds])}."
         )
     if len(paths) != 1:
-        raise DataError(
-            f"The kind {kind} reads one file or folder, and {len(paths)} sources are named; name "
-            "one."
-        )
+        raise DataError(f"The kind {kind} reads one file or folder, and {len(paths)} are named.")
     path = existing(whole_path(str(paths[0]), Path()))
     if kind == "adjacency_list":
-        return [source_of_adjacency_list(path)]
+        return [source_of(AdjacencyList(path), {})]
     return load(LOADERS.of({"kind": kind, "path": str(path)}), 0)
 
 
 def _source_of_corpus(corpus: Corpus) -> InteractionSource:
     """Return the interactions of a corpus, by their external ids."""
-    table = corpus.interactions
-    sides = {"query": corpus.queries, "candidate": corpus.candidates}
-
-    def read() -> Iterator[pa.RecordBatch]:
-        for batch in table.to_batches(max_chunksize=ROWS):
-            columns = {name: batch[name] for name in batch.schema.names}
-            for name, side in sides.items():
-                columns[name] = side.vocabulary.keys.take(batch[name])
-            yield pa.record_batch(columns)
-
-    return InteractionSource(repr(corpus), {n: n for n in table.column_names}, read)
-
-
-def _features_of(corpus: Corpus) -> dict[SideName, pa.Table]:
-    """Return the features of the sides that have some; one table for both if they are the same.
-
-    Raises: DataError: ids are shared, and the sides have different features of one name.
-    """
-    sides: dict[SideName, Side] = {"query": corpus.queries, "candidate": corpus.candidates}
-    tables = {name: _table_of(side) for name, side in sides.items() if side.features}
-    if not corpus.shared_ids or len(tables) < 2:
-        return tables
-    query, candidate = (tables[side] for side in SIDES)
-    both = set(query.column_names[1:]) & set(candidate.column_names)
-    same = set(query.column_names) == set(candidate.column_names)
-    if same and query.equals(candidate.select(query.column_names)):
-        tables["candidate"] = query
-    elif both:
-        raise DataError(
-            f"Queries and candidates share their ids, and the feature {min(both)!r} differs "
-            "between them, or one of them has others, too; give both sides the same features, or "
-            "other names."
-        )
-    return tables
+    columns = {name: corpus.interactions[name] for name in corpus.interactions.column_names}
+    for name, side in (("query", corpus.queries), ("candidate", corpus.candidates)):
+        keys = side.vocabulary.keys
+        ids = [pa.DictionaryArray.from_arrays(rows, keys) for rows in columns[name].chunks]
+        columns[name] = pa.chunked_array(ids)
+    return source_of(MemoryTable(pa.table(columns), repr(corpus)), {})
 
 
 def _table_of(side: Side) -> pa.Table:
@@ -207,10 +379,595 @@ def _table_of(side: Side) -> pa.Table:
             rows = np.where(empty, 0, feature.offsets[:-1].numpy())
             columns[name] = keys.take(pa.array(rows, mask=empty))
         else:
-            columns[name] = pa.ListArray.from_arrays(
-                pa.array(feature.offsets.numpy().astype("int32")), keys
-            )
+            offsets = pa.array(feature.offsets.numpy().astype("int32"))
+            columns[name] = pa.ListArray.from_arrays(offsets, keys)
     return pa.table(columns)
+
+
+def _stored_features(table: pa.Table, source: str) -> pa.Table:
+    """Return a table of features in the types of the files of entities, see `typed`."""
+    refuse_repeated_ids(table["id"], source)
+    columns = {"id": table["id"]}
+    for name in table.column_names:
+        if name in COUNTS:
+            raise DataError(
+                f"{source} have a column {name!r}, a name that counts of interactions have; "
+                "rename it."
+            )
+        if name != "id":
+            columns[name] = typed(table[name], name, source)
+    return pa.table(columns)
+
+
+class Database(closing[Any]):
+    """A database of tables that may exceed memory; use it as a context manager.
+
+    Args:
+        folder: exists; its maker removes it with everything in it.
+        memory: bytes that the engine may hold.
+    Raises: DataError: DuckDB is not installed.
+    """
+
+    def __init__(self, folder: Path, memory: int, threads: int | None = None) -> None:
+        try:
+            import duckdb
+        except ImportError:
+            raise DataError(
+                "A corpus is prepared by DuckDB, which is not installed: "
+                "pip install 'evergram[prepare]'."
+            ) from None
+        self._errors: type[Exception] = duckdb.Error
+        self._exhaustion = (duckdb.OutOfMemoryException, duckdb.IOException, pa.ArrowException)
+        self._memory, self._folder = memory, folder
+        if threads is None:
+            mine = getattr(os, "sched_getaffinity", None)  # Linux: of this process or container
+            threads = (os.cpu_count() or 1) if mine is None else len(mine(0))
+        self._connection: Any = duckdb.connect(
+            str(folder / "interactions.duckdb"),
+            config={
+                "memory_limit": f"{memory >> 10}KiB",
+                "threads": threads,
+                "temp_directory": str(folder / "spilled"),
+                "preserve_insertion_order": True,
+                # Nothing is fetched from outside, and no file is read by a name in a statement.
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            },
+        )
+        super().__init__(self._connection)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def run(self, *statements: str) -> None:
+        """Run statements. Raises: DataError: the memory or the disk does not suffice."""
+        for statement in statements:
+            self.rows(statement)
+
+    def create(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        """Make a table of batches, in their order; an error that they raise is raised as it is."""
+        errors: list[Exception] = []
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from batches
+            except Exception as error:  # of which the engine would tell only the text
+                errors.append(error)
+                raise
+
+        reader = pa.RecordBatchReader.from_batches(schema, noted())
+        self._connection.register("arrow_batches", reader)
+        try:
+            self.run(f"CREATE TABLE {table} AS SELECT * FROM arrow_batches")
+        except Exception:
+            if errors:
+                raise errors[0] from None
+            raise
+        finally:
+            self._connection.unregister("arrow_batches")
+
+    def number(self, query: str) -> int:
+        """Return the one whole number that a query selects; 0 for a null."""
+        return int(self.rows(query)[0][0] or 0)
+
+    def size(self, table: str) -> int:
+        return self.number(f"SELECT count(*) FROM {table}")
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return all rows of a query, which are few."""
+        try:
+            rows: list[tuple[Any, ...]] = self._connection.execute(query).fetchall()
+        except self._errors as error:
+            raise self._refusal(error) from error
+        return rows
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query."""
+        try:
+            yield from self._connection.sql(query).to_arrow_reader(FETCHED)
+        except (self._errors, pa.ArrowException) as error:  # Arrow wraps errors of the engine
+            raise self._refusal(error) from error
+
+    def rewrite(self, query: str) -> int:
+        """Make `interactions` what a query selects, and return how many rows fewer there are."""
+        before = self.size("interactions")
+        self.run(
+            f"CREATE TABLE replaced AS {query}",
+            "DROP TABLE interactions",
+            "ALTER TABLE replaced RENAME TO interactions",
+        )
+        return before - self.size("interactions")
+
+    def _refusal(self, error: Exception) -> DataError:
+        text = " ".join(str(error).split("\n")[0].split()).rstrip(".")
+        if not isinstance(error, self._exhaustion):
+            return DataError(f"The engine cannot use the data: {text}.")
+        return DataError(
+            f"The engine could not go on with {self._memory >> 20} MiB of memory and the disk of "
+            f"{self._folder.parent} ({text}); give it more memory by --memory, or "
+            "a disk with more room."
+        )
+
+
+class NewPart:
+    """One run of `prepare`.
+
+    Args:
+        out: the prepared folder, with the earlier parts if there is a record.
+        folder: an empty folder to fill with the new content of `out`.
+        before: of the earlier parts; None for a first part.
+        report: takes lines of progress.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        folder: Path,
+        settings: PrepareSettings,
+        before: PreparedRecord | None,
+        report: Callable[[str], object],
+    ) -> None:
+        self._out, self._folder, self._settings = out, folder, settings
+        self._before, self._report = before, report
+        self._in_order = True
+        # By the name of each file of entities, the column of counts of each of its sides.
+        self._files: dict[str, dict[str, str]] = {side: {side: "count"} for side in SIDES}
+        if settings.shared_ids:
+            self._files = {"entities": {side: f"{side}_count" for side in SIDES}}
+        self._file_of: dict[str, str] = {
+            str(side): name for name, sides in self._files.items() for side in sides
+        }
+
+    def write(self, sources: Sequence[InteractionSource], features: Features) -> PrepareSummary:
+        """Fill the folder. Raises: DataError: see `prepare`."""
+        scratch = self._folder / ".engine"
+        scratch.mkdir()
+        with Database(scratch, self._settings.memory_bytes, self._settings.threads) as database:
+            names = self._names_of_features(features)
+            interactions = self._load(database, sources)
+            usable = interactions.rows - interactions.bad_rows.count
+            loaded = database.size("interactions")
+            self._load_known(database, interactions.types)
+            repeats, outside = self._leave_out(database, "time" in interactions.types)
+            self._report("numbering ids")
+            for file, sides in self._files.items():
+                number_ids(database, file, sides)
+            part = self._write_columns(database, interactions)
+            self._report("writing entities")
+            digests = self._write_entities(database, interactions.types, features)
+        remove_tree(scratch)
+        record = self._record_of(part, interactions, names, digests)
+        for earlier in record.parts[:-1]:
+            _link(self._out / earlier.folder, self._folder / earlier.folder)
+        write_text(self._folder / NAME, record.model_dump_json(indent=1))
+        known = {} if self._before is None else self._before.parts[-1].entities
+        return PrepareSummary(
+            out=str(self._out),
+            fingerprint=record.fingerprint,
+            rows_read=interactions.rows,
+            bad_rows=interactions.bad_rows.as_json(),
+            below_minimum=usable - loaded,
+            repeats_dropped=repeats,
+            outside_core=outside,
+            added=part.interactions,
+            interactions=record.interactions,
+            parts=len(record.parts),
+            entities=part.entities,
+            new_entities={side: part.entities[side] - known.get(side, 0) for side in SIDES},
+            columns=dict(record.columns),
+            unread=list(dict.fromkeys(name for source in sources for name in source.unread)),
+            first_time=part.first_time,
+            last_time=part.last_time,
+        )
+
+    def _names_of_features(self, features: Features) -> dict[SideName, list[str]]:
+        """Return the names of each side's features, which an append may not add to."""
+        names = {s: features[s].column_names[1:] if s in features else [] for s in SIDES}
+        if self._before is None:
+            return names
+        earlier = {side: self._before.sides[side].features for side in SIDES}
+        for side in SIDES:
+            if other := [name for name in names[side] if name not in earlier[side]]:
+                raise DataError(
+                    f"{self._out} has no {side} feature {other[0]!r} (it has "
+                    f"{', '.join(earlier[side]) or 'none'}); leave it out, or {AGAIN}."
+                )
+        return earlier
+
+    def _load(self, database: Database, sources: Sequence[InteractionSource]) -> Interactions:
+        """Fill the table `interactions`, without values below the minimum."""
+        self._report(f"reading {len(sources)} source{'s' if len(sources) > 1 else ''}")
+        settings, before = self._settings, self._before
+        least = settings.minimum_value
+        interactions = Interactions(
+            sources,
+            shared_ids=settings.shared_ids,
+            bad_rows=BadRows(settings.bad_rows),
+            weights=settings.weights,
+            clock=Clock() if before is None else Clock(before.times, str(self._out)),
+            types={} if before is None else _least_types(before),
+        )
+        if least is not None and "value" not in interactions.types:
+            raise DataError(
+                f"minimum_value (--minimum-value) is {least}, and {interactions.name} has no "
+                "values; name their column by --column value=NAME."
+            )
+
+        def fill(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+            database.run("DROP TABLE IF EXISTS interactions")
+            database.create("interactions", schema, self._watched(batches, interactions))
+
+        interactions.read(fill)
+        if not database.size("interactions"):
+            raise DataError(
+                f"No interaction has a value of at least {least}; give a smaller "
+                "minimum_value (--minimum-value)."
+            )
+        if before is not None:
+            _check_fits(before, interactions.types, database, self._out)
+        return interactions
+
+    def _watched(
+        self, batches: Iterator[pa.RecordBatch], interactions: Interactions
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of at least the minimum value, note whether they are in order of time, and
+        report how many there are."""
+        started = shown = time.monotonic()
+        self._in_order, last = True, -np.inf
+        for batch in batches:
+            rows = batch
+            if self._settings.minimum_value is not None:
+                least = pa.scalar(self._settings.minimum_value, pa.float32())
+                rows = batch.filter(pc.greater_equal(batch["value"], least))
+            if "time" in interactions.types and rows.num_rows and self._in_order:
+                times = rows["time"].to_numpy()
+                self._in_order = bool(last <= times[0] and np.all(times[1:] >= times[:-1]))
+                last = times[-1]
+            if time.monotonic() - shown > EVERY:
+                shown = time.monotonic()
+                speed = interactions.rows / (shown - started)
+                self._report(f"read {interactions.rows:,} rows, {speed:,.0f} rows/s")
+            yield rows
+
+    def _load_known(self, database: Database, types: Mapping[str, pa.DataType]) -> None:
+        """Make the tables of earlier ids; those of a first part are empty."""
+        for name, sides in self._files.items():
+            numbers = dict.fromkeys(["row", *sides.values()], pa.int64())
+            schema = pa.schema({"id": types[next(iter(sides))], **numbers})
+            known = schema.empty_table()
+            if self._before is not None:
+                table = self._earlier(name)
+                known = table.append_column("row", pa.array(np.arange(len(table))))
+                known = known.select(schema.names).cast(schema)
+            database.create(f"known_{name}", schema, known.to_batches())
+
+    def _earlier(self, name: str) -> pa.Table:
+        """Return a file of entities of the earlier parts."""
+        with pa.memory_map(str(self._out / f"{name}.arrow")) as mapped:
+            return pa.ipc.open_file(mapped).read_all()
+
+    def _leave_out(self, database: Database, has_times: bool) -> tuple[int, int]:
+        """Order the interactions, leave out what the settings say, and return how many repeat a
+        pair, and how many are outside of the core."""
+        settings, repeats, outside = self._settings, 0, 0
+        if has_times and not self._in_order:
+            self._report(f"sorting {database.size('interactions'):,} interactions by time")
+            database.rewrite("SELECT * FROM interactions ORDER BY time, rowid")
+        if settings.unique:
+            self._report("looking for repeated pairs")
+            repeats = database.rewrite(
+                "SELECT i.* FROM interactions i JOIN (SELECT min(rowid) AS first FROM interactions "
+                "GROUP BY query, candidate) f ON i.rowid = f.first ORDER BY i.rowid"
+            )
+            if self._before is not None:
+                repeats += self._drop_known_pairs(database, self._before)
+        if settings.k_core > 1:
+            self._report(f"looking for the {settings.k_core}-core")
+            known = {side: (file, self._files[file][side]) for side, file in self._file_of.items()}
+            outside = keep_core(database, settings.k_core, known)
+        return repeats, outside
+
+    def _drop_known_pairs(self, database: Database, before: PreparedRecord) -> int:
+        """Leave out pairs that an earlier part has, and return how many rows that are."""
+        schema = pa.schema([(side, pa.int64()) for side in SIDES])
+
+        def pairs() -> Iterator[pa.RecordBatch]:
+            for part in before.parts:
+                rows = [np.load(self._out / part.folder / f"{s}.npy", mmap_mode="r") for s in SIDES]
+                for start in range(0, part.interactions, FETCHED):
+                    some = (one[start : start + FETCHED].astype(np.int64) for one in rows)
+                    yield pa.record_batch(list(map(pa.array, some)), schema=schema)
+
+        database.create("old_rows", schema, pairs())
+        query, candidate = (f"known_{self._file_of[side]}" for side in SIDES)
+        dropped = database.rewrite(
+            "SELECT i.* FROM interactions i ANTI JOIN (SELECT q.id AS query, c.id AS candidate "
+            f"FROM old_rows o JOIN {query} q ON o.query = q.row "
+            f"JOIN {candidate} c ON o.candidate = c.row) o "
+            "ON i.query = o.query AND i.candidate = o.candidate ORDER BY i.rowid"
+        )
+        database.run("DROP TABLE old_rows")
+        if not database.size("interactions"):
+            raise DataError(
+                f"All pairs are in {self._out} already, which keeps each once; there is nothing "
+                "to append."
+            )
+        return dropped
+
+    def _write_columns(self, database: Database, interactions: Interactions) -> PartRecord:
+        """Write the interactions by rows as .npy files, in their order."""
+        name = f"parts/{0 if self._before is None else len(self._before.parts):05}"
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        dtypes = _dtypes(interactions)
+        self._report("writing interactions")
+        rows = database.size("interactions")
+        others = "".join(f", i.{role}" for role in dtypes if role not in SIDES)
+        in_no_order = database.batches(
+            f"SELECT i.rowid AS place, q.row::INT AS query, c.row::INT AS candidate{others} "
+            f"FROM interactions i JOIN entities_{self._file_of['query']} q ON i.query = q.id "
+            f"JOIN entities_{self._file_of['candidate']} c ON i.candidate = c.id"
+        )
+        columns = {r: _new_column(folder / f"{r}.npy", dtype, rows) for r, dtype in dtypes.items()}
+        for written, batch in enumerate(in_no_order):
+            place = batch["place"].to_numpy()
+            for role, column in columns.items():
+                column[place] = batch[role].to_numpy(zero_copy_only=False)
+            if written % RELEASED == 0:
+                release(columns.values())
+        for column in columns.values():
+            column.flush()
+        times = columns.get("time", np.zeros(0))
+        return PartRecord(
+            folder=name,
+            interactions=rows,
+            entities={s: database.size(f"entities_{f}") for s, f in self._file_of.items()},
+            first_time=times[0].item() if len(times) else None,
+            last_time=times[-1].item() if len(times) else None,
+            sources=[source.name for source in interactions.sources],
+            sha256={role: sha256_of(folder / f"{role}.npy") for role in dtypes},
+        )
+
+    def _write_entities(
+        self, database: Database, types: Mapping[str, pa.DataType], features: Features
+    ) -> dict[str, str]:
+        """Write the files of entities, and return the SHA-256 of each."""
+        digests = {}
+        for name, sides in self._files.items():
+            counts = list(sides.values())
+            schema = pa.schema(
+                {"id": types[next(iter(sides))], **dict.fromkeys(counts, pa.int64())}
+            )
+            ordered = f"SELECT id, {', '.join(counts)} FROM entities_{name} ORDER BY row"
+            batches = [batch.cast(schema) for batch in database.batches(ordered)]
+            table = pa.Table.from_batches(batches, schema).combine_chunks()
+            # One table of both sides is there once.
+            own = {id(features[s]): (f"{s} features", features[s]) for s in sides if s in features}
+            before = None if self._before is None else self._earlier(name)
+            table = _described(table, [*own.values()], before)
+            path = self._folder / f"{name}.arrow"
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            digests[path.name] = sha256_of(path)
+        return digests
+
+    def _record_of(
+        self,
+        part: PartRecord,
+        interactions: Interactions,
+        names: Mapping[SideName, list[str]],
+        digests: dict[str, str],
+    ) -> PreparedRecord:
+        settings, before = self._settings, self._before
+        parts = [part] if before is None else [*before.parts, part]
+        content = ["" if before is None else before.fingerprint, *digests.values()]
+        content += [f"{role} {digest}" for role, digest in part.sha256.items()]
+        columns = {role: dtype.name for role, dtype in _dtypes(interactions).items()}
+        return PreparedRecord(
+            format_version=FORMAT_VERSION,
+            shared_ids=settings.shared_ids,
+            interactions=sum(one.interactions for one in parts),
+            sides={
+                side: SideRecord(
+                    entities=part.entities[side],
+                    ids="int64" if pa.types.is_integer(interactions.types[side]) else "string",
+                    features=names[side],
+                )
+                for side in SIDES
+            },
+            columns=cast(dict[str, ColumnType], columns),
+            times=interactions.clock.form,
+            parts=parts,
+            fingerprint=hashlib.sha256(" ".join(content).encode()).hexdigest(),
+            choices=Choices(
+                unique=settings.unique,
+                k_core=settings.k_core,
+                minimum_value=settings.minimum_value,
+                columns=dict(settings.columns),
+                weights=dict(settings.weights),
+            ),
+            entity_files=digests,
+        )
+
+
+def keep_core(database: Database, k: int, known: Mapping[str, tuple[str, str]]) -> int:
+    """Keep the largest part of the interactions in which each query and each candidate has k, and
+    return how many rows were left out: those of an entity with fewer, until no entity has fewer.
+
+    Args:
+        known: by side the file that has its earlier ids, and their column of counts.
+    Raises: DataError: no interaction is left.
+    """
+    for side in SIDES:
+        database.run(f"CREATE TABLE few_{side} AS SELECT {side} AS id FROM interactions LIMIT 0")
+    left = (
+        "interactions i ANTI JOIN few_query q ON i.query = q.id "
+        "ANTI JOIN few_candidate c ON i.candidate = c.id"
+    )
+    few, before = 0, -1
+    while few > before:
+        before = few
+        for side, (file, count) in known.items():
+            database.run(
+                f"INSERT INTO few_{side} SELECT n.id FROM "
+                f"(SELECT i.{side} AS id, count(*) AS count FROM {left} GROUP BY i.{side}) n "
+                f"LEFT JOIN known_{file} k ON n.id = k.id "
+                f"WHERE n.count + coalesce(k.{count}, 0) < {k}"
+            )
+        few = sum(database.size(f"few_{side}") for side in SIDES)
+    dropped = database.rewrite(f"SELECT i.* FROM {left} ORDER BY i.rowid")
+    if not database.size("interactions"):
+        raise DataError(
+            f"No interaction is left with k_core (--k-core) {k}; give a smaller number."
+        )
+    return dropped
+
+
+def number_ids(database: Database, file: str, sides: Mapping[str, str]) -> None:
+    """Make the table `entities_…` of a file: the earlier ids, and then the new ones in the order of
+    their first appearance; of shared ids, as in `Corpus`, those of queries come first.
+
+    Args:
+        sides: by side its column of counts.
+    """
+    counts = list(sides.values())
+    size = database.size("interactions")
+    each = " UNION ALL ".join(
+        f"SELECT {side} AS id, min(rowid) + {number * size} AS first, "
+        + ", ".join(f"{'count(*)' if one == count else '0'} AS {one}" for one in counts)
+        + f" FROM interactions GROUP BY {side}"
+        for number, (side, count) in enumerate(sides.items())
+    )
+    added = ", ".join(f"sum({one})::BIGINT AS {one}" for one in counts)
+    database.run(
+        f"CREATE TABLE met AS SELECT id, min(first) AS first, {added} FROM ({each}) GROUP BY id",
+        f"CREATE TABLE new AS SELECT m.* FROM met m ANTI JOIN known_{file} k ON m.id = k.id "
+        "ORDER BY m.first",
+        f"CREATE TABLE entities_{file} AS SELECT k.id, k.row, "
+        + ", ".join(f"k.{one} + coalesce(m.{one}, 0) AS {one}" for one in counts)
+        + f" FROM known_{file} k LEFT JOIN met m ON k.id = m.id UNION ALL SELECT id, rowid + "
+        f"(SELECT count(*) FROM known_{file}), {', '.join(counts)} FROM new",
+        "DROP TABLE met",
+        "DROP TABLE new",
+    )
+
+
+def _described(
+    table: pa.Table, features: Sequence[tuple[str, pa.Table]], before: pa.Table | None
+) -> pa.Table:
+    """Return entities with their features: those of earlier parts as they were.
+
+    Args:
+        table: ids and counts of all entities, those of earlier parts first.
+        features: what errors call each table of features, and the table.
+        before: the entities of the earlier parts, whose features are all there are.
+    Raises: DataError: features have none of the ids of a first part, or other types than before.
+    """
+    known = 0 if before is None else len(before)
+    new_ids = table["id"].slice(known).combine_chunks()
+    new: dict[str, pa.ChunkedArray] = {}
+    for source, own in features:
+        rows = rows_by_id(own["id"], new_ids, source, must_match=before is None)
+        new |= {name: own[name].take(rows) for name in own.column_names[1:]}
+    if before is None:
+        return pa.table({name: table[name] for name in table.column_names} | new)
+    for place in before.schema:
+        if place.name not in table.column_names:
+            values = new.get(place.name, pa.chunked_array([pa.nulls(len(new_ids), place.type)]))
+            try:
+                values = values.cast(place.type)
+            except pa.ArrowException:
+                raise DataError(
+                    f"The feature {place.name!r} is a {type_name(place.type)} ({place.type}) in "
+                    f"earlier parts, and a {type_name(values.type)} ({values.type}) in what is "
+                    f"appended; write it as before, or {AGAIN}."
+                ) from None
+            chunks = [*before[place.name].chunks, *values.chunks]
+            table = table.append_column(place, pa.chunked_array(chunks, place.type))
+    return table
+
+
+def _new_column(path: Path, dtype: np.dtype[Any], rows: int) -> Any:
+    """Return a new mapped column; its blocks exist, as a full disk must not end a write to them."""
+    column = np.lib.format.open_memmap(path, "w+", dtype.newbyteorder("<"), (rows,))
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return column
+
+
+def _dtypes(interactions: Interactions) -> dict[str, np.dtype[Any]]:
+    """Return the type of each column on disk, in the order of `prepared.json`."""
+    kinds = {role: interactions.types[role] for role in ORDER if role in interactions.types}
+    kinds |= dict.fromkeys(SIDES, pa.int32())
+    return {role: np.dtype(kind.to_pandas_dtype()) for role, kind in kinds.items()}
+
+
+def _least_types(record: PreparedRecord) -> dict[str, pa.DataType]:
+    """Return the types that the new part's columns have at least."""
+    least = {side: pa.string() for side in SIDES if record.sides[side].ids == "string"}
+    return least | ({"time": pa.float64()} if record.columns.get("time") == "float64" else {})
+
+
+def _check_fits(
+    record: PreparedRecord, types: Mapping[str, pa.DataType], database: Database, out: Path
+) -> None:
+    """Refuse appended interactions whose columns or types are not those of the earlier parts, or
+    that are of before the last part's end."""
+    if set(record.columns) != set(types):
+        raise DataError(
+            f"{out} has the columns {', '.join(record.columns)}, and what is appended has "
+            f"{', '.join(types)}; give it the same."
+        )
+    integers: list[str] = [side for side in SIDES if record.sides[side].ids == "int64"]
+    integers += ["time"] * (record.columns.get("time") == "int64")
+    for role in integers:
+        if types[role] != pa.int64():
+            what, others = ("times", "decimals") if role == "time" else (f"{role} ids", "text")
+            raise DataError(
+                f"The {what} of {out} are integers, and what is appended has {others}; write them "
+                f"as integers, or {AGAIN}."
+            )
+    last = record.parts[-1].last_time
+    if last is None:
+        return
+    first = database.rows("SELECT min(time) FROM interactions")[0][0]
+    if first < last:
+        early = database.number(f"SELECT count(*) FROM interactions WHERE time < {last!r}")
+        raise DataError(
+            f"What is appended begins at {first}, before the end of {out} at {last} ({early:,} "
+            f"interactions are earlier); append only later ones, or {AGAIN}."
+        )
+
+
+def _link(old: Path, new: Path) -> None:
+    """Give a folder the files of an earlier part, by hard links where the disk has them."""
+    new.mkdir(parents=True)
+    for file in old.iterdir():
+        with suppress(OSError):
+            os.link(file, new / file.name)
+        if not (new / file.name).exists():
+            shutil.copy2(file, new / file.name)
 
 
 @contextmanager

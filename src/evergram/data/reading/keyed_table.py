@@ -8,27 +8,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.reading.column_names import refuse_unknown
+from evergram.data.reading.files import MemoryTable, Paths, TableStream, source_files
 from evergram.data.reading.rules import (
     FLOAT_CELL,
     BadRows,
     Decimals,
     Place,
+    all_match,
     decoded,
     ids_of_cells,
+    is_date,
+    is_list,
     refuse_non_ids,
 )
-from evergram.data.reading.source_files import Paths, source_files
-from evergram.data.reading.table_stream import MemoryTable, TableStream
-from evergram.data.reading.written_forms import all_match, is_list
 from evergram.errors import DataError
 from evergram.ids import INTEGER, is_text, refuse_other_form
 
 BAG = pa.list_(pa.string())
 ID = "id"
+Table = TableStream | MemoryTable
 
 
 def keyed_table(
-    tables: Sequence[TableStream | MemoryTable],
+    tables: Sequence[Table],
     separator: str = "|",
     columns: Sequence[str] | None = None,
     bad_rows: BadRows | None = None,
@@ -55,17 +57,13 @@ def keyed_table(
     names = list(tables[0].names if columns is None else [own, *columns])
     names = [n for n in names if n in (own, *(columns or ())) or n != ID]
     for table in tables:
-        if own not in table.names:
-            refuse_unknown(table.name, [own, *names], table.names)
-        for one, other in ((tables[0], table), (table, tables[0])):
-            lacks = [n for n in one.names if n in names or columns is None]
-            lacks = [n for n in lacks if n not in other.names]
-            if lacks:
-                raise DataError(
-                    f"{one.name} has a column {lacks[0]!r} and {other.name} has none; give all "
-                    "of them the same columns."
-                )
-        refuse_unknown(table.name, names, table.names)
+        refuse_unknown(table.name, names if own in table.names else [own, *names], table.names)
+        more = [n for n in table.names if columns is None and n not in tables[0].names]
+        if more:
+            raise DataError(
+                f"{table.name} has a column {more[0]!r} and {tables[0].name} has none; give all of "
+                "them the same columns."
+            )
         refuse_non_ids(table.types[own], own, table.name)
     whole = [(table, _whole(table, names)) for table in tables]
     kinds = {n: _type_of(n, whole, "" if n == own else separator, is_id=n == own) for n in names}
@@ -88,19 +86,13 @@ def keyed_table(
     return pa.concat_tables(parts)
 
 
-def _whole(table: TableStream | MemoryTable, names: Sequence[str]) -> pa.Table:
-    batches = list(table.batches(names))
-    if batches:
-        return pa.Table.from_batches(batches)
-    return pa.schema([(name, table.types[name]) for name in names]).empty_table()
+def _whole(table: Table, names: Sequence[str]) -> pa.Table:
+    schema = pa.schema([(name, table.types[name]) for name in names])
+    return pa.Table.from_batches(list(table.batches(names)), schema)
 
 
 def _type_of(
-    name: str,
-    whole: Sequence[tuple[TableStream | MemoryTable, pa.Table]],
-    separator: str,
-    *,
-    is_id: bool,
+    name: str, whole: Sequence[tuple[Table, pa.Table]], separator: str, *, is_id: bool
 ) -> pa.DataType:
     """Return the type that holds a column of all tables."""
     texts = [chunk for table, t in whole if name in table.texts for chunk in t[name].chunks]
@@ -137,11 +129,7 @@ def _type_of_texts(cells: pa.ChunkedArray, separator: str) -> pa.DataType:
 
 
 def _typed(
-    cells: pa.Array | pa.ChunkedArray,
-    name: str,
-    kind: pa.DataType,
-    table: TableStream | MemoryTable,
-    separator: str,
+    cells: pa.Array | pa.ChunkedArray, name: str, kind: pa.DataType, table: Table, separator: str
 ) -> pa.Array | pa.ChunkedArray:
     if kind == BAG and name in table.texts:
         cells = pc.split_pattern(cells, separator)
@@ -218,7 +206,7 @@ def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return pa.float64()
     if all(is_text(kind) or pa.types.is_integer(kind) for kind in kinds):
         return pa.string()
-    if all(pa.types.is_timestamp(kind) or pa.types.is_date(kind) for kind in kinds):
+    if all(map(is_date, kinds)):
         zones = {getattr(kind, "tz", None) is not None for kind in kinds}
         return pa.timestamp("us", "UTC" if True in zones else None) if len(zones) == 1 else None
     return None
@@ -236,6 +224,5 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return any(
-        test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    )
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(test(kind) for test in tests)

@@ -6,9 +6,11 @@ divided into files nor on the order of the files:
 
 - Ids are int64 if all are integers, else texts. In a file of text and in the name of a folder
   (`user=0017`), an integer is what is written as the integer is printed.
-- Values and weights are float32. In texts, all of a column have a decimal point, or all a comma.
+- Values and weights are float32. In texts, all of a column have a decimal point, or all a comma: a
+  point is the decimal sign if each cell can be read so.
 - Times are dates or numbers, all of them written in one way: numbers in one unit, dates with a zone
   or dates without one. They become int64 (dates in microseconds), or float64 if one has decimals.
+  Of 31.12.2025 the day comes first if each cell can be read so, and one of them in no other way.
 - A row with a missing id, or with a number or time that is none, is a bad row.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -23,15 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.reading.written_forms import (
-    COMMA,
-    DAY_FIRST,
-    MONTH_FIRST,
-    POINT,
-    in_iso,
-    moments_of,
-    numbers,
-)
 from evergram.data.rolling_window import UNITS, unit_of, unit_range
 from evergram.errors import DataError
 from evergram.ids import BROKEN, INTEGER, NUMBER, is_text, missing_cells
@@ -42,6 +36,15 @@ SIDES = ("query", "candidate")
 # What is done with bad rows.
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
 HOW_TO_DROP = "bad_rows = 'drop' (--drop-bad-rows), in a recipe under [data]"
+# Numbers with a decimal point and with a decimal comma. The sign for thousands cannot follow a
+# zero.
+_EXPONENT = r"([eE][+-]?\d+)?"
+POINT = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(,\d{{3}})+)(\.\d*)?|\.\d+){_EXPONENT} *$"
+COMMA = rf"^ *[+-]?((\d+|[1-9]\d{{0,2}}(\.\d{{3}})+)(,\d*)?|,\d+){_EXPONENT} *$"
+# Dates with the year last, and perhaps a time of day.
+_DAY, _MONTH = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])"
+_YEAR = r"[./](\d{4})([T ]\d\d:\d\d(:\d\d)?)? *$"
+DAY_FIRST, MONTH_FIRST = rf"^ *{_DAY}[./]{_MONTH}{_YEAR}", rf"^ *{_MONTH}[./]{_DAY}{_YEAR}"
 # Cells of numbers and dates in a text.
 FLOAT_CELL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
 _WORD = r"^[+-]?(?i:nan|inf|infinity)$"
@@ -140,9 +143,10 @@ class BadRows:
             if row < 0:
                 continue
             what = f"{place.row(row)}: {name} is empty" if empty else place.cell(row, role, cells)
-            first = f"{what}; it must be {wanted}"
-            count, sentence = self.reasons.get((name, wanted, empty), (0, first))
-            self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), sentence
+            count, first = self.reasons.get(
+                (name, wanted, empty), (0, f"{what}; it must be {wanted}")
+            )
+            self.reasons[name, wanted, empty] = count + pc.sum(mask).as_py(), first
 
     def finish(self) -> None:
         """Raises: DataError: there are bad rows, and they are not to be dropped."""
@@ -188,12 +192,10 @@ class Clock:
 
     def see(self, form: str, place: str) -> None:
         """Note the form of a time. Raises: DataError: it is another one than before."""
-        if form == self.form:
-            return
         # A small number, as of a counter or of before 1980, does not tell its unit.
         if not self.form or (self.form == NUMBERS and form.startswith(NUMBERS)):
             self.form, self.place = form, place
-        elif not (form == NUMBERS and self.form.startswith(NUMBERS)):
+        elif form != self.form and not (form == NUMBERS and self.form.startswith(NUMBERS)):
             raise DataError(
                 f"Times are {self.form} at {self.place}, and {form} at {place}; {TIMES}."
             )
@@ -209,13 +211,9 @@ class _Read:
     forms: dict[str, pa.Array] = field(default_factory=dict)
 
 
-class OtherFormError(Exception):
-    """A column is written in the second of two ways, as the cell `where` tells; all of it is read
-    again so."""
-
-    def __init__(self, role: str, where: str) -> None:
-        super().__init__(role, where)
-        self.role, self.where = role, where
+class ReadAgainError(Exception):
+    """A cell showed that a column has a wider type, or is written in another form, than was assumed
+    so far; everything is read again so."""
 
 
 class Rules:
@@ -226,18 +224,18 @@ class Rules:
         clock: how times are written so far.
         weights: by name of an event the weight of its rows, if the weights are such names.
         second_form: by role of a text with decimal commas, or with the month first, the cell that
-            tells it.
+            tells it; `checked` adds to it.
     """
 
     def __init__(
         self,
         bad_rows: BadRows,
         clock: Clock,
-        weights: Mapping[str, float] | None = None,
-        second_form: Mapping[str, str] | None = None,
+        weights: Mapping[str, float],
+        second_form: dict[str, str],
     ) -> None:
         self.bad_rows, self.clock, self._weights = bad_rows, clock, weights
-        self._second_form = second_form or {}
+        self._second_form = second_form
         # The first date that may be two, until one tells which comes first.
         self._unsure: str | None = ""
         self._ids = {side: Decimals() for side in SIDES}
@@ -249,7 +247,7 @@ class Rules:
         Args:
             table: its columns are named by role.
         Raises: DataError: a column is of a type that cannot be used, or numbers or times are
-            written in two ways; the error names the row, or the type. OtherFormError.
+            written in two ways; the error names the row, or the type. ReadAgainError.
         """
         cells = {role: decoded(table[role]) for role in table.column_names}
         read: dict[str, _Read] = {}
@@ -300,7 +298,8 @@ class Rules:
         if row >= 0:
             where = place.cell(row, role, cells)
             if chosen == first:
-                raise OtherFormError(role, where)
+                self._second_form[role] = where
+                raise ReadAgainError
             raise DataError(
                 f"{where}, and {self._second_form[role]}, which is written in another way; write "
                 "all of the column in one."
@@ -324,8 +323,7 @@ class Decimals:
     def see(self, ids: pa.ChunkedArray, place: Place, side: str) -> None:
         if self._settled or not is_text(ids.type):
             return
-        numbers = side in place.texts and pc.all(pc.match_substring_regex(ids, NUMBER)).as_py()
-        if numbers is False:
+        if not (side in place.texts and all_match(ids, NUMBER)):
             self._settled, self._first = True, ""
         elif not self._first:
             row = pc.index(pc.match_substring_regex(ids, r"[.eE]"), True).as_py()
@@ -391,12 +389,11 @@ def ids_of_cells(cells: pa.Array, *, text_file: bool) -> tuple[pa.Array, list[Fa
     blank = _blank(cells)
     faults += [(pc.and_(missing, blank), "an id"), (pc.and_not(missing, blank), f"an id{words}")]
     if pa.types.is_uint64(cells.type):
-        large = _true(pc.greater_equal(cells, pa.scalar(2**63, pa.uint64())))
-        faults.append((large, "below 2⁶³ to be an integer id, or be given as text"))
+        faults.append((_from_2_63(cells), "below 2⁶³ to be an integer id, or be given as text"))
     values = _without(cells, faults)
     if pa.types.is_null(values.type) or pa.types.is_integer(values.type):
         return values.cast(pa.int64()), faults
-    if text_file and pc.all(pc.match_substring_regex(values, INTEGER)).as_py() is not False:
+    if text_file and all_match(values, INTEGER):
         try:
             return values.cast(pa.int64()), faults
         except pa.ArrowInvalid:  # beyond 64 bits
@@ -454,14 +451,20 @@ def _comparable(cells: pa.Array, name: str, place: Place, *, dates: bool = False
         return cells.cast(pa.float64())
     if pa.types.is_float16(kind):
         return cells.cast(pa.float32())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or (dates and _is_date(kind)):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or (dates and is_date(kind)):
         return cells
     wanted = A_TIME if dates else "a number"
     raise DataError(f"{place.source} column {name!r} is {kind}; it must be {wanted}.")
 
 
-def _is_date(kind: pa.DataType) -> bool:
+def is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is of lists, in any of Arrow's forms."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
 
 
 def _numbers(
@@ -493,7 +496,7 @@ def _times(cells: pa.Array, place: Place) -> _Read:
     """Return times as int64 or float64."""
     given = pa.array(np.ones(len(cells), bool))
     if not is_text(cells.type):
-        return _dates(cells, given) if _is_date(cells.type) else _unix_times(cells, given)
+        return _dates(cells, given) if is_date(cells.type) else _unix_times(cells, given)
     parts: list[_Read] = []
     are_numbers = _true(pc.match_substring_regex(cells, FLOAT_CELL))
     bad = pc.invert(are_numbers)
@@ -519,11 +522,7 @@ def _times(cells: pa.Array, place: Place) -> _Read:
 
 def _dates(cells: pa.Array, given: pa.Array) -> _Read:
     """Return dates as microseconds: one integer unit for every clock, as only order and differences
-    are used.
-
-    Args:
-        given: the cells that are dates, of which some may be missing.
-    """
+    are used. The cells that are `given` are dates, of which some may be missing."""
     kind = cells.type
     unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
     days = cells.cast(pa.int32()) if unit == "D" else cells
@@ -537,9 +536,7 @@ def _unix_times(cells: pa.Array, given: pa.Array) -> _Read:
     """Return numbers as int64 or float64; their sizes tell their unit."""
     faults: list[Fault] = []
     if pa.types.is_uint64(cells.type):
-        faults = [
-            (_true(pc.greater_equal(cells, pa.scalar(2**63, pa.uint64()))), "a time below 2⁶³")
-        ]
+        faults = [(_from_2_63(cells), "a time below 2⁶³")]
         cells, given = _without(cells, faults), pc.and_not(given, faults[0][0])
     number: type = float if pa.types.is_floating(cells.type) else int
     limit = 2.0**63 if number is float else 2**63 - 1
@@ -588,6 +585,49 @@ def rounded(source: str) -> DataError:
     )
 
 
+def all_match(texts: pa.Array, pattern: str) -> bool:
+    """Return whether all texts that are not null match."""
+    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
+
+
+def numbers(texts: pa.ChunkedArray, *, decimal: str) -> pa.ChunkedArray:
+    """Return texts as float64; null where one is not a number with this decimal sign."""
+    thousands = "," if decimal == "." else "."
+    matches = pc.match_substring_regex(texts, POINT if decimal == "." else COMMA)
+    plain = pc.if_else(matches, pc.utf8_trim_whitespace(texts), None)
+    plain = pc.replace_substring(pc.utf8_ltrim(plain, "+"), thousands, "")
+    return pc.replace_substring(plain, decimal, ".").cast(pa.float64())
+
+
+def in_iso(texts: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
+    """Return dates that match DAY_FIRST or MONTH_FIRST in ISO 8601, and texts of another pattern
+    as they are."""
+    if pattern not in (DAY_FIRST, MONTH_FIRST):
+        return texts
+    order = r"\3-0\2-0\1\4" if pattern == DAY_FIRST else r"\3-0\1-0\2\4"
+    dates = pc.replace_substring_regex(texts, pattern, order)
+    return pc.replace_substring_regex(dates, r"-0(\d\d)", r"-\1")
+
+
+def moments_of(texts: pa.Array, zone: str | None) -> tuple[pa.Array, pa.Array]:
+    """Return dates in ISO 8601 as timestamps, and which cells are none, as of a 13th month."""
+    for unit in ("us", "ns"):
+        try:
+            return texts.cast(pa.timestamp(unit, zone)), pa.array(np.zeros(len(texts), bool))
+        except pa.ArrowInvalid:
+            continue
+    kind = pa.timestamp("us", zone)
+    moments, wrong = [], []
+    for text in texts.to_pylist():
+        moment = None
+        for unit in ("us", "ns"):  # digits beyond microseconds are dropped
+            with suppress(pa.ArrowInvalid):
+                moment = moment or pa.scalar(text).cast(pa.timestamp(unit, zone))
+        moments.append(None if moment is None else moment.cast(kind, safe=False).value)
+        wrong.append(text is not None and moment is None)
+    return pa.array(moments, pa.int64()).cast(kind), pa.array(wrong, pa.bool_())
+
+
 def _shown(cell: pa.Scalar) -> str:
     """Return a cell for an error."""
     try:
@@ -609,6 +649,10 @@ def _not_finite(numbers: pa.Array) -> pa.Array:
     if pa.types.is_floating(numbers.type):
         return pc.invert(_true(pc.is_finite(numbers)))
     return pc.is_null(numbers)
+
+
+def _from_2_63(cells: pa.Array) -> pa.Array:
+    return _true(pc.greater_equal(cells, pa.scalar(2**63, pa.uint64())))
 
 
 def _where(cells: pa.Array, mask: pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side
-from evergram.data.prepared.column_file import sha256_of
+from evergram.data.prepared.files import sha256_of
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.split import Split
 from evergram.training.recipe.values import flat

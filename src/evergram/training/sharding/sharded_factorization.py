@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evergram.atomic_files import make_folder
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
-from evergram.data.prepared.column_file import sha256_of
+from evergram.data.prepared.files import sha256_of
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, EntityInputs, Schema

@@ -1,0 +1,504 @@
+"""Files of tables: `source_files` finds them, `TableStream` reads one in batches of bounded memory,
+and `GzipReader` refuses one that expands too far."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import math
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from evergram.data.data_sets import whole_path
+from evergram.data.reading.column_names import has_no_header, lacking
+from evergram.errors import DataError
+from evergram.file_content import refuse_other_content, unreadable
+from evergram.quotation import refuse_open_quotation
+
+# A file, a folder, a glob or an address, or several.
+Paths: TypeAlias = str | Path | list[str | Path] | tuple[str | Path, ...]
+TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *TEXTS)
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
+# A missing value in the name of a folder, as Hive, Spark and Arrow write it.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_WILD = re.compile(r"[*?\[]")
+# Rows of a batch at most; bytes of text that are parsed at once, and that a line may have.
+ROWS, BLOCK = 1 << 17, 8 << 20
+# The first line of a text must end within these bytes.
+HEADER = 1 << 16
+# Separators of cells to try if the first line lacks the one that the suffix implies.
+DELIMITERS = (",", ";", "\t", "|")
+LIMIT = "EVERGRAM_MAX_EXPANSION"
+# Text of interactions, articles and dumps expands 2 to 20 times; gzip can do 1,000 times.
+TIMES = 100.0
+# An expanded size that is harmless, however well it was compressed.
+HARMLESS = 64 << 20
+_CHUNK = 1 << 20
+# Errors of the standard library's decoders for a file that is cut or damaged; zipfile raises
+# RuntimeError for a member that needs a password, or has an unknown compression.
+DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a table.
+
+    Args:
+        name: its path or address, for errors.
+        path: in its file system.
+        files: fsspec's file system of an address; None for this machine's disk.
+        content: of a file in memory.
+    """
+
+    name: str
+    path: str
+    files: Any = None
+    content: bytes | None = None
+
+    @property
+    def is_on_disk(self) -> bool:
+        return self.files is None and self.content is None
+
+    @property
+    def is_text(self) -> bool:
+        return self.path.lower().endswith(TEXTS)
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.path.lower().endswith((".parquet", ".pq"))
+
+    @property
+    def is_gzip(self) -> bool:
+        return self.path.lower().endswith(".gz")
+
+    @property
+    def delimiter(self) -> str:
+        """The separator of cells that the suffix of a text implies."""
+        return "\t" if ".tsv" in self.path.lower()[-7:] else ","
+
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """The columns in the names of the folders that it is in, such as `day=2024-05-31`: those
+        between it and the next folder of another name; None for a missing value."""
+        columns: dict[str, str | None] = {}
+        for folder in reversed(self.path.replace("\\", "/").split("/")[:-1]):
+            name, sign, value = folder.partition("=")
+            if not (name and sign):
+                break
+            columns[unquote(name)] = None if value == _NO_VALUE else unquote(value)
+        return dict(reversed(columns.items()))
+
+    def size(self) -> int:
+        """Return its bytes."""
+        if self.content is not None:
+            return len(self.content)
+        size = Path(self.path).stat().st_size if self.files is None else self.files.size(self.path)
+        return int(size)
+
+    def open(self) -> IO[bytes]:
+        """Open it to read. Raises: OSError."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
+        if self.files is None:
+            return Path(self.path).open("rb")
+        opened: IO[bytes] = self.files.open(self.path, "rb")
+        return opened
+
+
+def source_files(sources: Paths) -> list[SourceFile]:
+    """Return the files of all sources: those of a source in order of their names.
+
+    Raises: DataError: a source names no file of a known format; or fsspec, or its driver for an
+        address, is not installed.
+    """
+    files: list[SourceFile] = []
+    for source in map(str, sources if isinstance(sources, list | tuple) else [sources]):
+        is_one, found = _remote(source) if _ADDRESS.match(source) else _local(source)
+        known = [file for file in found if file.path.lower().endswith(SUFFIXES)]
+        if not known or (is_one and len(known) < len(found)):
+            what = "is a file of no known format" if is_one else "holds no file of a known format"
+            raise DataError(f"{source} {what}; the known ones end in: {', '.join(SUFFIXES)}.")
+        files += known
+    if not files:
+        raise DataError("No source was named; name files, folders, globs or addresses.")
+    return files
+
+
+def _local(source: str) -> tuple[bool, list[SourceFile]]:
+    """Return whether a source names files and no folder, and its files."""
+    path = whole_path(source, Path())
+    if path.is_dir():
+        # Other programs leave files in folders of tables, as _SUCCESS.
+        inside = sorted(
+            str(p)
+            for p in path.rglob("*")
+            if p.is_file() and not any(n.startswith((".", "_")) for n in p.relative_to(path).parts)
+        )
+        return False, [SourceFile(name, name) for name in inside]
+    if path.exists():
+        return True, [SourceFile(source, str(path))]
+    if not _WILD.search(source):
+        raise DataError(f"There is no file {source}.")
+    names = sorted(str(p) for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    files = [SourceFile(name, name) for name in names if Path(name).is_file()]
+    if not files:
+        raise DataError(f"No file matches {source}; is the folder right?")
+    return True, files
+
+
+def _remote(address: str) -> tuple[bool, list[SourceFile]]:
+    """Return the same of an address."""
+    try:
+        import fsspec
+    except ImportError:
+        raise DataError(
+            f"The source {address} is read through fsspec: pip install 'evergram[remote]'."
+        ) from None
+    try:
+        files, path = fsspec.core.url_to_fs(address)
+        if _WILD.search(path):
+            names = sorted(name for name in files.glob(path) if files.isfile(name))
+        elif files.isdir(path):
+            names = sorted(files.find(path))
+        elif files.exists(path):
+            return True, [SourceFile(address, path, files)]
+        else:
+            raise DataError(f"There is no file {address}.")
+    except DataError:
+        raise
+    except Exception as error:  # of a driver, each of which has errors of its own
+        raise DataError(f"{address} cannot be opened: {str(error).rstrip('.')}.") from error
+    scheme = address.partition("://")[0]
+    return False, [SourceFile(f"{scheme}://{name}", name, files) for name in names]
+
+
+class GzipReader(gzip.GzipFile):
+    """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion.
+
+    Args:
+        path: the file, or its address if it is open already.
+        opened: the open file and its bytes, where it is on no disk of this machine.
+    Raises: DataError: on reading past the limit.
+    """
+
+    def __init__(self, path: Path | str, opened: tuple[IO[bytes], int] | None = None) -> None:
+        stream, size = (None, Path(path).stat().st_size) if opened is None else opened
+        self._path = path
+        self._most = self._left = most_bytes(size)
+        super().__init__(path, "rb", fileobj=stream)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return at most `size` bytes; all that are left if it is negative or None."""
+        # One byte beyond the limit shows that it is passed.
+        wanted = self._left + 1 if size is None or size < 0 else size
+        return self._counted(super().read(wanted))
+
+    def read1(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes, all of them from before a damaged place."""
+        return self._counted(super().read1(size))
+
+    def _counted(self, content: bytes) -> bytes:
+        self._left -= len(content)
+        if self._left < 0:
+            raise _too_large(self._path, self._most)
+        return content
+
+
+def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
+    """Return the whole of one file in the zip at `path`.
+
+    Raises: DataError: it is past the limit of expansion.
+    """
+    # The archive's own sizes may be wrong; the size on the disk is not.
+    most = most_bytes(min(archive.getinfo(member).compress_size, path.stat().st_size))
+    content = bytearray()
+    with archive.open(member) as file:
+        while part := file.read(_CHUNK):
+            content += part
+            if len(content) > most:
+                raise _too_large(path, most)
+    return bytes(content)
+
+
+def most_bytes(packed: int) -> int:
+    """Return the number of bytes that a compressed file of `packed` bytes may expand to.
+
+    Raises: DataError: the limit in the environment is not a number of at least 1.
+    """
+    return max(HARMLESS, int(_times() * packed))
+
+
+def _times() -> float:
+    text = os.environ.get(LIMIT)
+    if not text:
+        return TIMES
+    try:
+        times = float(text)
+    except ValueError:
+        times = math.nan
+    if not 1 <= times < 1e9:
+        raise DataError(
+            f"{LIMIT} is {text!r}; it must be a number from 1 on: how many times its size a "
+            f"compressed file may expand to ({TIMES:g} by default)."
+        )
+    return times
+
+
+def _too_large(path: Path | str, most: int) -> DataError:
+    return DataError(
+        f"{path} expands to more than {most >> 20} MiB, over {_times():g} times its size, as no "
+        "genuine data does; get it from a source that you trust, or if it is right, set "
+        f"{LIMIT} to a larger number of times."
+    )
+
+
+def unpacked(path: Path) -> IO[bytes]:
+    """Open a file that ends in .gz if it is compressed."""
+    return GzipReader(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _unreadable_csv(source: str, error: Exception) -> DataError:
+    """Return the error about a CSV that cannot be read; it names the row if Arrow does."""
+    message, where = " ".join(str(error).split()).rstrip("."), ""
+    if line := re.search(r"Row #(\d+): ", message):
+        where = f" row {int(line[1]) - 1}"
+        message = message.replace(line[0], "")
+    if "UTF8" in message or isinstance(error, UnicodeDecodeError):
+        message = "it is not in UTF-8; save the file as UTF-8"
+    elif "Empty CSV" in message:
+        return DataError(f"{source} is empty; it needs a header and rows.")
+    elif counts := re.search(r"Expected (\d+) columns, got (\d+)", message):
+        message = (
+            f"it has {counts[2]} cells, and the first line has {counts[1]}; give each row as "
+            "many, and quote a cell that has the separator in it"
+        )
+    elif isinstance(error, DAMAGED):
+        message += "; if it is damaged or was cut short, get or write it anew"
+    todo = "" if ";" in message else "; correct the line"
+    return DataError(f"{source}{where} cannot be read: {message}{todo}.")
+
+
+class TableStream:
+    """The columns and batches of a file.
+
+    The names of the folders that a file is in, such as `day=2024-05-31`, are columns, too.
+
+    Args:
+        file: Parquet, Arrow, CSV or TSV.
+    Attributes:
+        name: what errors call it.
+        has_header_line: whether the names of its columns may be a row.
+        types: by name of a column.
+        texts: columns of cells of text, of a file of text or the name of a folder; they are read
+            as strings, and null where they are empty.
+    Raises: DataError: the file is missing, empty, damaged, or has two columns of one name.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.name: str = file.name
+        self.has_header_line: bool = file.is_text
+        self._delimiter = file.delimiter
+        self._closes_marks = False
+        if file.is_text:
+            if file.is_on_disk:
+                own = [b"\x1f\x8b"] if file.is_gzip else []
+                refuse_other_content(Path(file.path), *own)
+            self._delimiter = self._delimiter_of_first_line()
+        with self._reading() as opened:
+            schema: pa.Schema = opened.schema_arrow if file.is_parquet else opened.schema
+            names = schema.names  # here, as they may not be in UTF-8
+        if file.is_text and len(set(names)) < len(names) and has_no_header(names):
+            raise DataError(lacking(self.name, {"query"}, names, {}))
+        refuse_repeated_names(names, self.name)
+        self._folders = {n: v for n, v in file.folders.items() if n not in names}
+        self.texts: frozenset[str] = frozenset([*(names if file.is_text else ()), *self._folders])
+        self.types: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        self.types |= dict.fromkeys(self.texts, pa.string())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.types)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, at most ROWS rows at a time.
+
+        Raises: DataError: the file is damaged; the error names the row of a text; or a quotation
+            mark of a text, also in a column that is not asked for, does not close.
+        """
+        own = [name for name in columns if name not in self._folders]
+        # Of a file whose columns are all names of folders, its first column tells the rows.
+        read = own or [next(name for name in self.names if name not in self._folders)]
+        with self._reading(read) as opened:
+            if self.file.is_parquet:
+                batches: Any = opened.iter_batches(ROWS, columns=read)
+            elif self.file.is_text:
+                batches = opened
+            else:
+                batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
+            rows = 0
+            for batch in batches:
+                for start in range(0, batch.num_rows, ROWS):
+                    yield self._only(batch.slice(start, ROWS), columns)
+                rows += batch.num_rows
+            if self.file.is_text:
+                self._refuse_swallowed_rows(rows)
+
+    def _only(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Return these columns of a batch, in this order, and those of the folders."""
+        cells = [
+            pa.repeat(pa.scalar(self._folders[name], pa.string()), batch.num_rows)
+            if name in self._folders
+            else batch[name]
+            for name in columns
+        ]
+        return pa.record_batch(cells, list(columns))
+
+    def _refuse_swallowed_rows(self, rows: int) -> None:
+        """Refuse a text of more lines than rows, if one of its cells took other rows in."""
+        if self._closes_marks or self._lines.count <= rows + 1:  # one of them is the header
+            return
+        with self.file.open() as stream:
+            is_plain = self.file.is_on_disk and not self.file.is_gzip
+            unpacked = None if is_plain else self._unpacked(stream)
+            refuse_open_quotation(self.file.name, self._delimiter, unpacked)
+        self._closes_marks = True  # what has blank lines, or cells of several, is read once for it
+
+    @contextmanager
+    def _reading(self, columns: Sequence[str] = ()) -> Iterator[Any]:
+        """Yield Arrow's reader of the file, of a text of these columns alone; its errors become
+        DataErrors."""
+        try:
+            if not self.file.size():
+                raise DataError(f"{self.file.name} is empty; it needs a header and rows.")
+            with self.file.open() as stream:
+                if self.file.is_parquet:
+                    yield pq.ParquetFile(stream, pre_buffer=self.file.files is not None)
+                elif self.file.is_text:
+                    with self._csv(self._unpacked(stream), columns) as reader:
+                        yield reader
+                elif self.file.files is None:
+                    with pa.memory_map(self.file.path) as mapped:
+                        yield pa.ipc.open_file(mapped)
+                else:
+                    yield pa.ipc.open_file(stream)
+        except FileNotFoundError as error:
+            raise DataError(f"There is no file {self.file.name}; correct the path.") from error
+        except (*DAMAGED, UnicodeDecodeError, pa.ArrowException) as error:
+            raise self._damage(self._of_one_thread(error, columns)) from error
+
+    def _of_one_thread(self, error: Exception, columns: Sequence[str]) -> Exception:
+        """Return an error of Arrow with the row of a text, which several threads do not know."""
+        if not isinstance(error, pa.ArrowInvalid) or not self.file.is_text:
+            return error
+        try:
+            with self.file.open() as stream:
+                for _ in self._csv(self._unpacked(stream), columns, use_threads=False):
+                    pass
+        except (*DAMAGED, pa.ArrowException) as of_one:
+            error = of_one
+        return error
+
+    def _damage(self, error: Exception) -> DataError:
+        if self.file.is_text:
+            return _unreadable_csv(self.file.name, error)
+        own = b"PAR1" if self.file.is_parquet else b"ARROW1"
+        return unreadable(Path(self.file.name), error, own)
+
+    def _unpacked(self, stream: Any) -> Any:
+        if not self.file.is_gzip:
+            return stream
+        return GzipReader(self.file.name, (stream, self.file.size()))
+
+    def _csv(self, stream: Any, columns: Sequence[str], *, use_threads: bool = True) -> Any:
+        self._lines = _Lines(stream)
+        return csv.open_csv(
+            self._lines,
+            csv.ReadOptions(block_size=BLOCK, use_threads=use_threads),
+            csv.ParseOptions(delimiter=self._delimiter),
+            # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
+            csv.ConvertOptions(
+                null_values=[""],
+                strings_can_be_null=True,
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=list(columns),
+            ),
+        )
+
+    def _delimiter_of_first_line(self) -> str:
+        try:
+            with self.file.open() as stream:
+                start = self._unpacked(stream).read(HEADER)
+        except DAMAGED as error:
+            raise self._damage(error) from error
+        line = start.splitlines()[0].decode(errors="replace") if start.strip() else ""
+        first = self.file.delimiter
+        return next((one for one in (first, *DELIMITERS) if one in line), first)
+
+
+class _Lines(io.RawIOBase):
+    """A stream that counts the lines that were read of it."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream, self._ends, self._last = stream, 0, b"\n"
+
+    @property
+    def count(self) -> int:
+        """Lines so far, also one without an end."""
+        return self._ends + (self._last != b"\n")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        part: bytes = self._stream.read(size)
+        self._ends += part.count(b"\n")
+        self._last = part[-1:] or self._last
+        return part
+
+
+class MemoryTable:
+    """The columns and batches of a table in memory.
+
+    Args:
+        name: for errors.
+    Raises: DataError: two columns have one name.
+    """
+
+    has_header_line = False
+    texts: frozenset[str] = frozenset()
+
+    def __init__(self, table: pa.Table, name: str) -> None:
+        refuse_repeated_names(table.column_names, name)
+        self.name, self._table = name, table
+        self.types: dict[str, pa.DataType] = {field.name: field.type for field in table.schema}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.types)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, at most ROWS rows at a time."""
+        yield from self._table.select(list(columns)).to_batches(max_chunksize=ROWS)
+
+
+def refuse_repeated_names(names: Sequence[str], source: str) -> None:
+    """Raises: DataError: two columns have one name."""
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{source} has two columns {repeated!r}; rename one of them.")

@@ -1,0 +1,566 @@
+"""`Interactions`: all sources of interactions that are read together, in files or in memory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.reading.column_names import guess, lacking, refuse_unknown
+from evergram.data.reading.files import (
+    DAMAGED,
+    ROWS,
+    MemoryTable,
+    SourceFile,
+    TableStream,
+    refuse_repeated_names,
+    unpacked,
+)
+from evergram.data.reading.keyed_table import keyed_table, refuse_repeated_ids
+from evergram.data.reading.rules import (
+    ROLES,
+    SIDES,
+    BadRows,
+    BadRowsChoice,
+    Clock,
+    Place,
+    ReadAgainError,
+    Rules,
+    rounded,
+)
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import DataError
+from evergram.ids import is_text
+
+# Bytes of an adjacency list that are read at once; a line may be longer.
+BLOCK = 8 << 20
+# The column of an adjacency list that has the number of a pair's line, from 1.
+LINE = "\0line"
+# The parts of a tuple, in their order.
+TUPLE = ("query", "candidate", "weight", "time")
+KINDS = (
+    "a DataFrame of pandas or Polars, an Arrow table, a SciPy sparse matrix, a mapping of names to "
+    "columns, or a list of tuples (query, candidate) or of mappings"
+)
+T = TypeVar("T")
+
+
+class AdjacencyList:
+    """The pairs of lines `query candidate candidate …`, as a table.
+
+    The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
+    divided by white space. A line that names a query alone has no pair; a query may have several
+    lines.
+
+    Args:
+        path: UTF-8, perhaps `.gz`.
+    """
+
+    has_header_line = False
+    texts = frozenset(SIDES)
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.names, self._path = str(path), list(SIDES), path
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield these columns and `LINE`, at most ROWS pairs at a time.
+
+        Raises: DataError: the file is damaged, is not in UTF-8, or has no pair.
+        """
+        line, pairs = 0, 0
+        for text in self._blocks():
+            lists = [line.split() for line in text.splitlines()]
+            table = _pairs(lists, line)
+            line, pairs = line + len(lists), pairs + len(table)
+            yield from table.select([*columns, LINE]).to_batches(max_chunksize=ROWS)
+        if not pairs:
+            raise DataError(f"{self.name} has no pairs; a line must be a query and its candidates.")
+
+    def _blocks(self) -> Iterator[str]:
+        """Yield whole lines of the file, about BLOCK bytes at a time."""
+        waiting = bytearray()
+        # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+        encoding = "utf-8-sig"
+        try:
+            with unpacked(self._path) as file:
+                while piece := file.read(BLOCK):
+                    waiting += piece
+                    end = waiting.rfind(b"\n") + 1
+                    if end:
+                        yield waiting[:end].decode(encoding)
+                        encoding = "utf-8"
+                        del waiting[:end]
+            yield waiting.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.name} is not in UTF-8; save the file as UTF-8.") from error
+        except DAMAGED as error:
+            raise DataError(f"{self.name} cannot be read: {error}; fetch it again.") from error
+
+
+def _pairs(lists: list[list[str]], first: int) -> pa.Table:
+    """Return the pairs of lines, each a list of ids, after the `first` lines of the file."""
+    each = pa.array(lists, pa.list_(pa.string()))
+    ids, line = each.flatten(), pc.list_parent_indices(each)
+    heads = pa.array([ids[0] if ids else None for ids in lists], pa.string())
+    # The first id of each line is its query.
+    tails = pa.array([place > 0 for line in lists for place in range(len(line))], pa.bool_())
+    line = line.filter(tails)
+    numbers = pc.add(line.cast(pa.int64()), first + 1)
+    return pa.table({"query": heads.take(line), "candidate": ids.filter(tails), LINE: numbers})
+
+
+Table = TableStream | MemoryTable | AdjacencyList
+
+
+@dataclass(frozen=True)
+class InteractionSource:
+    """Interactions that can be read more than once.
+
+    Args:
+        table: a file, or a table in memory.
+        names: by role (query, candidate, perhaps value, time, weight) its own name of the column.
+    """
+
+    table: Table
+    names: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.table.name
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of its other columns."""
+        return [name for name in self.table.names if name not in self.names.values()]
+
+    def tables(self, rules: Rules) -> Iterator[pa.Table]:
+        """Yield its batches, checked: ids as int64 or string, `value` and `weight` as float32, and
+        `time` as int64 or float64. In a text, ids are of the type that the batch alone suggests.
+
+        Raises: DataError: the file is damaged, or see `Rules.checked`.
+        """
+        texts = frozenset(role for role, name in self.names.items() if name in self.table.texts)
+        row = 0
+        # Two roles may share a column, as value and weight.
+        for batch in self.table.batches(list(dict.fromkeys(self.names.values()))):
+            lines = batch[LINE] if LINE in batch.schema.names else None
+            table = pa.table({role: batch[name] for role, name in self.names.items()})
+            if batch.num_rows:
+                yield rules.checked(table, Place(self.name, row, self.names, texts, lines))
+            row += batch.num_rows
+
+
+@dataclass
+class Interactions:
+    """The interactions of all sources that are read together, in their order.
+
+    Args:
+        sources: at least one.
+        shared_ids: the ids of both sides are of one type.
+        bad_rows: what is done with rows that cannot be used.
+        clock: how times are written in what is there already.
+        types: of some roles, whatever the sources hold: of ids string, of times float64.
+        weights: by name of an event the weight of its rows, if the column of weights holds names.
+    Attributes:
+        rows: rows of the sources, once they were read.
+        types: the type of each role.
+    Raises: DataError: one source lacks a column that another has.
+    """
+
+    sources: Sequence[InteractionSource]
+    shared_ids: bool = False
+    bad_rows: BadRows = field(default_factory=BadRows)
+    clock: Clock = field(default_factory=Clock)
+    types: dict[str, pa.DataType] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if not 0 <= weight < float("inf"):
+                raise DataError(f"The weight of {name!r} is {weight}; give a number of at least 0.")
+        if self.weights and "weight" not in self.sources[0].names:
+            raise DataError(
+                f"There are weights of events, such as {min(self.weights)!r}, and {self.name} has "
+                'no column of them; name it, as in columns = {weight = "event"} '
+                "(--column weight=event)."
+            )
+        # The narrowest types; a row may widen them.
+        narrow = dict.fromkeys([*SIDES, "time"], pa.int64()) | self.types
+        self.types = {r: narrow.get(r, pa.float32()) for r in _same_columns(self.sources)}
+
+    @property
+    def name(self) -> str:
+        """What errors call them."""
+        return self.sources[0].name
+
+    def table(self) -> pa.Table:
+        """Return all of them, and warn of bad rows that were dropped. Raises: DataError: see
+        `read`."""
+        table = self.read(lambda schema, batches: pa.Table.from_batches(batches, schema))
+        self.bad_rows.warn()
+        return table
+
+    def read(self, take: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T]) -> T:
+        """Return what a function makes of their schema and batches; it is called again where a
+        type proves to be too narrow.
+
+        Raises: DataError: the sources have no row, a row that cannot be used, or no weight above 0.
+        """
+        second_form: dict[str, str] = {}
+        while True:
+            if self.shared_ids and pa.string() in (self.types["query"], self.types["candidate"]):
+                self.types |= dict.fromkeys(SIDES, pa.string())
+            try:
+                return take(pa.schema(list(self.types.items())), self._batches(second_form))
+            except ReadAgainError:
+                continue  # `types` or `second_form` tells what is read otherwise
+
+    def _batches(self, second_form: dict[str, str]) -> Iterator[pa.RecordBatch]:
+        self.rows, kept, weighs = 0, 0, False
+        self.bad_rows.reset()
+        clock = Clock(self.clock.form, self.clock.place)
+        rules = Rules(self.bad_rows, clock, self.weights, second_form)
+        for source in self.sources:
+            for table in source.tables(rules):
+                columns = [self._typed(table[r], r, source.name) for r in self.types]
+                typed = pa.table(columns, list(self.types))
+                kept += typed.num_rows
+                self.rows = kept + self.bad_rows.count
+                if "weight" in self.types and typed.num_rows:
+                    weighs |= pc.max(typed["weight"]).as_py() > 0
+                yield from typed.to_batches()
+        rules.finish()
+        if not kept:
+            if self.rows:
+                raise DataError(f"{self.name} has no row that can be used. {self.bad_rows}.")
+            raise DataError(f"{self.name} has no rows; at least one interaction is needed.")
+        if "weight" in self.types and not weighs:
+            raise DataError(
+                f"{self.name}: the weight of every row is 0, so nothing would be learned; give "
+                "weights above 0, or leave the column out."
+            )
+        self.clock = rules.clock
+
+    def _typed(self, column: pa.ChunkedArray, role: str, source: str) -> pa.ChunkedArray:
+        """Return the column in its type; widen the type if it is too narrow."""
+        kind, own = self.types[role], column.type
+        if pa.types.is_integer(kind) and not pa.types.is_integer(own) and len(column):
+            self.types[role] = pa.string() if is_text(own) else pa.float64()
+            raise ReadAgainError
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:  # integers beyond 2⁵³ beside decimals
+            raise rounded(source) from None
+
+
+def sources_of_files(
+    files: Iterable[SourceFile], columns: Mapping[str, str]
+) -> list[InteractionSource]:
+    """Return the interactions of files, whose own names of the roles are `columns`.
+
+    Raises: DataError: a file cannot be read, or lacks a column.
+    """
+    check_roles(columns)
+    return [source_of(TableStream(file), columns) for file in files]
+
+
+def source_of(table: Table, columns: Mapping[str, str]) -> InteractionSource:
+    """Return the interactions of a table, see `sources_of_files`."""
+    chosen = _chosen_columns(table, columns)
+    for role, column in guess(table.names).items():
+        if role in ("value", "time") and role not in chosen and column not in chosen.values():
+            logging.getLogger(__name__).warning(
+                '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns '
+                "(--column %s=%s).",
+                *(table.name, column, role, role, column, role, column),
+            )
+    return InteractionSource(table, chosen)
+
+
+def check_roles(columns: Mapping[str, str]) -> None:
+    """Raises: DataError: a column is named for a role that there is not."""
+    roles = (*ROLES, *(f"{side}_id" for side in SIDES))
+    unknown = sorted(set(columns) - set(roles))
+    if unknown:
+        raise DataError(
+            f"There is no column {unknown[0]!r} to name; name {', '.join(roles)}"
+            f"{did_you_mean(unknown[0], roles)}."
+        )
+
+
+def names_of_ids(columns: Mapping[str, str], side: str) -> list[str]:
+    """Return the names that the column of ids may have in a side's table of features, the likeliest
+    first: the one in `columns`; or else `id`, or what the interactions call the side."""
+    named = columns.get(f"{side}_id")
+    return ["id", columns.get(side, side)] if named is None else [named]
+
+
+def _chosen_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each role that a table has; those that `columns` does not name are
+    called as their roles.
+
+    Raises: DataError: it lacks the query, the candidate or a column of `columns`.
+    """
+    has = table.names
+    columns = {role: name for role, name in columns.items() if role in ROLES}
+    refuse_unknown(table.name, columns.values(), has)
+    names = {role: role for role in ROLES} | dict(columns)
+    absent = [side for side in SIDES if names[side] not in has]
+    if absent:
+        header = table.has_header_line
+        raise DataError(lacking(table.name, absent, has, columns, header_line=header))
+    if names["query"] == names["candidate"]:
+        raise DataError(
+            f"{table.name}: query and candidate are both the column {names['query']!r}; say in "
+            "data.columns (--column candidate=NAME) which is the other."
+        )
+    return {role: names[role] for role in ROLES if names[role] in has}
+
+
+def _same_columns(sources: Sequence[InteractionSource]) -> list[str]:
+    """Return the roles of all sources. Raises: DataError: one has a role that another has not."""
+    first = sources[0]
+    for source in sources[1:]:
+        for one, other in ((first, source), (source, first)):
+            lacks = [role for role in ROLES if role in one.names and role not in other.names]
+            if lacks:
+                raise DataError(
+                    f"{one.name} has a column {one.names[lacks[0]]!r} and {other.name} has none; "
+                    f"give all sources this column, or name another as {lacks[0]} in neither."
+                )
+    return [role for role in ROLES if role in first.names]
+
+
+# What is in memory. The module of an object's class tells its library, so that none of the
+# libraries is imported, or has to be installed, for the sake of another.
+
+
+def interactions_of(
+    data: Any,
+    names: Mapping[str, str],
+    matrix_ids: Mapping[str, Sequence[int | str] | None],
+) -> InteractionSource:
+    """Return the interactions of a table, a sparse matrix or a list.
+
+    Args:
+        data: as of `Corpus.of`.
+        names: by role (query, candidate, value, time, weight) the column of `data`; for other
+            roles, the column of the same name if it exists.
+        matrix_ids: by side the ids of a matrix's rows and columns.
+    Raises: DataError: `data` is of another kind, lacks a column of `names`, or does not fit
+        `matrix_ids`.
+    """
+    if _library(data) == "scipy":
+        return source_of(MemoryTable(_from_sparse(data, matrix_ids), "The matrix"), {})
+    if any(ids is not None for ids in matrix_ids.values()):
+        raise DataError(
+            "query_ids and candidate_ids name the rows and columns of a sparse matrix; of a "
+            f"{_kind(data)}, give the columns of ids with query=… and candidate=…."
+        )
+    if _is_list_of_tuples(data):
+        return source_of(MemoryTable(table_of(_from_tuples(data), "The list"), "The list"), {})
+    source = f"The {_kind(data)}"
+    table = table_of(data, source)
+    missing = [role for role, name in names.items() if name not in table.column_names]
+    if missing:
+        if _library(data) == "pandas" and names[missing[0]] in data.index.names:
+            raise DataError(
+                f"{source} has {names[missing[0]]!r} in its index, which is not read; give "
+                "frame.reset_index()."
+            )
+        raise DataError(_missing_column(source, missing, table.column_names, names))
+    return source_of(MemoryTable(table, source), names)
+
+
+def features_of(
+    data: Any, source: str, bad_rows: BadRowsChoice, ids: Sequence[str] = ("id",)
+) -> pa.Table:
+    """Return a table of features, whose column of ids is `id`.
+
+    Args:
+        data, source: see `table_of`.
+        bad_rows: what is done with rows without an id.
+        ids: names that this column may have in `data`.
+    """
+    table = MemoryTable(table_of(data, source), source)
+    return keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
+
+
+def table_of(data: Any, source: str) -> pa.Table:
+    """Return a frame, a mapping of columns or a list of mappings as an Arrow table.
+
+    Args:
+        source: its name, for errors.
+    Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
+    """
+    if isinstance(data, (list, tuple)) and not data:
+        raise DataError(f"{source} has no rows; at least one interaction is needed.")
+    table = None
+    if _library(data) == "pandas" and hasattr(type(data), "columns"):
+        refuse_repeated_names([str(name) for name in data.columns], source)
+    if _library(data) not in ("pandas", "polars") or hasattr(type(data), "columns"):
+        try:
+            table = _arrow_table(data)
+        except DataError as error:
+            raise DataError(f"{source}: {error}") from error
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(
+                f"{source} cannot be read as columns: {' '.join(str(error).split()).rstrip('.')}; "
+                "give each column values of one type."
+            ) from error
+    if table is None:
+        raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
+    refuse_repeated_names(table.column_names, source)
+    return pa.table({n: _without_views(table[n]) for n in table.column_names})
+
+
+def _arrow_table(data: Any) -> pa.Table | None:
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if _library(data) == "pandas":
+        # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
+        try:
+            table = pa.Table.from_pandas(data, preserve_index=False)
+            for i, (name, dtype) in enumerate(data.dtypes.items()):
+                if dtype.kind == "O" and pa.types.is_temporal(table.schema.field(i).type):
+                    table = table.set_column(i, str(name), _column(data[name].tolist(), str(name)))
+        except pa.ArrowException:  # its error names no row; `_column` does
+            table = pa.table({str(n): _column(data[n].tolist(), str(n)) for n in data.columns})
+        return table.replace_schema_metadata(None)
+    if _library(data) == "polars":
+        return _from_polars(data.collect() if hasattr(data, "collect") else data)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    if isinstance(data, Mapping):
+        return pa.table({str(name): _column(values, str(name)) for name, values in data.items()})
+    if isinstance(data, Sequence) and all(hasattr(row, "_asdict") for row in data):
+        data = [row._asdict() for row in data]  # a named tuple says which column is which
+    if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+        names = list(dict.fromkeys(str(name) for row in data for name in row))
+        return pa.table({n: _column([row.get(n) for row in data], n) for n in names})
+    return None
+
+
+def _from_polars(data: Any) -> Any:
+    """Return a frame or a series with plain strings; Arrow computes little with views of them."""
+    return data.to_arrow(compat_level=sys.modules["polars"].CompatLevel.oldest())
+
+
+def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
+    length = len(data[0])
+    for row, one in enumerate(data, 1):
+        if not isinstance(one, (tuple, list)) or len(one) != length:
+            raise DataError(
+                f"The list row {row} is {one!r}; it must be a tuple of {length} values, as row 1."
+            )
+    if not 2 <= length <= len(TUPLE):
+        raise DataError(
+            f"The list has tuples of {length}; they must be ({', '.join(TUPLE[:2])}), "
+            f"({', '.join(TUPLE[:3])}) or ({', '.join(TUPLE)})."
+        )
+    columns = list(zip(*data, strict=True))
+    return dict(zip(TUPLE, columns, strict=False))
+
+
+def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | None]) -> pa.Table:
+    entries = matrix.tocoo()
+    stored = entries.data != 0
+    columns: dict[str, Any] = {}
+    for side, place, size in zip(SIDES, (entries.row, entries.col), matrix.shape, strict=True):
+        columns[side] = pa.array(place[stored].astype(np.int64))
+        ids = matrix_ids[side]
+        if ids is None:
+            continue
+        if len(ids) != size:
+            raise DataError(
+                f"{side}_ids has {len(ids)} ids and the matrix {size} "
+                f"{'rows' if side == 'query' else 'columns'}; give one id each."
+            )
+        named = _column(ids, f"{side}_ids")
+        refuse_repeated_ids(pa.chunked_array([named]), f"{side}_ids")
+        columns[side] = named.take(columns[side])
+    weight = entries.data[stored]
+    if not (weight == 1).all():
+        columns["weight"] = pa.array(weight.astype(np.float64))
+    return pa.table(columns)
+
+
+def _column(values: Any, name: str) -> pa.Array:
+    """Return an Arrow array. Raises: DataError: the values have several types; it names the row."""
+    if _library(values) == "polars":
+        return _from_polars(values)
+    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
+        return _without_views(pa.chunked_array(values)).combine_chunks()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return pa.array(values)
+    values = _alike_dates(list(values))
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        first = next(v for v in values if v is not None)
+        numbers = (int, float)
+        for row, value in enumerate(values, 1):
+            same = isinstance(value, numbers if isinstance(first, numbers) else type(first))
+            if value is not None and not same:
+                raise DataError(
+                    f"column {name!r} mixes types: row {row} is {value!r}, and before it stands "
+                    f"{first!r}; give it values of one type."
+                ) from None
+        raise DataError(
+            f"column {name!r} cannot be read (its first value is {first!r}); give it integers of "
+            "at most 64 bits, strings, or numbers."
+        ) from None
+
+
+def _alike_dates(values: list[Any]) -> list[Any]:
+    """Return values with dates of several kinds as texts: Arrow would take a time without a zone
+    for one in UTC, and of a date with a time, the date alone."""
+    dates = [value for value in values if isinstance(value, date) and value == value]
+    kinds = {(isinstance(d, datetime), getattr(d, "tzinfo", None) is not None) for d in dates}
+    if len(kinds) < 2:
+        return values
+    return [value.isoformat() if isinstance(value, date) else value for value in values]
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the column with plain strings instead of views, large strings or dictionaries."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    return column
+
+
+def _missing_column(
+    source: str, missing: Sequence[str], has: Sequence[str], names: Mapping[str, str]
+) -> str:
+    likely = {r: n for r, n in guess(has).items() if n not in names.values()}
+    hint = ", ".join(f"{role}={likely.get(role, '…')!r}" for role in missing)
+    return (
+        f"{source} has no column {names[missing[0]]!r}; its columns are: {', '.join(has) or 'none'}"
+        f"{did_you_mean(names[missing[0]], has)}. Name the right ones: Corpus.of(…, {hint})."
+    )
+
+
+def _is_list_of_tuples(data: Any) -> bool:
+    rows = isinstance(data, (list, tuple)) and len(data) > 0
+    return rows and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict")
+
+
+def _library(data: Any) -> str:
+    return type(data).__module__.partition(".")[0]
+
+
+def _kind(data: Any) -> str:
+    return type(data).__name__
