@@ -34,8 +34,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.locks import training_claim
 from evergram.stores.open_store import open_store
 from evergram.training.tuning.trials import claimed
-from evergram.vector_files.base import FINGERPRINT, read_provenance_file
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import FINGERPRINT, open_embeddings, read_provenance_file
 from evergram.vector_files.writers import write_vectors
 
 SOURCE = Path(atomic_files.__file__).parent

@@ -15,8 +15,7 @@ import torch
 from tests.support.command import Command, exit_code
 
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.base import COMPUTED_FROM, FINGERPRINT
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import COMPUTED_FROM, FINGERPRINT, open_embeddings
 from evergram.vector_files.writers import write_vectors
 
 ROWS = 400

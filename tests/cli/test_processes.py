@@ -32,7 +32,7 @@ from evergram.collectives import RANK, WORLD
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files import shards
-from evergram.vector_files.base import Block
+from evergram.vector_files.open_embeddings import Block
 from evergram.vector_files.writers import write_vectors
 
 RECIPE = """

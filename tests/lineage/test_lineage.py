@@ -41,8 +41,7 @@ from evergram.lineage.catalog import PairHistory
 from evergram.lineage.fold_in import stored_lookup
 from evergram.lineage.id_lists import as_lists
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.base import provenance_of
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import open_embeddings, provenance_of
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import read_embeddings
 

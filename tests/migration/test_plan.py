@@ -23,8 +23,7 @@ from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.migration.migration_plan import Situation, decide, plan_migration
 from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
-from evergram.vector_files.base import EmbeddingFile
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import write_vectors
 
 

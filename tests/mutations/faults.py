@@ -167,8 +167,8 @@ FAULTS = (
     ),
     Fault(
         "data/split.py",
-        "before = tested.trained.has(",
-        "before = ~tested.trained.has(",
+        "before = held_out.trained.has(",
+        "before = ~held_out.trained.has(",
         "data/test_split.py",
     ),
     Fault(

@@ -43,8 +43,7 @@ from evergram.retrieval.search_check import (
 )
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Hits, Rows, Space
-from evergram.vector_files.base import FINGERPRINT, EmbeddingFile
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import FINGERPRINT, EmbeddingFile, open_embeddings
 from evergram.vector_files.writers import write_embeddings
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}

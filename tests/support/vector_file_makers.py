@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.open_embeddings import EmbeddingFile
 
 TEXT = [f"object-{i}" for i in (3, 1, 4, 0, 5)]
 NUMBERS = [30, 10, 40, 0, 50]

@@ -37,15 +37,16 @@ from tests.support.vector_file_makers import (
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.vector_files.base import (
+from evergram.vector_files.open_embeddings import (
     COMPUTED_FROM,
     FINGERPRINT,
     TEXT_ENCODER,
     Block,
     EmbeddingFile,
+    companion,
+    open_embeddings,
     provenance_of,
 )
-from evergram.vector_files.open_embeddings import companion, open_embeddings
 from evergram.vector_files.writers import (
     LONGEST_SAFETENSORS_HEADER,
     read_embeddings,

@@ -21,8 +21,7 @@ from tests.support.thread_processes import Threads, in_threads
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.vector_files.base import Block
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
+from evergram.vector_files.open_embeddings import Block, EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing, ahead
 from evergram.vector_files.shards import (
     FINISHED,

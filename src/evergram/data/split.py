@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,8 @@ from evergram.data.rolling_window import RollingWindow
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
 
-
-def everything() -> PairRule:
-    """Return the rule that marks every interaction."""
-    return PairRule("everything", lambda block: torch.ones(len(block), dtype=torch.bool))
+# External ids of queries and of candidates, [m] each.
+Ids: TypeAlias = tuple[pa.Array, pa.Array]
 
 
 def of_at_least(minimum: float) -> PairRule:
@@ -154,9 +152,7 @@ def among(pairs: RowPairs, others: RowPairs) -> Tensor:
     return torch.isin(first, second)
 
 
-def pairs_outside(
-    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
-) -> tuple[pa.Array, pa.Array]:
+def pairs_outside(corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> Ids:
     """Return the pairs of external ids that the corpus does not have: its own are trained on or
     select the epoch, so they cannot be tested."""
     for ids, entities in ((query_ids, corpus.queries), (candidate_ids, corpus.candidates)):
@@ -179,8 +175,8 @@ class Split:
         trained_before: test pairs left out because an earlier version was trained on them.
         in_training: test pairs left out because the training data has them, too.
         untested: the reason why nothing is tested, in one sentence; None if something is.
-        final: makes the split of a last training on all pairs but the test pairs, see `_final`;
-            None if the same pairs select and test, so that nothing could be added.
+        final: makes the split of a last training on all pairs but the test pairs, where none
+            select; None if the same pairs select and test, so that nothing could be added.
     """
 
     training: Corpus
@@ -232,7 +228,7 @@ def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
     if not 0 < share < 1:
         raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
     held = hashed_below(corpus, held_out.hash, share)
-    return _split(corpus, ~held, held, held_out)
+    return _held_out(corpus, ~held, held, held_out)
 
 
 def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut) -> Split:
@@ -275,7 +271,7 @@ def _between_times(corpus: Corpus, number: int) -> int:
 
 def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
     held = arriving(corpus, past, future, held_out.hash)
-    return _split(corpus, first(future) & ~held, held, held_out)
+    return _held_out(corpus, first(future) & ~held, held, held_out)
 
 
 def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
@@ -308,117 +304,73 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
         test: the published test part, columns `query` and `candidate` of external ids.
     """
     held = hashed_below(corpus, held_out.hash, share)
-    training = corpus.where(~held)
-    selection = _pairs(training, *_ids(corpus, held))
-    ids = pairs_outside(corpus, plain(test["query"]), plain(test["candidate"]))
-    repeated = len(test) - len(ids[0])
-    chosen = _pairs(training, *ids, held_out)
-    final = partial(_final, corpus, everything(), ids, held_out, repeated)
-    return _with_test(training, chosen, selection, final, repeated)
+    selects = _ids(corpus, held)
+    tests = pairs_outside(corpus, plain(test["query"]), plain(test["candidate"]))
+    repeated = len(test) - len(tests[0])
+
+    def split(used: PairRule | None, selects: Ids | None) -> Split:
+        made = _split(corpus if used is None else corpus.where(used), tests, selects, held_out)
+        return replace(made, in_training=repeated + made.in_training)
+
+    return replace(split(~held, selects), final=lambda: split(None, None))
 
 
-def _split(corpus: Corpus, training: PairRule, held: PairRule, held_out: HeldOut) -> Split:
-    compact = corpus.where(training)
+def _held_out(corpus: Corpus, training: PairRule, held: PairRule, held_out: HeldOut) -> Split:
+    """Return the split of what is marked for training, and what is held out."""
     if held_out.selection == "paper":
-        both = _pairs(compact, *_ids(corpus, held), held_out)
-        return replace(_with_test(compact, both), selection=both.pairs)
+        both = _split(corpus.where(training), _ids(corpus, held), None, held_out)
+        return replace(both, selection=both.test)
     selects = held & of_half_the_queries(corpus, held_out.hash)
-    tests = _ids(corpus, held & ~selects)
-    selection = _pairs(compact, *_ids(corpus, selects))
-    test = _pairs(compact, *tests, held_out)
-    final = partial(_final, corpus, training | selects, tests, held_out)
-    return _with_test(compact, test, selection, final)
+    tests, used = _ids(corpus, held & ~selects), training | selects
+
+    def final() -> Split:
+        is_all = all(bool(used(block).all()) for block in corpus.blocks())
+        return _split(corpus if is_all else corpus.where(used), tests, None, held_out)
+
+    first = _split(corpus.where(training), tests, _ids(corpus, selects), held_out)
+    return replace(first, final=final)
 
 
-def _ids(corpus: Corpus, held: PairRule) -> tuple[pa.Array, pa.Array]:
+def _ids(corpus: Corpus, held: PairRule) -> Ids:
     """Return the external ids of the interactions that a rule marks."""
-    query, candidate = (
-        torch.cat(rows)
-        for rows in zip(
-            *((b.query[m], b.candidate[m]) for b in corpus.blocks() for m in [held(b)]),
-            strict=True,
-        )
-    )
+    blocks = ((block, held(block)) for block in corpus.blocks())
+    rows = ((block.query[marks], block.candidate[marks]) for block, marks in blocks)
+    query, candidate = map(torch.cat, zip(*rows, strict=True))
     return (
         corpus.queries.vocabulary.keys.take(pa.array(query.numpy())),
         corpus.candidates.vocabulary.keys.take(pa.array(candidate.numpy())),
     )
 
 
-@dataclass(frozen=True)
-class _Testable:
-    """Pairs that may be tested, and how many may not: training never saw their query, an earlier
-    version was trained on them, or this one is."""
-
-    pairs: RowPairs
-    unknown: int = 0
-    trained: int = 0
-    in_training: int = 0
-
-
-def _pairs(
-    training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array, tested: HeldOut | None = None
-) -> _Testable:
-    """Return held-out pairs as distinct rows of the training corpus, without those of training.
+def _split(training: Corpus, tests: Ids, selects: Ids | None, held_out: HeldOut) -> Split:
+    """Return the split of a corpus and of held-out pairs by their external ids.
 
     Args:
-        tested: leaves out pairs that an earlier version was trained on; None for those that select.
+        tests: those that an earlier version was trained on are left out.
+        selects: None selects nothing.
     """
-    before = np.zeros(len(query_ids), dtype=bool)
-    if tested is not None and len(tested.trained):
-        before = tested.trained.has(tested.hash.of_pairs(query_ids, candidate_ids))
-        kept = pa.array(~before)
-        query_ids, candidate_ids = query_ids.filter(kept), candidate_ids.filter(kept)
-    query = training.queries.vocabulary.rows(query_ids)
-    distinct = Vocabulary.by_first_appearance(candidate_ids)
+    before = held_out.trained.has(held_out.hash.of_pairs(*tests)) if held_out.trained else None
+    if before is not None:
+        tests = tests[0].filter(pa.array(~before)), tests[1].filter(pa.array(~before))
+    selection, unknown, _ = (
+        (RowPairs.none(), 0, 0) if selects is None else _pairs(training, selects)
+    )
+    test, untold, repeated = _pairs(training, tests)
+    trained = 0 if before is None else int(before.sum())
+    return Split(training, selection, test, unknown + untold, trained, in_training=repeated)
+
+
+def _pairs(training: Corpus, ids: Ids) -> tuple[RowPairs, int, int]:
+    """Return held-out pairs as distinct rows of the training corpus, without those of training; the
+    number of those whose query training never saw; and that of distinct pairs that it has."""
+    query = training.queries.vocabulary.rows(ids[0])
+    distinct = Vocabulary.by_first_appearance(ids[1])
     row_of = training.candidates.vocabulary.rows(distinct.keys)
     known = query >= 0
-    pairs = torch.unique(query[known] * len(distinct) + distinct.rows(candidate_ids)[known])
+    pairs = torch.unique(query[known] * len(distinct) + distinct.rows(ids[1])[known])
     query, candidate = pairs // max(1, len(distinct)), row_of[pairs % max(1, len(distinct))]
     seen = training.has_pairs(query, candidate)
-    return _Testable(
-        RowPairs(query[~seen], candidate[~seen]),
-        int((~known).sum()),
-        int(before.sum()),
-        int(seen.sum()),
-    )
-
-
-def _final(
-    corpus: Corpus,
-    used: PairRule,
-    test: tuple[pa.Array, pa.Array],
-    held_out: HeldOut,
-    repeated: int = 0,
-) -> Split:
-    """Return the split of a last training on all that `used` marks; no pairs select.
-
-    Args:
-        test: external ids of the test pairs, of which `repeated` were left out before.
-    """
-    is_all = all(bool(used(block).all()) for block in corpus.blocks())
-    training = corpus if is_all else corpus.where(used)
-    return _with_test(training, _pairs(training, *test, held_out), repeated=repeated)
-
-
-def _with_test(
-    training: Corpus,
-    test: _Testable,
-    selection: _Testable | None = None,
-    final: Callable[[], Split] | None = None,
-    repeated: int = 0,
-) -> Split:
-    """Return the split of these pairs, of which `repeated` test pairs were left out before."""
-    selects = selection or _Testable(RowPairs.none())
-    return Split(
-        training,
-        selects.pairs,
-        test.pairs,
-        selects.unknown + test.unknown,
-        test.trained,
-        final=final,
-        in_training=repeated + test.in_training,
-    )
+    return RowPairs(query, candidate).where(~seen), int((~known).sum()), int(seen.sum())
 
 
 def known_pairs(split: Split) -> RowPairs:

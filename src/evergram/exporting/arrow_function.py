@@ -19,8 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote import local_folder
 from evergram.lineage.view import View
 from evergram.retrieval.id_lookup import IdLookup
-from evergram.vector_files.base import first_not_finite, not_finite, out_of_range
-from evergram.vector_files.open_embeddings import FLOATS
+from evergram.vector_files.open_embeddings import FLOATS, first_not_finite, not_finite, out_of_range
 
 Batch = TypeVar("Batch", pa.RecordBatch, pa.Table)
 ListKind = Literal["fixed", "list"]

@@ -12,7 +12,7 @@ from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.lineage.view import View
 from evergram.system_errors import reason_and_remedy
-from evergram.vector_files.base import provenance_of
+from evergram.vector_files.open_embeddings import provenance_of
 from evergram.vector_files.writers import check_writable, vectors_to_arrow
 
 try:

@@ -18,8 +18,7 @@ from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_prob
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError
 from evergram.ids import refuse_other_form
-from evergram.vector_files.base import first_not_finite
-from evergram.vector_files.open_embeddings import BLOCK, Block
+from evergram.vector_files.open_embeddings import BLOCK, Block, first_not_finite
 from evergram.vector_files.writers import vectors_from_arrow
 
 # The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.

@@ -21,7 +21,7 @@ from evergram.lineage.catalog import Catalog
 from evergram.lineage.fold_in import Missing, fold_in, stored_lookup
 from evergram.lineage.id_lists import Lists
 from evergram.texts.record import checked_dims, cut
-from evergram.vector_files.base import first_not_finite, provenance_of
+from evergram.vector_files.open_embeddings import first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
 

@@ -17,8 +17,7 @@ from evergram.errors import DataError, ShapeError
 from evergram.retrieval.metric_search import Metric, by_vectors
 from evergram.stores.rows import Floats, Hits, check_k
 from evergram.texts.record import TextEncoderRecord
-from evergram.vector_files.base import TEXT_ENCODER
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import TEXT_ENCODER, open_embeddings
 from evergram.vector_files.writers import write_vectors
 
 # Embeds objects by their ids, an array of n: float [n, D].

@@ -26,8 +26,14 @@ from evergram.texts.record import TextEncoderRecord, parse_record, record_of
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder
 from evergram.texts.text_encoder import Role, TextEncoder, Vectors
 from evergram.training.progress import Progress
-from evergram.vector_files.base import TEXT_ENCODER, EmbeddingFile
-from evergram.vector_files.open_embeddings import ARROW, PARQUET, Block, open_embeddings
+from evergram.vector_files.open_embeddings import (
+    ARROW,
+    PARQUET,
+    TEXT_ENCODER,
+    Block,
+    EmbeddingFile,
+    open_embeddings,
+)
 from evergram.vector_files.pairing import ahead, refuse_repeats
 from evergram.vector_files.shards import ShardRecord, Shards, write_shards
 from evergram.vector_files.writers import check_writable, write_embeddings, write_vectors

@@ -23,7 +23,7 @@ from evergram.migration.cascade import DEPTH, KeptVectors, cascade
 from evergram.releasing.files.past_file import text_encoder_of
 from evergram.retrieval.sidecars.sidecar_files import DEPTH as SIDECAR_DEPTH
 from evergram.stores.rows import Hits
-from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
 
 # Lengths that differ by a larger share move hits, if they are not divided by.

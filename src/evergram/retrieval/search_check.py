@@ -24,7 +24,7 @@ from evergram.retrieval.version_maps import VersionMaps, checked_vectors
 from evergram.stores.adopted_store import AdoptedStore
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, ReadableStore
-from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.open_embeddings import EmbeddingFile
 
 Doubles = npt.NDArray[np.float64]
 # Rows that are compared at a time.

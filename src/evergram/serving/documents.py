@@ -16,8 +16,12 @@ from evergram.migration.cascade import KeptVectors
 from evergram.texts.record import TextEncoderRecord
 from evergram.texts.text_encoder import Vectors
 from evergram.texts.text_files import read_texts
-from evergram.vector_files.base import FINGERPRINT, TEXT_ENCODER, provenance_of
-from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.open_embeddings import (
+    FINGERPRINT,
+    TEXT_ENCODER,
+    open_embeddings,
+    provenance_of,
+)
 from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")

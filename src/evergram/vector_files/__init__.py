@@ -1,7 +1,7 @@
 """Ids and vectors in files: Parquet, Arrow, `.npy` and safetensors, block by block.
 
-`base`: `EmbeddingFile`, which every format satisfies, and the version that a file names.
-`open_embeddings` reads, `writers` writes one file, `shards` a folder of them; `pairing` reads two
+`open_embeddings`: `EmbeddingFile`, which every format satisfies, and the version that a file names;
+`writers` writes one file, `shards` a folder of them; `pairing` reads two
 files of vectors of the same objects side by side.
 """
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,188 @@ from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.file_content import NPY_SIGN, unreadable
 from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
-from evergram.vector_files.base import (
-    BLOCK,
-    ID_TYPE,
-    Block,
-    EmbeddingFile,
-    provenance_file,
-    provenance_in,
-    read_provenance_file,
-    sentence,
-)
 
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc", ".arrows")
+SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
+# The first bytes of each format. A stream of Arrow begins with the mark of a message, a
+# .safetensors with a length, which is none of the marks of other files.
+_OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
+_SIGNS_OF = {
+    **dict.fromkeys(PARQUET, (b"PAR1",)),
+    ".npy": (NPY_SIGN,),
+    ".safetensors": (b"safetensors",),
+}
 INTEGERS = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
 )
+FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
+# Rows held at once: 50 MB of 768 floats; and bytes of a column that are read at once.
+BLOCK, READ_AHEAD = 16_384, 1 << 20
+Block = tuple[pa.Array, Tensor]
+# The version whose space the vectors are in, and the one that they were computed from.
+FINGERPRINT = "evergram.fingerprint"
+COMPUTED_FROM = "evergram.computed_from"
+# The encoder that made the vectors from texts: JSON of `texts.record.TextEncoderRecord`.
+TEXT_ENCODER = "evergram.text_encoder"
+# The type of the ids of a .npy file, which lie beside it as text: "int64" or "string".
+ID_TYPE = "evergram.id_type"
+
+
+def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
+    """Return the metadata to write with vectors.
+
+    Args:
+        fingerprint: of the version whose space the vectors are in.
+        computed_from: fingerprint of the version that embedded the objects.
+    """
+    return {FINGERPRINT: fingerprint, COMPUTED_FROM: computed_from}
+
+
+def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Return the provenance among a file's metadata, whose keys and values are bytes or text."""
+    ours = {}
+    for key, value in (metadata or {}).items():
+        name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+        if name in (FINGERPRINT, COMPUTED_FROM, TEXT_ENCODER):
+            ours[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return ours
+
+
+def provenance_file(path: Path) -> Path:
+    """Return the path of the JSON with a file's provenance, such as `NAME.npy.json`."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_provenance_file(path: Path) -> dict[str, Any]:
+    """Return the object in the JSON file beside `path`; empty without such a file.
+
+    Raises: DataError: that file is damaged.
+    """
+    beside = provenance_file(path)
+    if not beside.is_file():
+        return {}
+    try:
+        content = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{beside} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(
+            f"{beside} is not a JSON object of provenance; remove it, or write {path} again."
+        )
+    return content
+
+
+class EmbeddingFile(ABC):
+    """A file of N ids and vectors [N, D], which can be read from its front any number of times.
+
+    Args:
+        path: the file.
+        rows, dim: N and D.
+    Attributes:
+        provenance: which version the file says that its vectors are of, see `provenance_of`.
+        has_ids: False if the ids are only the numbers of the rows.
+        column: the name of the column of vectors; None where a format has no columns.
+    Raises: DataError: the file has no rows or no dims.
+    """
+
+    has_ids = True
+    column: str | None = None
+
+    def __init__(self, path: Path, rows: int, dim: int) -> None:
+        if not rows or not dim:
+            raise DataError(f"{path} holds no vectors; it needs at least one row and one dim.")
+        self.path = path
+        self.rows = rows
+        self.dim = dim
+        self.provenance: dict[str, str] = {}
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the version whose space the vectors are in; None if unknown."""
+        return self.provenance.get(FINGERPRINT)
+
+    @abstractmethod
+    def ids(self) -> pa.Array:
+        """Return all N ids, int64 or string. Raises: DataError: one is missing."""
+
+    @abstractmethod
+    def _read(self, size: int) -> Iterator[Block]:
+        """Yield blocks of at most `size` rows, whose numbers `blocks` checks."""
+
+    def blocks(self, size: int = BLOCK) -> Iterator[Block]:
+        """Yield ids [b] and vectors [b, D], b ≤ size: float64 if the file has it, else float32.
+
+        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or a
+            number that is infinite as float32; the error names the row and its id.
+        """
+        start = 0
+        for ids, vectors in self._read(size):
+            # Vectors are published and written as float32.
+            row = first_not_finite(vectors.float())
+            if row is not None:
+                raise self._error(start + row, ids[row], f"has {not_finite(vectors[row])}")
+            yield ids, vectors
+            start += len(ids)
+
+    def read_as(
+        self, read: Callable[[Tensor], Tensor], version: int, blocks: Iterable[Block], start: int
+    ) -> Iterator[Block]:
+        """Yield blocks of this file with their vectors read as a version, [b, D_j], by `read`.
+
+        Args:
+            start: the row that the blocks begin with, for errors.
+        Raises: DataError: what `read` returns has a number that is not finite as float32.
+        """
+        for ids, vectors in blocks:
+            of_version = read(vectors)
+            row = first_not_finite(of_version.float())
+            if row is not None:
+                raise self._error(start + row, ids[row], out_of_range(vectors[row], version))
+            yield ids, of_version
+            start += len(ids)
+
+    def _error(self, row: int, id_: pa.Scalar, what: str) -> DataError:
+        vector = "its vector" if self.column is None else f"its vector (column {self.column!r})"
+        return DataError(
+            f"{self.path} row {row + 1} (id {id_.as_py()!r}): {vector} {what}; "
+            "correct the file or leave the row out."
+        )
+
+
+def first_not_finite(vectors: Tensor) -> int | None:
+    """Return the first row of [N, D] that has a NaN or an infinity; None if there is none."""
+    # The sum of finite rows is finite unless it is too large itself: then look at each row.
+    if bool(vectors.sum().isfinite()):
+        return None
+    bad = (~vectors.isfinite()).any(1).nonzero()
+    return int(bad[0]) if len(bad) else None
+
+
+def not_finite(vector: Tensor) -> str:
+    """Return what a vector [D] that is not finite as float32 has, for a sentence."""
+    if bool(vector.isfinite().all()):
+        return f"a number too large for float32 ({float(_largest(vector)):g})"
+    bad = vector[~vector.isfinite()][0]
+    return f"a NaN or an infinity ({float(bad)})"
+
+
+def out_of_range(vector: Tensor, version: int) -> str:
+    """Return why a vector [D] cannot be read as a version, for a sentence that it is part of."""
+    return (
+        f"has numbers as large as {float(_largest(vector)):g}, and read as version {version} would "
+        "have one that is too large for float32"
+    )
+
+
+def _largest(vector: Tensor) -> Tensor:
+    return vector[vector.abs().argmax()]
+
+
+def sentence(error: Exception) -> str:
+    """Return the message of another library's error, without line breaks and final full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def companion(path: Path) -> Path:
@@ -200,11 +368,6 @@ class SafetensorsVectors(PlainVectors):
         return rows.to(self._dtype)
 
 
-# Bytes of a column that are read at once.
-READ_AHEAD = 1 << 20
-FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
-
-
 class ColumnVectors(EmbeddingFile):
     """A file with a column of ids and a column of vectors."""
 
@@ -326,53 +489,27 @@ class ArrowVectors(ColumnVectors):
 
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
         with path.open("rb") as file:
-            self._stream = file.read(6) != b"ARROW1"
+            self._opener = pa.ipc.open_file if file.read(6) == b"ARROW1" else pa.ipc.open_stream
         self.path = path
         with pa.memory_map(str(path)) as source:
-            schema = self._open(source).schema
-        rows = 0
-        if id_column in schema.names:
-            rows = sum(b.num_rows for b in self._batches(1 << 30, [id_column]))
+            schema = self._opener(source).schema
+        self._names = schema.names
+        named = [id_column] if id_column in schema.names else []
+        rows = sum(batch.num_rows for batch in self._batches(1 << 30, named)) if named else 0
         super().__init__(path, schema, rows, id_column, vector_column)
 
-    def _open(self, source: Any, columns: list[str] | None = None) -> Any:
-        options = pa.ipc.IpcReadOptions()
-        if columns is not None:
-            with pa.memory_map(str(self.path)) as again:
-                names = self._open(again).schema.names
-            options = pa.ipc.IpcReadOptions(included_fields=[names.index(c) for c in columns])
-        opener = pa.ipc.open_stream if self._stream else pa.ipc.open_file
-        return opener(source, options=options)
-
     def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        fields = [self._names.index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
         try:
             with pa.memory_map(str(self.path)) as source:
-                reader = self._open(source, columns)
-                whole = (
-                    reader
-                    if self._stream
-                    else (reader.get_batch(i) for i in range(reader.num_record_batches))
-                )
-                for batch in whole:
+                reader = self._opener(source, options=options)
+                count = getattr(reader, "num_record_batches", None)  # None of a stream
+                for batch in reader if count is None else map(reader.get_batch, range(count)):
                     for start in range(0, batch.num_rows, size):
                         yield batch.slice(start, size)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error
-
-
-__all__ = ["BLOCK", "Block", "EmbeddingFile", "companion", "open_embeddings", "unknown_format"]
-
-PARQUET = (".parquet", ".pq")
-ARROW = (".arrow", ".feather", ".ipc", ".arrows")
-SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
-# The first bytes of each format. A stream of Arrow begins with the mark of a message, a
-# .safetensors with a length, which is none of the marks of other files.
-_OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
-_SIGNS_OF = {
-    **dict.fromkeys(PARQUET, (b"PAR1",)),
-    ".npy": (NPY_SIGN,),
-    ".safetensors": (b"safetensors",),
-}
 
 
 def open_embeddings(

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from evergram.atomic_files import replacing, sync
 from evergram.collectives import ALONE, Collectives
 from evergram.errors import DataError
 from evergram.system_errors import reason_and_remedy
-from evergram.vector_files.base import Block
+from evergram.vector_files.open_embeddings import Block
 from evergram.vector_files.writers import write_embeddings
 
 RECORD, SUCCESS = "_SHARDS.json", "_SUCCESS"
@@ -65,12 +66,6 @@ class ShardRecord:
         Raises: DataError: the folder has other files, or shards of other settings, or cannot be
             written.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"{self.folder} cannot be written to: {reason_and_remedy(error)}."
-            ) from error
         with self._locked():
             self._begin(overwrite)
 
@@ -120,7 +115,7 @@ class ShardRecord:
     def _begin(self, overwrite: bool) -> None:
         names = {path.name for path in self.folder.iterdir()}
         began = _settings_of(self._read()) if RECORD in names else None
-        count = None if began is None else began.get("shards")
+        count = began and began.get("shards")
         if others := sorted(name for name in names if not _belongs(name, count)):
             raise DataError(
                 f"{self.folder} has other files in it, such as {others[0]}; give a new folder for "
@@ -136,7 +131,7 @@ class ShardRecord:
             for name in names:
                 if _SHARD.fullmatch(name):
                     (self.folder / name).unlink(missing_ok=True)
-        self._write({**self.settings, FINISHED: {}})
+        self._replace({})
 
     def _finished(self) -> dict[str, Any]:
         record = self._read()
@@ -149,7 +144,8 @@ class ShardRecord:
         return finished if isinstance(finished, dict) else {}
 
     def _replace(self, finished: Mapping[str, Any]) -> None:
-        self._write({**self.settings, FINISHED: dict(sorted(finished.items()))})
+        record = {**self.settings, FINISHED: dict(sorted(finished.items()))}
+        _write(self.folder / RECORD, json.dumps(record, indent=2).encode() + b"\n")
 
     def _read(self) -> dict[str, Any]:
         path = self.folder / RECORD
@@ -158,9 +154,6 @@ class ShardRecord:
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}; give another folder.") from error
         return record if isinstance(record, dict) else {}
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        _write(self.folder / RECORD, json.dumps(record, indent=2).encode() + b"\n")
 
     def _other_settings(self, began: Settings) -> DataError:
         now = self.settings
@@ -174,9 +167,12 @@ class ShardRecord:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise DataError(f"{self.folder} cannot be read: {reason_and_remedy(error)}.") from error
+            raise DataError(
+                f"{self.folder} cannot be written to: {reason_and_remedy(error)}."
+            ) from error
         try:
             # Some file systems lock no folders; see the class.
             with suppress(OSError):
@@ -211,13 +207,12 @@ def _digest(path: Path) -> dict[str, str | int]:
 
 def _difference(path: Path, entry: object) -> str | None:
     """Return how a shard differs from its entry in the record; None if it does not."""
-    bytes_, size = _bytes_in(entry), _size(path)
-    if bytes_ is None:
+    if _bytes_in(entry) is None:
         return f"is not among the finished shards of {RECORD}"
-    if bytes_ != size:
-        return f"has {size} bytes in place of the {bytes_} that were written"
     # Any other entry than the one of these bytes is a difference, too.
-    return None if _digest(path) == entry else "has another SHA-256 than when it was written"
+    return (
+        None if _digest(path) == entry else "has another SHA-256 than when it was written"
+    )
 
 
 def _bytes_in(entry: object) -> int | None:
@@ -226,7 +221,6 @@ def _bytes_in(entry: object) -> int | None:
 
 
 def _size(path: Path) -> int:
-    """Return a file's bytes; -1 if it is not there."""
     return path.stat().st_size if path.is_file() else -1
 
 
@@ -416,10 +410,12 @@ def _written(
     provenance: Mapping[str, str],
 ) -> Iterator[Path]:
     """Write the missing shards; yield the file of each when it is in its place."""
-    for first, last in _runs(missing):
-        start, stop = shards.rows(first, total).start, shards.rows(last, total).stop
-        cut = _Cut(read(start, stop))
-        for n in range(first, last + 1):
+    # Consecutive shards are written in one pass over what they are read from.
+    for _, run in groupby(enumerate(missing), lambda one: one[1] - one[0]):
+        numbers = [n for _, n in run]
+        start, stop = (shards.rows(n, total) for n in (numbers[0], numbers[-1]))
+        cut = _Cut(read(start.start, stop.stop))
+        for n in numbers:
             rows = len(shards.rows(n, total))
             written = write_embeddings(shards.path(n), cut.take(rows), provenance)
             if written != rows:
@@ -429,18 +425,6 @@ def _written(
                     "from changed meanwhile; start again."
                 )
             yield shards.path(n)
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of consecutive numbers, so that what they are read
-    from is read once."""
-    for place, first in enumerate(numbers):
-        if place and numbers[place - 1] == first - 1:
-            continue
-        last = place
-        while last + 1 < len(numbers) and numbers[last + 1] == numbers[last] + 1:
-            last += 1
-        yield first, numbers[last]
 
 
 class _Cut:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,12 +18,18 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.file_group import replacing_group
 from evergram.system_errors import reason_and_remedy
-from evergram.vector_files.base import ID_TYPE, provenance_file
-from evergram.vector_files.open_embeddings import ARROW, PARQUET, SUFFIXES, Block, companion
+from evergram.vector_files.open_embeddings import (
+    ARROW,
+    ID_TYPE,
+    PARQUET,
+    SUFFIXES,
+    Block,
+    companion,
+    provenance_file,
+)
 
 
 def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
@@ -34,39 +40,17 @@ def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
 
 def write_embeddings(
     path: Path,
-    blocks: Iterable[tuple[pa.Array, Tensor]],
+    blocks: Iterable[Block],
     provenance: Mapping[str, str] | None = None,
 ) -> int:
-    """Write blocks of ids and vectors [b, D]; the file appears whole or not at all.
+    """Write blocks of ids and vectors [b, D] as Parquet; the file appears whole or not at all.
 
     Args:
-        provenance: metadata of the schema, see `vector_files.provenance`.
+        provenance: metadata of the schema, see `provenance_of`.
     Returns: rows written.
     Raises: DataError: the folder cannot be written.
     """
-    writer: pq.ParquetWriter | None = None
-    rows = 0
-    try:
-        with replacing_path(path) as part:
-            try:
-                for ids, vectors in blocks:
-                    columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-                    table = pa.table(columns, metadata=provenance or None)
-                    if writer is None:
-                        # Floats do not compress, and a dictionary of them only costs time.
-                        writer = pq.ParquetWriter(
-                            part, table.schema, compression="zstd", use_dictionary=False
-                        )
-                    writer.write_table(table)
-                    rows += table.num_rows
-            finally:
-                if writer is not None:
-                    writer.close()
-            if writer is None:
-                raise DataError(f"There are no embeddings to write to {path}.")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {reason_and_remedy(error)}.") from error
-    return rows
+    return _write_columns(path, blocks, provenance or {}, ".parquet")
 
 
 def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
@@ -138,21 +122,16 @@ def write_vectors(
         write, a file exists already, or an id that is to be a line has a line break.
     """
     check_writable(path, overwrite=overwrite)
-    suffix = path.suffix.lower()
-    if suffix == CSV:
-        return _write_csv(path, blocks, provenance)
-    if suffix in PARQUET:
-        return write_embeddings(path, blocks, provenance)
-    if suffix in ARROW:
-        return _write_arrow(path, blocks, provenance)
+    suffix, provenance = path.suffix.lower(), provenance or {}
+    if suffix in (CSV, *PARQUET, *ARROW):
+        return _write_columns(path, blocks, provenance, suffix)
     if suffix == ".npy":
         return _write_npy(path, blocks, provenance, named)
     blocks = iter(blocks)
     first = next(blocks, None)
     if first is not None and not overwrite and not pa.types.is_integer(first[0].type):
         _refuse_existing([companion(path)])
-    every = blocks if first is None else chain([first], blocks)
-    return _write_safetensors(path, every, provenance)
+    return _write_safetensors(path, blocks if first is None else chain([first], blocks), provenance)
 
 
 def check_writable(path: Path, *, overwrite: bool = True) -> None:
@@ -185,66 +164,59 @@ def _refuse_existing(paths: Iterable[Path]) -> None:
         )
 
 
-def _write_arrow(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
-    opener = pa.ipc.new_stream if path.suffix.lower() == ".arrows" else pa.ipc.new_file
-    writer = None
-    rows = 0
-    with _replacing(path) as parts:
-        try:
-            for ids, vectors in blocks:
+def _write_columns(
+    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str], suffix: str
+) -> int:
+    """Write a file of columns, block by block: Parquet, Arrow or CSV."""
+    writer, rows, beside = None, 0, [provenance_file(path)] if suffix == CSV else []
+    with _replacing(path, *beside) as parts, ExitStack() as closing:
+        for ids, vectors in blocks:
+            table = _csv_table(ids, vectors) if suffix == CSV else None
+            if table is None:
                 columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-                batch = pa.record_batch(columns, metadata=provenance or None)
-                if writer is None:
-                    writer = opener(str(parts[path]), batch.schema)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
+                table = pa.table(columns, metadata=provenance or None)
+            if writer is None:
+                writer = closing.enter_context(_writer(parts[path], table.schema, suffix))
+            writer.write_table(table)
+            rows += table.num_rows
+        closing.close()
         _refuse_none(path, rows)
+        for record in beside:
+            _write_provenance(parts[record], provenance)
     return rows
 
 
-def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
-    writer: pyarrow.csv.CSVWriter | None = None
-    rows = 0
-    with _replacing(path, provenance_file(path)) as parts:
-        try:
-            for ids, vectors in blocks:
-                # Each number has as many digits as it takes to read the same float32 again.
-                columns = np.ascontiguousarray(vectors.float().cpu().numpy().T)
-                names = ["id", *(f"vector_{i}" for i in range(len(columns)))]
-                batch = pa.record_batch([ids, *map(pa.array, columns)], names=names)
-                if writer is None:
-                    writer = pyarrow.csv.CSVWriter(str(parts[path]), batch.schema)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
-        _refuse_none(path, rows)
-        _write_provenance(parts[provenance_file(path)], provenance or {})
-    return rows
+def _writer(part: Path, schema: pa.Schema, suffix: str) -> Any:
+    if suffix in PARQUET:
+        # Floats do not compress, and a dictionary of them only costs time.
+        return pq.ParquetWriter(part, schema, compression="zstd", use_dictionary=False)
+    if suffix == CSV:
+        return pyarrow.csv.CSVWriter(str(part), schema)
+    return (pa.ipc.new_stream if suffix == ".arrows" else pa.ipc.new_file)(str(part), schema)
+
+
+def _csv_table(ids: pa.Array, vectors: Tensor) -> pa.Table:
+    # Each number has as many digits as it takes to read the same float32 again.
+    columns = np.ascontiguousarray(vectors.float().cpu().numpy().T)
+    return pa.table([ids, *columns], names=["id", *(f"vector_{i}" for i in range(len(columns)))])
 
 
 def _write_npy(
-    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None, named: bool
+    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str], named: bool
 ) -> int:
     names, record = companion(path), provenance_file(path)
     with _replacing(path, names, record) as parts:
         ids = _write_plain(path, parts[path], parts[names], blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
         marks = {ID_TYPE: kind} if named else {}
-        _write_provenance(parts[record], {**(provenance or {}), **marks})
+        _write_provenance(parts[record], {**provenance, **marks})
         if not named:
             parts[names].unlink()
     return ids.rows
 
 
-def _write_safetensors(
-    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None
-) -> int:
-    metadata = {**(provenance or {}), ID_TYPE: "string"}
+def _write_safetensors(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str]) -> int:
+    metadata = {**provenance, ID_TYPE: "string"}
     # In whole multiples of 8 bytes, so that the vectors are aligned.
     space = SAFETENSORS_HEADER + len(json.dumps({"__metadata__": metadata})) // 8 * 8
     if space > LONGEST_SAFETENSORS_HEADER:

@@ -19,8 +19,13 @@ from evergram.lineage.publication_checks import with_id_type
 from evergram.releasing.files.pair_moments import id_hashes
 from evergram.texts.record import TextEncoderRecord, parse_record
 from evergram.training.progress import Progress
-from evergram.vector_files.base import TEXT_ENCODER, provenance_file
-from evergram.vector_files.open_embeddings import EmbeddingFile, companion, open_embeddings
+from evergram.vector_files.open_embeddings import (
+    TEXT_ENCODER,
+    EmbeddingFile,
+    companion,
+    open_embeddings,
+    provenance_file,
+)
 from evergram.vector_files.pairing import Pairing, ahead, refuse_repeats
 
 # The one side of a lineage that is made of files.

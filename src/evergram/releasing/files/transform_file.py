@@ -12,8 +12,7 @@ from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
-from evergram.vector_files.base import provenance_of
-from evergram.vector_files.open_embeddings import Block, EmbeddingFile
+from evergram.vector_files.open_embeddings import Block, EmbeddingFile, provenance_of
 from evergram.vector_files.pairing import ahead
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
