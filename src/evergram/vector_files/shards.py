@@ -210,9 +210,7 @@ def _difference(path: Path, entry: object) -> str | None:
     if _bytes_in(entry) is None:
         return f"is not among the finished shards of {RECORD}"
     # Any other entry than the one of these bytes is a difference, too.
-    return (
-        None if _digest(path) == entry else "has another SHA-256 than when it was written"
-    )
+    return None if _digest(path) == entry else "has another SHA-256 than when it was written"
 
 
 def _bytes_in(entry: object) -> int | None:

@@ -90,29 +90,23 @@ def lacking(
         header_line: True if the names are the first line of a text, which may be a row.
     """
     first = min(wanted, key=list(VARIANTS).index)
-    has = ", ".join(names) or "none"
+    has, likely = ", ".join(names) or "none", guess(names)
     words = ["query", "candidate", "value", "time"][: max(2, len(names))]
     if len(names) == 3 and _TIME.match(names[2]):
         words[2] = "time"
-    line = ",".join(words)
+    line = f"write a line above it that names its columns, such as {','.join(words)}."
     if header_line and has_no_header(names):
-        return (
-            f"{source} has no column {first!r}, and its first line ({has}) seems to be a row: "
-            f"write a line above it that names its columns, such as {line}."
-        )
+        what_it_is = f"its first line ({has}) seems to be a row"
+        return f"{source} has no column {first!r}, and {what_it_is}: {line}"
     # Text ids without a header look like unusual names, and only the person knows which they are.
-    row = f"If that is a row, write a line above it that names its columns, such as {line}. "
-    if not header_line or chosen or guess(names):
-        row = ""
-    seems = {r: n for r, n in guess(names).items() if n not in chosen.values()} | dict(chosen)
-    what = {role: seems.get(role, "…") for role in ("query", "candidate")}
-    what |= {role: seems[role] for role in ("value", "time") if role in seems}
+    row = "" if not header_line or chosen or likely else f"If that is a row, {line} "
+    what = {"query": "…", "candidate": "…"}
+    what |= {role: n for role, n in likely.items() if n not in chosen.values()} | dict(chosen)
     roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
-    doubt = "with the right names in place of …" if "…" in what.values() else "if that is right"
     options = " ".join(f"--column {role}={name}" for role, name in what.items())
     return (
-        f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which, "
-        f"{doubt} ({options}); in a recipe, under [data], columns = {{{roles}}}"
+        f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which, by "
+        f"{options}, or in a recipe, under [data], by columns = {{{roles}}}"
     )
 
 
