@@ -193,13 +193,10 @@ class Corpus(Guided):
         )
         ids = {"query_id": query_id, "candidate_id": candidate_id}
         columns = names | {role: name for role, name in ids.items() if name is not None}
+        given = {"query": query_features, "candidate": candidate_features}
         features = [
-            None
-            if one is None
-            else features_of(
-                one, f"The table of {side} features", bad_rows, names_of_ids(columns, side)
-            )
-            for side, one in (("query", query_features), ("candidate", candidate_features))
+            None if one is None else features_of(one, side, bad_rows, names_of_ids(columns, side))
+            for side, one in given.items()
         ]
         them = Interactions(
             [source], shared_ids=shared_ids, bad_rows=BadRows(bad_rows), weights=weights or {}
@@ -246,30 +243,23 @@ class Corpus(Guided):
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
             interactions = interactions.take(pa.array(order))
-        query_ids = plain(interactions["query"])
-        candidate_ids = plain(interactions["candidate"])
+        ids = [plain(interactions[side]) for side in ("query", "candidate")]
         if them.shared_ids:
-            both = Vocabulary.by_first_appearance(pa.concat_arrays([query_ids, candidate_ids]))
-            query_vocabulary = candidate_vocabulary = both
+            vocabularies = [Vocabulary.by_first_appearance(pa.concat_arrays(ids))] * 2
         else:
-            query_vocabulary = Vocabulary.by_first_appearance(query_ids)
-            candidate_vocabulary = Vocabulary.by_first_appearance(candidate_ids)
-        columns = {
-            "query": pa.array(query_vocabulary.rows(query_ids).numpy()),
-            "candidate": pa.array(candidate_vocabulary.rows(candidate_ids).numpy()),
-        }
+            vocabularies = [Vocabulary.by_first_appearance(some) for some in ids]
+        rows = (
+            pa.array(vocabulary.rows(some).numpy())
+            for vocabulary, some in zip(vocabularies, ids, strict=True)
+        )
+        columns: dict[str, Any] = dict(zip(("query", "candidate"), rows, strict=True))
         for name in ("value", "time", "weight"):
             if name in interactions.column_names:
                 columns[name] = interactions[name]
-        features = features_of_sides(
-            [(query_features, query_vocabulary), (candidate_features, candidate_vocabulary)]
-        )
-        return cls(
-            Side(query_vocabulary, features[0]),
-            Side(candidate_vocabulary, features[1]),
-            pa.table(columns).combine_chunks(),
-            them.shared_ids,
-        )
+        tables = (query_features, candidate_features)
+        features = features_of_sides(list(zip(tables, vocabularies, strict=True)))
+        sides = map(Side, vocabularies, features)
+        return cls(*sides, pa.table(columns).combine_chunks(), them.shared_ids)
 
     def __len__(self) -> int:
         return int(self.interactions.num_rows)
@@ -345,17 +335,13 @@ class Corpus(Guided):
         """Return the corpus of the interactions `index` (int64 [m]) and of their entities only."""
         table = self.interactions.take(pa.array(index.numpy()))
         query, candidate = to_tensor(table["query"]), to_tensor(table["candidate"])
+        kept = torch.unique(query), torch.unique(candidate)
         if self.shared_ids:
-            seen = torch.unique(torch.cat([query, candidate]))
-            sides = seen, seen
-        else:
-            sides = torch.unique(query), torch.unique(candidate)
-        for name, rows, kept in (("query", query, sides[0]), ("candidate", candidate, sides[1])):
-            position = table.column_names.index(name)
-            compact = pa.array(torch.searchsorted(kept, rows).numpy())
-            table = table.set_column(position, name, compact)
-        queries = self.queries.take(sides[0])
-        candidates = self.candidates.take(sides[1])
+            kept = (torch.unique(torch.cat(kept)),) * 2
+        for name, rows, own in (("query", query, kept[0]), ("candidate", candidate, kept[1])):
+            compact = pa.array(torch.searchsorted(own, rows).numpy())
+            table = table.set_column(table.column_names.index(name), name, compact)
+        queries, candidates = self.queries.take(kept[0]), self.candidates.take(kept[1])
         if self.shared_ids:
             candidates = Side(queries.vocabulary, candidates.features)
         return Corpus(queries, candidates, table, self.shared_ids)

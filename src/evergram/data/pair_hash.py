@@ -103,10 +103,7 @@ class TrainedPairs:
         hashes, marks = PairHash(salt).of_blocks(corpus), np.empty(len(corpus), dtype=np.uint32)
         for block in corpus.blocks():
             marks[block.start : block.start + len(block)] = _mark(hashes(block))
-        marks.sort()
-        first = np.ones(len(marks), dtype=np.bool_)
-        np.not_equal(marks[1:], marks[:-1], out=first[1:])
-        return cls(marks[first])
+        return cls(_distinct(marks))
 
     def __len__(self) -> int:
         return len(self.marks)
@@ -135,9 +132,9 @@ def _mark(hashes: Hashes) -> NDArray[np.uint32]:
 
 
 def _distinct(marks: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the distinct marks, ascending; NumPy's own `unique` hashes them, a hundred times as
-    long as sorting takes."""
-    marks = np.sort(marks)
+    """Return the distinct marks, ascending, and sort those that are given; NumPy's own `unique`
+    hashes them, a hundred times as long as sorting takes."""
+    marks.sort()
     first = np.ones(len(marks), dtype=np.bool_)
     np.not_equal(marks[1:], marks[:-1], out=first[1:])
     return marks[first]

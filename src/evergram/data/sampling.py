@@ -289,12 +289,7 @@ class EntitySampler:
 
 
 def places(bounds: Tensor, chance: Tensor) -> Tensor:
-    """Return the place of each uniform number of [0, 1) among cumulated probabilities, int64 [B].
-
-    Args:
-        bounds: float64 [N], cumulated.
-        chance: float64 [B].
-    """
+    """Return the place of each uniform number of [0, 1) among cumulated probabilities, int64 [B]."""
     # Rounding may leave the last bound below 1.
     ids = torch.searchsorted(bounds, chance * bounds[-1], right=True)
     return ids.clamp(max=len(bounds) - 1)
@@ -388,21 +383,10 @@ class PoolSampler(EntitySampler):
 
 
 def entity_sampler(
-    counts: Tensor,
-    measures: Tensor,
-    *,
-    kind: str,
-    batch_size: int,
-    seed: int,
+    counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
 ) -> EntitySampler:
-    """Return the sampler of one side's entities that a recipe names.
-
-    Args:
-        counts: int64 [N], interactions.
-        measures: float64 [N, R].
-        kind: "uniform", "sqrt", "linear" or "adaptive".
-        batch_size: B, entities of a step.
-    """
+    """Return the sampler of one side's entities that a recipe names: "uniform", "sqrt", "linear" or
+    "adaptive"; see `EntitySampler` and `PoolSampler`."""
     if kind != "adaptive":
         return EntitySampler(counts, measures, kind=kind, batch_size=batch_size, seed=seed)
     pool = POOL_FACTOR * batch_size

@@ -217,20 +217,44 @@ class PlainVectors(EmbeddingFile):
     # True if the format itself has a place for integer ids.
     holds_integers = False
 
-    def _set_ids(self, ids: Path | None, *, as_text: bool = False) -> None:
-        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers."""
-        beside = companion(self.path) if ids is None else ids
-        self.has_ids = ids is not None or self._own is not None or beside.is_file()
+    def _set_ids(self, ids: Path | None, written: str | None = None) -> None:
+        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers.
+
+        Args:
+            written: the type that the ids beside were written from, "int64" or "string"; None if
+                that is not known.
+        """
+        beside, written = (companion(self.path), written) if ids is None else (ids, None)
         if ids is None and (self._own is not None or not beside.is_file()):
+            self.has_ids = self._own is not None
+            if written and not self.has_ids:
+                raise DataError(
+                    f"{beside} is missing, though {self.path} was written with its ids there; "
+                    "restore it."
+                )
             return
+        self.has_ids = True
+        texts = self._lines(beside, written)
+        if written == "string" or (ids is None and self.holds_integers):
+            # Beside a file that can hold integers itself, all lines are texts.
+            self._own = texts
+        else:
+            self._own = ids_of_text(texts)
+        kind = self._own.type
+        if pa.types.is_floating(kind) or (written == "int64" and not pa.types.is_integer(kind)):
+            raise DataError(
+                f"The ids of {beside}, such as {texts[0]}, are numbers with a decimal point, or no "
+                "integers as those that were written; write integers, or texts that are no numbers."
+            )
+
+    def _lines(self, beside: Path, written: str | None) -> pa.Array:
+        """Return the lines of a file of ids, one for each vector."""
         try:
             # Programs of Windows begin a file with a mark that is no part of the first id.
-            encoding = "utf-8" if as_text else "utf-8-sig"
+            encoding = "utf-8" if written == "string" else "utf-8-sig"
             lines = beside.read_text(encoding=encoding).split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            if isinstance(error, UnicodeDecodeError):
-                raise DataError(f"{beside} is not UTF-8 text; save it as UTF-8.") from error
-            why = getattr(error, "strerror", None) or sentence(error)
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise DataError(
                 f"{beside} cannot be read as ids: {why}; give a text file of one id a line."
             ) from error
@@ -241,39 +265,12 @@ class PlainVectors(EmbeddingFile):
                 f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
                 "is needed."
             )
-        texts = pa.array(lines, pa.string())
-        line = first_missing(texts, text_file=not as_text)
+        texts, text_file = pa.array(lines, pa.string()), written != "string"
+        line = first_missing(texts, text_file=text_file)
         if line >= 0:
             where = f"{beside} line {line + 1}"
-            raise DataError(missing_sentence(where, "", lines[line], text_file=not as_text))
-        # Beside a file that can hold integers itself, all lines are texts.
-        as_text = as_text or (ids is None and self.holds_integers)
-        read = texts if as_text else ids_of_text(texts)
-        if pa.types.is_floating(read.type):
-            raise DataError(
-                f"The ids of {beside} are numbers with a decimal point, such as {lines[0]}; write "
-                "integers, or texts that are no numbers."
-            )
-        self._own = read
-
-    def _as_written(self, id_type: str) -> None:
-        """Read the lines of ids as the type that they were written from, "int64" or "string"."""
-        beside, record = companion(self.path), provenance_file(self.path)
-        if self._own is None:
-            raise DataError(
-                f"{beside} is missing, though {self.path} was written with its ids there; restore "
-                f"it, or remove {record} to take the numbers of the rows for ids."
-            )
-        if id_type != "int64":
-            self._own = self._own.cast(pa.string())
-            return
-        try:
-            self._own = pc.cast(self._own, pa.int64())
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{beside} has an id that is no integer, though {self.path} was written with "
-                f"integers ({sentence(error)}); restore it, or remove {record} to read text."
-            ) from error
+            raise DataError(missing_sentence(where, "", lines[line], text_file=text_file))
+        return texts
 
     def ids(self) -> pa.Array:
         return self._own if self._own is not None else pa.array(np.arange(self.rows))
@@ -311,10 +308,7 @@ class NpyVectors(PlainVectors):
         record = read_provenance_file(path)
         self.provenance: dict[str, str] = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        written = None if ids is not None else record.get(ID_TYPE)
-        self._set_ids(ids, as_text=written == "string")
-        if written is not None:
-            self._as_written(str(written))
+        self._set_ids(ids, record.get(ID_TYPE))
 
     def _slice(self, start: int, stop: int) -> Tensor:
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
@@ -360,7 +354,7 @@ class SafetensorsVectors(PlainVectors):
                         "integer holds; write ids as text, in a file beside it."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
-        self._set_ids(ids, as_text=ids is None and record.get(ID_TYPE) == "string")
+        self._set_ids(ids, record.get(ID_TYPE) if self._own is None else None)
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
@@ -375,15 +369,14 @@ class ColumnVectors(EmbeddingFile):
         self, path: Path, schema: pa.Schema, rows: int, id_column: str, vector_column: str
     ) -> None:
         for name, role in ((id_column, "id"), (vector_column, "vector")):
-            if name not in schema.names:
+            if schema.names.count(name) != 1:
                 has = ", ".join(schema.names)
+                several = "two columns" if name in schema.names else "no column"
                 raise DataError(
-                    f"{path} has no column {name!r}; its columns are: {has}"
+                    f"{path} has {several} {name!r}; its columns are: {has}"
                     f"{did_you_mean(name, schema.names)}; "
                     f"name the right one with --column {role}=NAME."
                 )
-            if schema.names.count(name) > 1:
-                raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
         if not rows:
             # Before the types: of no rows a program may write columns of no type.
             raise DataError(f"{path} holds no vectors; it has no rows.")
@@ -391,14 +384,11 @@ class ColumnVectors(EmbeddingFile):
         self.column: str = vector_column
         kind = schema.field(vector_column).type
         fixed = pa.types.is_fixed_size_list(kind)
-        if not fixed and not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        is_list = fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if not is_list or kind.value_type not in FLOATS:
             raise DataError(
-                f"{path}: column {vector_column!r} is {kind}; lists of floats are needed."
-            )
-        if kind.value_type not in FLOATS:
-            raise DataError(
-                f"{path}: column {vector_column!r} holds {kind.value_type}; float16, float32 or "
-                "float64 is needed."
+                f"{path}: column {vector_column!r} is {kind}; lists of float16, float32 or float64 "
+                "are needed."
             )
         self._dtype = FLOATS[kind.value_type]
         id_kind = schema.field(id_column).type

@@ -382,16 +382,9 @@ def interactions_of(
     return source_of(MemoryTable(table, source), names)
 
 
-def features_of(
-    data: Any, source: str, bad_rows: BadRowsChoice, ids: Sequence[str] = ("id",)
-) -> pa.Table:
-    """Return a table of features, whose column of ids is `id`.
-
-    Args:
-        data, source: see `table_of`.
-        bad_rows: what is done with rows without an id.
-        ids: names that this column may have in `data`.
-    """
+def features_of(data: Any, side: str, bad_rows: BadRowsChoice, ids: Sequence[str]) -> pa.Table:
+    """Return a table of features in memory, see `keyed_table`."""
+    source = f"The table of {side} features"
     table = MemoryTable(table_of(data, source), source)
     return keyed_table([table], bad_rows=BadRows(bad_rows), ids=ids)
 
