@@ -3,12 +3,12 @@
 Read in this order:
 
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids;
-   its `features` and their `vocabulary`. `Corpus.of` reads frames, matrices and lists in memory.
+   its `features` are ragged rows. `Corpus.of` reads frames, matrices and lists in memory.
 2. `reading/`: the one reader of tables, in files and in memory; its `rules` are those of types,
    units, zones and bad rows.
-3. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
-   and adjacency lists), `movielens`, and `synthetic`, a corpus whose answer is known. `loaders` is
-   the table of them by the kind that a recipe names.
+3. The loaders: `tables`, of files (Parquet, Arrow, CSV or TSV, adjacency lists, MovieLens), and
+   `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
+   recipe names.
 4. `prepared/`: corpora that do not fit into memory; `prepare` writes a folder of columns by DuckDB.
 5. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 6. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3); a

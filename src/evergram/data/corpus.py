@@ -337,7 +337,8 @@ class Corpus(Guided):
         query, candidate = to_tensor(table["query"]), to_tensor(table["candidate"])
         kept = torch.unique(query), torch.unique(candidate)
         if self.shared_ids:
-            kept = (torch.unique(torch.cat(kept)),) * 2
+            both = torch.unique(torch.cat(kept))
+            kept = both, both
         for name, rows, own in (("query", query, kept[0]), ("candidate", candidate, kept[1])):
             compact = pa.array(torch.searchsorted(own, rows).numpy())
             table = table.set_column(table.column_names.index(name), name, compact)

@@ -289,7 +289,7 @@ class EntitySampler:
 
 
 def places(bounds: Tensor, chance: Tensor) -> Tensor:
-    """Return the place of each uniform number of [0, 1) among cumulated probabilities, int64 [B]."""
+    """Return the place of each number of [0, 1) among cumulated probabilities [N], int64 [B]."""
     # Rounding may leave the last bound below 1.
     ids = torch.searchsorted(bounds, chance * bounds[-1], right=True)
     return ids.clamp(max=len(bounds) - 1)
