@@ -128,7 +128,6 @@ def test_options_and_json(tmp_path: Path, evergram: Command) -> None:
     assert "already; --append adds" in evergram.refused("prepare", *arguments)
     assert evergram.json("prepare", *arguments, "--overwrite")["added"] == 2
     (tmp_path / "later.csv").write_text("user,item,stars,when\n8,a,5,9\n")
-    append = ("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
     later = evergram.json("prepare", tmp_path / "later.csv", tmp_path / "out", "--append")
     assert (later["parts"], later["interactions"]) == (2, 3)
     assert load_prepared(tmp_path / "out").column("time").tolist() == [2, 3, 9]
