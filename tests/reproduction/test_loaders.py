@@ -620,7 +620,7 @@ def test_beauty_in_columns(tmp_path: Path) -> None:
 
 def test_a_bad_row_of_beauty_is_named(tmp_path: Path) -> None:
     for name, lines, words in [
-        ("events.tsv.gz", ["user\titem\tunix_time", "u\tB1\t9", "u\t\t5"], "row 2: candidate"),
+        ("events.tsv.gz", ["user\titem\tunix_time", "u\tB1\t9", "u\t\t5"], "row 2: item"),
         ("events.tsv.gz", ["user\titem\ttime", "u\tB1\t9"], "unix_time"),
         ("brand_p_b.txt.gz", ["1", "", "2", ""], "row 3: the line is '2'; .* from 0 to 1"),
         ("category_p_c.txt.gz", ["0", "1"], "has 2 rows; it must have 4"),

@@ -149,7 +149,7 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
     (parquet([1.5] * 5, GOOD), "column 'id' is double"),
     (parquet(pa.array([2**63] * 5, pa.uint64()), GOOD), "no 64-bit integer"),
     (parquet(TEXT, pa.array([1.0] * 5)), "column 'vector' is double"),
-    (parquet(TEXT, pa.array([[1, 2]] * 5)), "holds int64"),
+    (parquet(TEXT, pa.array([[1, 2]] * 5)), "is list<element: int64>"),
     (parquet(pa.array(TEXT)[:0], GOOD[:0]), "holds no vectors"),
     (parquet(pa.nulls(0), pa.nulls(0, pa.list_(pa.null()))), "it has no rows"),
     # Files and paths; nothing is taken for a Python object.

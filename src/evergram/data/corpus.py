@@ -258,8 +258,8 @@ class Corpus(Guided):
                 columns[name] = interactions[name]
         tables = (query_features, candidate_features)
         features = features_of_sides(list(zip(tables, vocabularies, strict=True)))
-        sides = map(Side, vocabularies, features)
-        return cls(*sides, pa.table(columns).combine_chunks(), them.shared_ids)
+        queries, candidates = map(Side, vocabularies, features)
+        return cls(queries, candidates, pa.table(columns).combine_chunks(), them.shared_ids)
 
     def __len__(self) -> int:
         return int(self.interactions.num_rows)

@@ -199,7 +199,7 @@ class MappedCorpus(Corpus):
         if not files["query"].length:
             return self.in_memory().restrict(torch.zeros(0, dtype=torch.int64))
         rows, counts = (
-            {s: torch.from_numpy(np.load(folder / f"{s}-{name}.npy")) for s in SIDES}
+            {str(s): torch.from_numpy(np.load(folder / f"{s}-{name}.npy")) for s in SIDES}
             for name in ("rows", "counts")
         )
         queries = self.queries.take(rows["query"])

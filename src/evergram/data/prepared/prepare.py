@@ -531,11 +531,11 @@ class NewPart:
         self._before, self._report = before, report
         self._in_order = True
         # By the name of each file of entities, the column of counts of each of its sides.
-        self._files: dict[str, dict[str, str]] = {side: {side: "count"} for side in SIDES}
+        self._files: dict[str, dict[SideName, str]] = {side: {side: "count"} for side in SIDES}
         if settings.shared_ids:
             self._files = {"entities": {side: f"{side}_count" for side in SIDES}}
-        self._file_of: dict[str, str] = {
-            str(side): name for name, sides in self._files.items() for side in sides
+        self._file_of: dict[SideName, str] = {
+            side: name for name, sides in self._files.items() for side in sides
         }
 
     def write(self, sources: Sequence[InteractionSource], features: Features) -> PrepareSummary:
@@ -741,7 +741,7 @@ class NewPart:
         return PartRecord(
             folder=name,
             interactions=rows,
-            entities={s: database.size(f"entities_{f}") for s, f in self._file_of.items()},
+            entities={str(s): database.size(f"entities_{f}") for s, f in self._file_of.items()},
             first_time=times[0].item() if len(times) else None,
             last_time=times[-1].item() if len(times) else None,
             sources=[source.name for source in interactions.sources],
@@ -810,7 +810,7 @@ class NewPart:
         )
 
 
-def keep_core(database: Database, k: int, known: Mapping[str, tuple[str, str]]) -> int:
+def keep_core(database: Database, k: int, known: Mapping[SideName, tuple[str, str]]) -> int:
     """Keep the largest part of the interactions in which each query and each candidate has k, and
     return how many rows were left out: those of an entity with fewer, until no entity has fewer.
 
@@ -843,7 +843,7 @@ def keep_core(database: Database, k: int, known: Mapping[str, tuple[str, str]]) 
     return dropped
 
 
-def number_ids(database: Database, file: str, sides: Mapping[str, str]) -> None:
+def number_ids(database: Database, file: str, sides: Mapping[SideName, str]) -> None:
     """Make the table `entities_…` of a file: the earlier ids, and then the new ones in the order of
     their first appearance; of shared ids, as in `Corpus`, those of queries come first.
 

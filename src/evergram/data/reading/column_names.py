@@ -105,8 +105,8 @@ def lacking(
     roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
     options = " ".join(f"--column {role}={name}" for role, name in what.items())
     return (
-        f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which, by "
-        f"{options}, or in a recipe, under [data], by columns = {{{roles}}}"
+        f"{source} has no column {first!r}; its columns are: {has}. {row}Say which is which "
+        f"({options}); in a recipe, under [data], columns = {{{roles}}}"
     )
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 from urllib.parse import unquote
@@ -266,7 +267,7 @@ def _too_large(path: Path | str, most: int) -> DataError:
     )
 
 
-def unpacked(path: Path) -> IO[bytes]:
+def unpacked(path: Path) -> GzipReader | BufferedReader:
     """Open a file that ends in .gz if it is compressed."""
     return GzipReader(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
