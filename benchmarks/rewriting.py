@@ -18,8 +18,8 @@ from torch import Tensor
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
-from evergram.releasing.files.transform_file import transform_file
+from evergram.releasing.align import align
+from evergram.releasing.transform_file import transform_file
 from evergram.vector_files.open_embeddings import BLOCK, Block, open_embeddings
 from evergram.vector_files.writers import write_vectors
 

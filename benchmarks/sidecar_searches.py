@@ -29,7 +29,7 @@ from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
 from evergram.migration.ways import MigrationVectors
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.vector_files.open_embeddings import open_embeddings

@@ -32,8 +32,8 @@ from benchmarks.gowalla import DATA
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.transform_file import transform_file
+from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.transform_file import transform_file
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from benchmarks.text import articles
 from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.serving.server import bound_socket, listen
 from evergram.serving.settings import ServiceSettings
 from evergram.texts.addresses import open_text_encoder

@@ -9,6 +9,8 @@ they are texts like any other.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -134,3 +136,39 @@ def ids_of_text(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray
 def _all_match(texts: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
     all_match = pc.all(pc.match_substring_regex(texts, pattern)).as_py()
     return bool(all_match) and texts.null_count < len(texts)
+
+
+# Ids of one query's candidates, or a list of such lists; weights and values have the same form.
+Lists: TypeAlias = Sequence[Any]
+
+
+def as_lists(lists: Lists, what: str) -> list[list[Any]]:
+    """Return lists of lists: one, if it is a flat list. Raises: DataError: neither, or empty."""
+    outer = _as_list(lists)
+    if outer is None:
+        raise DataError(
+            f"{what} is of type {type(lists).__name__}; give a list of candidates' ids, or a list "
+            "of such lists."
+        )
+    inner = [_as_list(row) for row in outer]
+    rows = [row for row in inner if row is not None]
+    if rows and len(rows) < len(inner):
+        raise DataError(f"{what} has lists beside single ids; give one list for each query.")
+    rows = rows or [outer]
+    empty = [i for i, row in enumerate(rows) if not row]
+    if empty:
+        raise DataError(
+            f"Query {empty[0] + 1} of {len(rows)} has no {what}; its vector is made of at least "
+            "one candidate."
+        )
+    return rows
+
+
+def _as_list(value: Any) -> list[Any] | None:
+    """Return a sequence, an array or a tensor as a list; None for one thing by itself."""
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return list(value.to_pylist())
+    if hasattr(value, "tolist") and hasattr(value, "ndim"):  # an array, or a tensor
+        return list(value.tolist()) if value.ndim else None
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    return list(value) if is_list else None

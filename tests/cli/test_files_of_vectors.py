@@ -16,8 +16,8 @@ from torch import Tensor
 
 from evergram.data.corpus import Side, Vocabulary
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.past_file import SIDE
+from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.past_file import SIDE
 from evergram.training.checkpoint import held_out
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors

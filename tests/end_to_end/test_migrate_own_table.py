@@ -14,7 +14,7 @@ from tests.support.text_encoders import ADDRESSES, encoded, sentences, word_vect
 from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors
 from evergram.migration.reranked_search import Reranked, reranked_search
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import Reader
 
 SENTENCES = sentences()

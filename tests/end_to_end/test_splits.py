@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,7 @@ def test_an_upgrade_that_lost_the_race_keeps_its_model(
 ) -> None:
     shutil.copytree("lin", "theirs")
     assert evergram(f"{UPGRADE} {QUICK} --set seed=7".replace("lin ", "theirs ")).code == 0
-    gate = import_module("evergram.releasing.publish")
-    write: Any = gate.publish_version
+    write: Any = Lineage.publish
 
     def overtaken(*args: Any, **kwargs: Any) -> Any:
         # Another machine's version arrives between training and publication.
@@ -117,7 +115,7 @@ def test_an_upgrade_that_lost_the_race_keeps_its_model(
         return write(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(gate, "publish_version", overtaken)
+        patch.setattr(Lineage, "publish", overtaken)
         assert "--kept" in evergram(f"{UPGRADE} {QUICK}").err
     assert Lineage.open("lin").newest == 1
     assert "seed" in evergram.refused(f"{UPGRADE} {QUICK} --kept --set seed=3")

@@ -10,7 +10,7 @@ from tests.support.optional import need
 from tests.support.real_text_encoders import minilm, real_sentences, static_minilm
 from tests.support.text_clients import through_changes
 
-from evergram.releasing.files.align import AlignSettings
+from evergram.releasing.align import AlignSettings
 from evergram.texts.text_encoder import Vectors
 
 # Share of the texts whose vector of version 0 is the nearest to what the client gets later, of 60:

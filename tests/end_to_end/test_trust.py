@@ -202,7 +202,7 @@ import torch
 from tests.support.dying import die_at
 from evergram.cli import main
 # All that a command imports, before its operations on files are counted.
-import evergram.releasing.files.align, evergram.releasing.probes
+import evergram.releasing.align, evergram.releasing.probes
 import evergram.lineage.consumers
 number, folder, *sys.argv = sys.argv[1:]
 die_at(int(number), Path(folder))

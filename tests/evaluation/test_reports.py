@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from evergram.evaluation import EmbeddingMap
-from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.gramian_error import Histograms
 from evergram.evaluation.reports.html_page import (
     Axes,
@@ -19,19 +18,7 @@ from evergram.evaluation.reports.html_page import (
     page,
     warning_list,
 )
-from evergram.evaluation.reports.run_reports import write_demo, write_tuning
-from evergram.evaluation.reports.version_report import (
-    KeptPast,
-    NotMeasured,
-    Spectrum,
-    VersionFacts,
-    WorstQuery,
-    histogram_figure,
-    kept_sections,
-    spectrum_figure,
-    training_figures,
-    write_version_report,
-)
+from evergram.evaluation.reports.run_reports import histogram_figure, write_demo, write_tuning
 
 
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:
@@ -48,85 +35,10 @@ def test_what_cannot_be_drawn_is_left_out_and_nothing_left_says_so() -> None:
     assert chart(axes, [Line("l", [(1, 0.0), (2, 1.0), (3, 0.5)])]).count("<circle") == 2
 
 
-def test_the_curve_marks_the_chosen_epoch_and_tells_of_a_refit() -> None:
-    history = [{"epoch": e, "objective": 1 / e, "recall@20": 0.1 * e} for e in (1, 2, 3)]
-    training = {
-        "history": history,
-        "best_epoch": 2,
-        "epochs": 3,
-        "ended": "patience",
-        "seconds": 1.0,
-        "refit": {"steps": 70, "interactions": 1234},
-    }
-    text = training_figures({"training": training}, "recall@20")
-    assert text.count("chosen: 2</text>") == 2
-    assert "on all 1,234 rows that are not test, for 70 steps" in text
-    assert "not measured" in training_figures({"training": {"history": []}}, "recall@20")
-
-
-def test_scores_and_spectra_say_their_numbers_in_words() -> None:
+def test_scores_say_their_numbers_in_words() -> None:
     edges = torch.tensor([0.0, 1.0, 2.0])
     histograms = Histograms(edges, torch.ones(2) / 2, torch.ones(2) / 2, (0.5, 0.25), 0.75)
     assert "the higher one 75.0% of the time" in histogram_figure(histograms)
-    text = spectrum_figure({"query": Spectrum([0.75, 0.25], 1.75, 9)})
-    assert "1.75 of 2 (query)" in text
-    assert "75.0%" in text
-
-
-WHY = NotMeasured("Why.")
-
-
-def test_readings_certificates_and_probes() -> None:
-    strata = [Stratum("top", 3, 4, {"past": 0.5, "chain": 0.25, "new": 1.0})]
-    kept: dict[str, KeptPast | NotMeasured] = {
-        "0": KeptPast(0.8, strata),
-        "1": NotMeasured("No model."),
-    }
-    probe = {"consumer": "ads", "pinned": "v0", "metric": "auc", "value": 0.75, "limit": 0.7}
-    probe |= {"baseline": {"value": 0.875}, "objects": 9, "missing": 1, "sentence": None}
-    ranking = {"past": {"recall@5": 0.5}, "chain": {"recall@5": 0.4}}
-    metrics = {
-        "compatibility": {"0": {"queries": 12, "ranking": ranking}},
-        "certificate": {"0": {"estimate": 0.1, "bound": 0.2, "relative": 0.3}},
-        "probes": [probe],
-    }
-    facts = VersionFacts("shop", 2, "recall@5", metrics, WHY, WHY, WHY, WHY, WHY, WHY, kept=kept)
-    text = "".join(kept_sections(facts, metrics))
-    assert "<td>0.4000</td><td>80.0%</td><td>0.8000</td><td>50.0%</td>" in text
-    assert "<td>0.5000</td><td>0.2500</td><td>50.0%</td><td>1.0000</td>" in text
-    assert "Version 1: not measured. No model." in text
-    assert "Certificate of version 1: not measured." in text
-    assert "<td>0.8750</td><td>0.7500</td><td>0.7000</td>" in text
-    first = VersionFacts("s", 0, "recall@5", {}, WHY, WHY, WHY, WHY, WHY, WHY)
-    assert kept_sections(first, {}) == []
-
-
-LARGE = NotMeasured("It is <too> large.")
-
-
-def facts(metrics: dict[str, Any], **measured: Any) -> VersionFacts:
-    fields = ("spectra", "scores", "neighbours", "worst", "by_popularity", "by_pairs")
-    return VersionFacts("shop", 4, "recall@5", metrics, **(dict.fromkeys(fields, LARGE) | measured))
-
-
-def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_path: Path) -> None:
-    metrics = {
-        "metrics": {"model": {"recall@5": 0.25}, "popularity": {"recall@5": 0.5}},
-        "sampled": {
-            "queries": 7,
-            "of": 90,
-            "errors": {"model": {"recall@5": 0.125}, "popularity": {"recall@5": 0.0625}},
-        },
-    }
-    strata = [Stratum("all", 3, 0, {"model": None})]
-    shown = facts(metrics, by_pairs=strata, worst=[WorstQuery("q<", 1, 2, 3, 4)])
-    text = write_version_report(tmp_path / "a.html", shown).read_text()
-    assert "0.2500 ± 0.1250" in text
-    assert "0.5000 ± 0.0625" in text
-    assert "Measured on 7 of 90 test queries" in text
-    assert "It ranks no better than popularity: recall@5 0.2500, and 0.5000" in text
-    assert "not measured (no test queries)" in text
-    assert "q&lt;" in text
 
 
 def test_each_dot_says_its_name_and_group_and_nothing_is_markup(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from evergram.exporting.sentence_transformer_folder import (
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.view import View
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.texts.package_encoders import SentenceTransformerEncoder
 
 

@@ -27,7 +27,7 @@ from evergram.errors import DataError, FormatError, IntegrityError, LineageError
 from evergram.exporting.encoder_folder import CardPlace, EncoderFacts, model_card
 from evergram.exporting.pretrained_encoder import PretrainedEncoder
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import EncoderRecord, sha256
+from evergram.lineage.record import EncoderRecord, sha256
 
 
 @dataclass

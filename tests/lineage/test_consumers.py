@@ -130,7 +130,7 @@ def test_a_refused_consumer_changes_nothing(tmp_path: Path, probe: Probe) -> Non
         with pytest.raises(UnknownVersionError):
             registry.add("b", pinned, resolve, allowed=allowed)
     gone = probe.model_copy(update={"data": str(tmp_path / "gone")})
-    with pytest.raises(LineageError, match="its consumers are as they were"):
+    with pytest.raises(LineageError, match="the lineage is as it was"):
         registry.add("b", "v0", resolve, probe=gone)
     assert (tmp_path / "consumers.json").read_bytes() == before
     assert [c.name for c in registry.list()] == ["a"]

@@ -21,24 +21,21 @@ from tests.support.publishing import publish_next
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.lineage import canary_check, publication
+from evergram.lineage import canary_check
+from evergram.lineage import lineage as lineage_file
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import (
-    CompatibilityLimits,
-    canary_rows,
-    diagnose_lineage,
-    id_hash,
-    past_limits,
-    unseen_share,
-)
-from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import sha256
-from evergram.lineage.version_warnings import (
+from evergram.lineage.canary_check import canary_rows, id_hash
+from evergram.lineage.diagnosis import (
     below_popularity,
+    diagnose_lineage,
+    past_limits,
     sample_sentence,
     standard_errors,
+    unseen_share,
     version_warnings,
 )
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.record import sha256
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import Live
 from evergram.vector_files.writers import write_embeddings
@@ -108,9 +105,9 @@ def test_a_reading_that_is_not_known_says_why(lineage: Lineage) -> None:
     assert f"{LEAST_OBJECTS - 1} objects" in first.unknown["certificate"]
     assert "version 2 is not affine" in first.unknown["certificate"]
     assert "canaries in common that alignment never saw" in second.unknown["error"]
-    sentences = past_limits([first], CompatibilityLimits(bound=1.0, amplification=1.0))
-    assert len(sentences) == 2
-    assert all("nothing is known of its" in sentence for sentence in sentences)
+    sentences = past_limits([first], bound=1.0)
+    assert len(sentences) == 1
+    assert "nothing is known of its bound" in sentences[0]
 
 
 def test_canaries_have_the_lowest_and_the_highest_hashes_and_past_ones_stay(
@@ -344,7 +341,7 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
 ) -> None:
     """Nobody says which of them alignment never saw; a limit reads what they show in any case."""
     # As it was published before publication tried transforms on canaries itself.
-    monkeypatch.setattr(publication, "check_transform_on_canaries", lambda *_: None)
+    monkeypatch.setattr(lineage_file, "check_transform_on_canaries", lambda *_: None)
     lineage = Lineage.create(tmp_path / "lineage")
     ids, draw = pa.array(range(size)), torch.Generator().manual_seed(0)
     past, now = (torch.randn(size, 3, generator=draw) for _ in range(2))
@@ -355,9 +352,9 @@ def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
     publish_next(lineage, version(block, LinearTransform(3, 3), block, exact))
     readings = diagnose_lineage(lineage)
     assert readings[0].unseen is None
-    limited = past_limits(readings, CompatibilityLimits(error=0.1))
+    limited = past_limits(readings, error=0.1)
     assert any("its error is" in sentence for sentence in limited)
-    belied = past_limits(readings, CompatibilityLimits(bound=0.1))
+    belied = past_limits(readings, bound=0.1)
     assert (len(belied) == 1 and "on 50 canaries it is" in belied[0]) == (size == 50)
 
 
@@ -400,6 +397,6 @@ def test_a_side_of_which_nothing_is_in_common_is_not_known(tmp_path: Path) -> No
         publish_next(lineage, version(both, transform, both, error))
     readings = diagnose_lineage(lineage)
     assert list(readings[0].unknown) == ["error", "side candidate"]
-    assert past_limits(readings, CompatibilityLimits()) == []
-    (said,) = past_limits(readings, CompatibilityLimits(bound=1.0))
+    assert past_limits(readings) == []
+    (said,) = past_limits(readings, bound=1.0)
     assert "nothing is known of its side candidate, and there are limits" in said

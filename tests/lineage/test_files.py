@@ -41,17 +41,15 @@ from evergram.lineage.locks import (
     clear_work,
     training_claim,
 )
-from evergram.lineage.manifest import (
-    Manifest,
-    sha256,
-)
 from evergram.lineage.paths import (
     PARTS,
 )
 from evergram.lineage.publication import keep_lost, read_lost
 from evergram.lineage.record import (
     LineageRecord,
+    Manifest,
     parse_record,
+    sha256,
 )
 from evergram.lineage.version_files import (
     FORM_TENSORS,

@@ -36,11 +36,10 @@ from evergram.errors import (
     ShapeError,
     UnknownVersionError,
 )
+from evergram.ids import as_lists
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.catalog import PairHistory
 from evergram.lineage.fold_in import stored_lookup
-from evergram.lineage.id_lists import as_lists
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.vector_files.open_embeddings import open_embeddings, provenance_of
 from evergram.vector_files.shards import Shards
 from evergram.vector_files.writers import read_embeddings

@@ -35,13 +35,12 @@ from evergram.errors import (
     LineageError,
     ShapeError,
 )
-from evergram.lineage import publish_statistics
+from evergram.lineage import publication
 from evergram.lineage.artefact import Artefact, checked_block, checked_blocks
+from evergram.lineage.canary_check import CanaryCheck
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication import beginning
-from evergram.lineage.publication_checks import CanaryCheck, check_transform_on_canaries
-from evergram.lineage.publish_statistics import RowSample
+from evergram.lineage.publication import RowSample, check_artefact, check_transform_on_canaries
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_a_transform_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     before = contents(lineage.path)
     with pytest.raises(ShapeError, match=r"\(4, 5\)"):
         publish_next(lineage, artefact(5, 3))
-    with pytest.raises(ShapeError, match="Version 3 needs"):
+    with pytest.raises(ShapeError, match="after version 2 needs"):
         publish_next(lineage, artefact(5))
     assert contents(lineage.path) == before
     empty = Lineage.create(tmp_path / "new")
@@ -207,7 +206,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def begin(lineage: Lineage, then: Callable[[Lineage], object]) -> None:
     """Begin a lineage, and call `then` with it opened anew, when it has version 0."""
-    with beginning(lineage, artefact(2)):
+    with lineage.beginning(artefact(2)):
         then(Lineage.open(lineage.address))
 
 
@@ -226,7 +225,7 @@ def test_without_the_second_nothing_is_left_and_it_can_begin_again(tmp_path: Pat
     refused(lineage)
     assert list(tmp_path.iterdir()) == []
     assert (lineage.versions, lineage.next_version) == ([], 0)
-    with beginning(lineage, artefact(2)):
+    with lineage.beginning(artefact(2)):
         publish_next(lineage, artefact(3, 2, seed=1))
     assert Lineage.open(tmp_path / "lineages" / "l").newest == 1
 
@@ -316,7 +315,7 @@ def test_too_few_pairs_give_no_forward_map(tmp_path: Path) -> None:
 
 
 def test_of_many_rows_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.lineage.publish_statistics.LEAST_ROWS", 90)
+    monkeypatch.setattr("evergram.lineage.publication.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = exact_version(0, None)
     draw = torch.Generator().manual_seed(0)
@@ -334,7 +333,7 @@ def test_of_many_rows_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sample_is_every_nth_row_however_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_statistics, "LEAST_ROWS", 10)
+    monkeypatch.setattr(publication, "LEAST_ROWS", 10)
     vectors = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     for size in (1, 7, 100):
         sample = RowSample("query", 0)
@@ -608,7 +607,7 @@ def test_another_transform_is_refused(
     artefact = following(lineage, garbage(), error)
     past = lineage.canaries(0)
     with pytest.raises(DataError, match=message):
-        check_transform_on_canaries(artefact, past, 0)
+        check_transform_on_canaries(artefact, check_artefact(artefact), past, 0)
     if error is None or error.objects:
         with pytest.raises(DataError, match="Nothing was published; give the transform"):
             lineage.publish(artefact)
@@ -625,5 +624,5 @@ def test_a_trained_model_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFi
     artefact = following(lineage, garbage(), FITTED.step_error())
     trained = replace(artefact, encoder=object())  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
-        check_transform_on_canaries(trained, lineage.canaries(0), 0)
+        check_transform_on_canaries(trained, check_artefact(artefact), lineage.canaries(0), 0)
     assert "does not lead from these vectors" in caplog.text

@@ -27,12 +27,7 @@ from tests.support.publishing import publish_next
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote import (
-    RemoteStorage,
-    local_folder,
-    remote_lock,
-    training_note,
-)
+from evergram.lineage.remote import Remote, local_folder
 
 
 @pytest.fixture(autouse=True)
@@ -334,13 +329,13 @@ def test_what_is_stale_is_removed_while_nobody_else_can_write(
 ) -> None:
     """Else it would be removed by a list of before another's version, or another's probe."""
     locked = []
-    keep_only = RemoteStorage.keep_only
+    keep_only = Remote.keep_only
 
-    def removed(storage: RemoteStorage, folder: str, kept: Iterable[str]) -> None:
+    def removed(storage: Remote, folder: str, kept: Iterable[str]) -> None:
         locked.append((folder.split("/")[0], "publishing.lock" in bucket_files()))
         keep_only(storage, folder, kept)
 
-    monkeypatch.setattr(RemoteStorage, "keep_only", removed)
+    monkeypatch.setattr(Remote, "keep_only", removed)
     publish_next(lineage, artefact(2, 3, seed=2))
     model, data = tmp_path / "model.onnx", tmp_path / "data.parquet"
     model.write_bytes(b"model")
@@ -382,12 +377,13 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
             Lineage.open(address)
 
 
-def test_an_upload_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
-    storage = RemoteStorage(PLACE)
+def test_an_upload_removes_the_files_of_a_killed_one() -> None:
+    storage = Remote(PLACE)
     storage.write("versions/1/left.json", b"half")
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "whole.json").write_bytes(b"whole")
-    storage.upload(tmp_path / "1", "versions/1")
+    folder = storage.folder / "versions" / "1"
+    folder.mkdir(parents=True)
+    (folder / "whole.json").write_bytes(b"whole")
+    storage.upload("versions/1")
     assert bucket_files() == {"versions/1/whole.json": b"whole"}
 
 
@@ -397,7 +393,7 @@ def test_a_lost_connection_says_that_the_upload_may_have_arrived(
     def refuse(*_: Any, **__: Any) -> None:
         raise ConnectionError("the line is dead.")
 
-    storage = RemoteStorage(PLACE)
+    storage = Remote(PLACE)
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "pipe_file", refuse)
         with pytest.raises(LineageError, match="cannot be written: the line is dead; the lineage"):
@@ -455,7 +451,8 @@ def test_a_lock_that_cannot_be_removed_is_a_warning(
 
 def test_a_lock_that_cannot_be_read_back_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left behind, and refused every later publisher."""
-    files, reads = fsspec.filesystem("memory"), []
+    storage, reads = Remote(PLACE), []
+    storage.pull()
     real = MemoryFileSystem.cat_file
 
     def dropping(files: Any, path: str, **options: Any) -> Any:
@@ -466,12 +463,12 @@ def test_a_lock_that_cannot_be_read_back_is_removed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", dropping)
     with (
-        pytest.raises(OSError, match="connection reset"),
-        remote_lock(files, "/bucket/shop", PLACE),
+        pytest.raises(LineageError, match="connection reset"),
+        storage.locked(),
     ):
         raise AssertionError("it is not known to be held")
     assert "publishing.lock" not in bucket_files()
-    with remote_lock(files, "/bucket/shop", PLACE):
+    with storage.locked():
         pass
 
 
@@ -482,17 +479,17 @@ def test_a_training_is_noted_in_the_storage_and_the_note_of_another_is_a_warning
         assert "training.json" in bucket_files()
     assert "training.json" not in bucket_files()
     assert caplog.text == ""
-    storage = RemoteStorage(PLACE)
+    storage = Remote(PLACE)
     other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
     storage.write("training.json", other)
-    with training_note(storage):
+    with storage.training_note():
         # Another process that begins later takes the note over, and removes it itself.
         storage.write("training.json", other)
     assert f"of {PLACE}: eve on h (process 1) since now. If it still runs" in caplog.text
     assert bucket_files()["training.json"] == other
     # A storage that cannot be reached does not keep from training.
     monkeypatch.setattr(MemoryFileSystem, "cat_file", None)
-    with training_note(storage):
+    with storage.training_note():
         trained = True
     assert trained
 

@@ -21,7 +21,7 @@ from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.canary_check import id_hash
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.score_maps import Metric, QueryVectors, ScoredSearch, ScoreMaps
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps

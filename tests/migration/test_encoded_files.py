@@ -26,7 +26,7 @@ from evergram.migration.encoded_files import (
     plan_rest,
     read_kept,
 )
-from evergram.releasing.files.past_file import text_encoder_of
+from evergram.releasing.past_file import text_encoder_of
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.endpoint import EndpointEncoder
 from evergram.texts.record import record_of

@@ -21,7 +21,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.migration.cascade import KeptVectors, cascade
 from evergram.migration.half_migrated import HalfMigratedSearch, ScoreCalibration, Search
 from evergram.migration.reranked_search import EncodingLimitError, reranked_search
-from evergram.releasing.files.align import align
+from evergram.releasing.align import align
 from evergram.retrieval.reader import Metric, Reader
 from evergram.stores.rows import Floats, Hits, Rows, best_by
 

@@ -209,13 +209,13 @@ FAULTS = (
         "test_files_in_place.py lineage",
     ),
     Fault(
-        "lineage/manifest.py",
+        "lineage/record.py",
         "if sha256(path) != published:",
         "if not path.stat().st_size:",
         "lineage/test_lineage.py",
     ),
     Fault(
-        "lineage/manifest.py",
+        "lineage/record.py",
         'hashlib.file_digest(file, "sha256")',
         'hashlib.file_digest(file, "sha512")',
         "lineage/test_lineage.py",
@@ -239,13 +239,13 @@ FAULTS = (
         "lineage/test_labels.py",
     ),
     Fault(
-        "lineage/publication.py",
+        "lineage/lineage.py",
         "error = check_transform_on_canaries(artefact",
         "error = (lambda *_: None)(artefact",
         "lineage/test_publication.py",
     ),
     Fault(
-        "lineage/publication.py",
+        "lineage/lineage.py",
         "kept = {number, *record.labels.values()}",
         "kept = {number}",
         "lineage/test_labels.py",
@@ -363,8 +363,8 @@ FAULTS = (
     ),
     Fault(
         "releasing/probes.py",
-        'value <= limit if metric == "rmse" else value >= limit',
-        'value < limit if metric == "rmse" else value > limit',
+        'value <= limit if probe.metric == "rmse" else value >= limit',
+        'value < limit if probe.metric == "rmse" else value > limit',
         "releasing/test_consumers.py",
     ),
 )

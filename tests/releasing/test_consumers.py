@@ -44,8 +44,7 @@ from evergram.releasing.probes import (
     with_probes,
 )
 from evergram.releasing.publish import publish
-from evergram.releasing.upgrade import upgrade
-from evergram.releasing.upgrade_plan import UpgradeOptions, UpgradePlan, plan_upgrade
+from evergram.releasing.upgrade import UpgradeOptions, UpgradePlan, plan_upgrade, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 
@@ -580,7 +579,7 @@ def test_consumers_that_cannot_count_are_refused_before_training(
     flat = KnownConsumer("ads", lambda z: 0 * z[:, 0])
     cases: list[tuple[list[str], list[KnownConsumer], type[EvergramError], str]] = [
         ([HALF], [], RecipeError, r"is 0\.5, and no consumer with a probe counts"),
-        ([], [KnownConsumer("ads", first_dim)], RecipeError, r"upgrade\.consumer_weight is 0"),
+        ([], [KnownConsumer("ads", first_dim)], RecipeError, r"upgrade\.consumer_weight above 0"),
         ([HALF], [flat], DataError, "'ads' .*trace 0"),
         ([HALF], [KnownConsumer("ads", first_dim, version=3)], LineageError, "version 3"),
     ]

@@ -17,12 +17,11 @@ from tests.support.publishing import following, publish_next
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.consumers import ConsumerRegistry, Probe
+from evergram.lineage.diagnosis import LEAST_QUERIES, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
-from evergram.releasing.publish import degradation, publish, refuse_degradation, worst_degradation
+from evergram.releasing.publish import losses, publish, refuse_degradation
 from evergram.releasing.release import ReleaseOptions, upgrade_and_publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoints.settings import CheckpointSettings
@@ -126,8 +125,8 @@ def sampled(alone: Any, past: Any) -> Artefact:
 
 
 def test_a_sampled_loss_is_held_to_the_limit_at_its_worse_end() -> None:
-    whole = report().metrics
-    assert worst_degradation(whole, "recall@20") == degradation(whole, "recall@20")
+    whole = losses(report().metrics, "recall@20").values()
+    assert [loss.worst for loss in whole] == [loss.mean for loss in whole]
     # 10 % to the model alone, 20 % as version 0, each ± 1.96 standard errors.
     refuse_degradation(sampled(1.0, 1.0), [0], 22.0)
     refuse_degradation(sampled(5.0, 0.0), [0], 20.1)
@@ -150,11 +149,11 @@ def test_a_loss_that_was_not_measured_is_refused_by_name() -> None:
     cases: list[tuple[dict[str, Any], list[int], str]] = [
         ({}, [0, 1], "version 1 was not measured"),
         ({"compatibility": {}}, [0], "version 0 was not measured"),
-        ({"compatibility": reading(0, math.nan, math.nan)}, [0], "version 0: it knew 0 test"),
+        ({"compatibility": reading(0, math.nan, math.nan)}, [0], "version 0: 0 test"),
         ({"compatibility": reading(past=math.nan)}, [0], "version 0 had no recall@20"),
         ({"compatibility": reading(now=math.nan)}, [0], "version 0 had no recall@20"),
         ({"compatibility": reading(past=0.0)}, [0], "version 0 had no recall@20"),
-        ({"data": {"test_queries": 3}}, [0], "trained alone: there are 3 test queries"),
+        ({"data": {"test_queries": 3}}, [0], "trained alone: 3 test queries"),
         ({"metrics": {"model": {"recall@20": 0.5}}}, [0], "upgrade.alone"),
         ({"metrics": {"model": {"recall@20": math.nan}}}, [0], "recall@20 was not measured"),
         ({"metrics": {"model": {}}}, [0], "recall@20 was not measured"),
@@ -194,9 +193,9 @@ def test_an_upgrade_of_another_version_or_lineage_is_refused(
             publish_again(next_version)
     assert mine.next_version == 2
     # Who says that it follows is believed; its certificate is then measured, and does not hold.
-    assert past_limits(diagnose_lineage(mine), CompatibilityLimits()) == []
+    assert past_limits(diagnose_lineage(mine)) == []
     publish_next(other, next_version)
-    (sentence,) = past_limits(diagnose_lineage(other), CompatibilityLimits())
+    (sentence,) = past_limits(diagnose_lineage(other))
     assert "Version 0: its certificate bounds the error by" in sentence
 
 

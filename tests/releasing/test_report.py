@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,10 @@ from evergram.data.split import RowPairs, Split
 from evergram.data.synthetic import generate
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, LineageError, UnknownVersionError
+from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.ranking import query_metrics
-from evergram.lineage.catalog import PairHistory
-from evergram.lineage.lineage import Lineage
-from evergram.releasing import html_report as report_file
+from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.releasing.evaluate import Ranking, evaluate
-from evergram.releasing.html_report import (
-    names_of,
-    write_published,
-)
 from evergram.releasing.past_versions import (
     PastReading,
     StoredModel,
@@ -41,6 +35,14 @@ from evergram.releasing.past_versions import (
 )
 from evergram.releasing.release import train_and_publish, upgrade_and_publish
 from evergram.releasing.upgrade import train, upgrade, version_report
+from evergram.releasing.version_report import (
+    Kept,
+    VersionReport,
+    kept_sections,
+    names_of,
+    strata_table,
+    training_figures,
+)
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose
 from evergram.training.fit import Trained
@@ -188,15 +190,69 @@ def test_a_path_that_cannot_be_written_is_refused_before_training(
 
 
 def test_a_disk_that_fails_after_publishing_says_that_the_version_is_published(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    facts: Any = SimpleNamespace(version=3)
-    monkeypatch.setattr(report_file, "write_version_report", full)
+    (tmp_path / "full").write_text("a file where the page's folder would be")
+    report = VersionReport("shop", 3, "recall@20")
     with pytest.raises(DataError, match="Version 3 is published, and its report could not"):
-        write_published(tmp_path / "x.html", facts, {}, [])
+        report.write(tmp_path / "full" / "x.html", {})
+
+
+def test_the_curve_marks_the_chosen_epoch_and_tells_of_a_refit() -> None:
+    history = [{"epoch": e, "objective": 1 / e, "recall@20": 0.1 * e} for e in (1, 2, 3)]
+    training = {
+        "history": history,
+        "best_epoch": 2,
+        "epochs": 3,
+        "ended": "patience",
+        "seconds": 1.0,
+        "refit": {"steps": 70, "interactions": 1234},
+    }
+    text = training_figures({"training": training}, "recall@20")
+    assert text.count("chosen: 2</text>") == 2
+    assert "on all 1,234 rows that are not test, for 70 steps" in text
+    assert "not measured" in training_figures({"training": {"history": []}}, "recall@20")
+
+
+def test_readings_certificates_and_probes() -> None:
+    strata = [Stratum("top", 3, 4, {"past": 0.5, "chain": 0.25, "new": 1.0})]
+    kept: dict[str, Kept] = {"0": (0.8, strata), "1": "No model."}
+    probe = {"consumer": "ads", "pinned": "v0", "metric": "auc", "value": 0.75, "limit": 0.7}
+    probe |= {"baseline": {"value": 0.875}, "objects": 9, "missing": 1, "sentence": None}
+    ranking = {"past": {"recall@5": 0.5}, "chain": {"recall@5": 0.4}}
+    metrics = {
+        "compatibility": {"0": {"queries": 12, "ranking": ranking}},
+        "certificate": {"0": {"estimate": 0.1, "bound": 0.2, "relative": 0.3}},
+        "probes": [probe],
+    }
+    text = "".join(kept_sections("recall@5", kept, metrics))
+    assert "<td>0.4000</td><td>80.0%</td><td>0.8000</td><td>50.0%</td>" in text
+    assert "<td>0.5000</td><td>0.2500</td><td>50.0%</td><td>1.0000</td>" in text
+    assert "Version 1: not measured. No model." in text
+    assert "Certificate of version 1: not measured." in text
+    assert "<td>0.8750</td><td>0.7500</td><td>0.7000</td>" in text
+    assert kept_sections("recall@5", {}, {}) == []
+
+
+def test_sampled_metrics_have_errors_and_a_loss_to_popularity_is_a_warning(tmp_path: Path) -> None:
+    metrics = {
+        "metrics": {"model": {"recall@5": 0.25}, "popularity": {"recall@5": 0.5}},
+        "sampled": {
+            "queries": 7,
+            "of": 90,
+            "errors": {"model": {"recall@5": 0.125}, "popularity": {"recall@5": 0.0625}},
+        },
+    }
+    path = tmp_path / "a.html"
+    VersionReport("shop <4>", 4, "recall@5").write(path, metrics)
+    text = path.read_text()
+    assert "0.2500 ± 0.1250" in text
+    assert "0.5000 ± 0.0625" in text
+    assert "Measured on 7 of 90 test queries" in text
+    assert "It ranks no better than popularity: recall@5 0.2500, and 0.5000" in text
+    assert "shop &lt;4&gt;" in text
+    strata = [Stratum("all", 3, 0, {"model": None})]
+    assert "not measured (no test queries)" in strata_table(strata, 5, "queries")
 
 
 def test_candidates_have_their_title_or_else_their_id() -> None:

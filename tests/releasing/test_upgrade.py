@@ -31,8 +31,8 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
+from evergram.lineage.diagnosis import version_warnings
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import version_warnings
 from evergram.releasing.backward_transform import (
     LEAST_COMMON,
     BackwardTransformFit,
@@ -41,34 +41,34 @@ from evergram.releasing.backward_transform import (
     fit_over_pairs,
 )
 from evergram.releasing.evaluate import evaluate
-from evergram.releasing.frozen import (
+from evergram.releasing.past_versions import (
     UNTESTED,
+    StoredModel,
     corpus_of_known,
     known_to,
+    known_vectors,
+    past_model,
     split_of_known,
     stored_in,
     unknown_counts,
     with_known_queries,
 )
-from evergram.releasing.html_report import ReportedVersion
-from evergram.releasing.past_versions import StoredModel, known_vectors, past_model
-from evergram.releasing.publish import degradation, publish, worst_degradation
+from evergram.releasing.publish import losses, publish
 from evergram.releasing.upgrade import (
     FittedUpgrade,
+    UpgradeOptions,
+    UpgradePlan,
     _companions,
     fit_upgrade,
     measure_upgrade,
     package_upgrade,
-    train,
-    upgrade,
-)
-from evergram.releasing.upgrade_plan import (
-    UpgradeOptions,
-    UpgradePlan,
     plan_upgrade,
+    train,
     trained_encoder,
+    upgrade,
     with_modules,
 )
+from evergram.releasing.version_report import VersionReport
 from evergram.retrieval.reader import Reader
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
@@ -277,9 +277,9 @@ def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_error
     (reading,) = report["compatibility"].values()
     assert reading["queries"] == reading["sampled"]["queries"] == 12 < reading["sampled"]["of"]
     assert set(reading["sampled"]["errors"]) == set(reading["ranking"])
-    means, worst = degradation(report, "recall@3"), worst_degradation(report, "recall@3")
-    assert set(worst) == {"alone", "0"}
-    assert all(means[name] < worst[name] < 1000 for name in worst)
+    found = losses(report, "recall@3")
+    assert set(found) == {"alone", "0"}
+    assert all(loss.mean < loss.worst < 1000 for loss in found.values())
     whole = measure_upgrade(*carried_out(lineage, corpus, *size))
     assert "sampled" not in whole
     assert "sampled" not in whole["compatibility"]["0"]
@@ -394,9 +394,8 @@ def test_the_test_of_a_frozen_model_counts_new_ids_as_unknown(
     assert data["candidates"] == int(known["candidate"].sum())
     # The model that is trained alone knows new ids, and is tested on the same queries.
     assert artefact.metrics["metrics"]["alone"]["recall@20"] > 0
-    facts = ReportedVersion(recipe, lineage, corpus, 1).facts(artefact)
-    assert isinstance(facts.spectra, dict)
-    assert facts.spectra["candidate"].entities == len(ids_of(artefact, "candidate"))
+    spectrum = VersionReport.of(recipe, lineage, corpus, 1, artefact).drawn[1]
+    assert f">candidate</th><td>{len(ids_of(artefact, 'candidate')):,}</td>" in spectrum
     publish(lineage, artefact)
     assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(
         artefact.metrics["metrics"]["model"]

@@ -47,8 +47,8 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import RowPairs, Split
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
+from evergram.lineage.diagnosis import LEAST_QUERIES
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.past_versions import known_vectors
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder

@@ -28,7 +28,7 @@ from torch import Tensor
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Metric, Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles

@@ -35,8 +35,8 @@ from tests.support.running_service import Running, http_of, running, until
 
 from evergram import tracing
 from evergram.errors import IntegrityError
-from evergram.lineage.canary_check import diagnose_lineage
 from evergram.lineage.consumers import Baseline, Consumer, Probe
+from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfilling.backfill import Backfill
 from evergram.retrieval.backfilling.backfill_files import UNREADABLE

@@ -42,8 +42,8 @@ from tests.support.text_encoders import (
 from evergram.errors import DataError, ServiceError
 from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
-from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.past_file import import_embeddings
+from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.past_file import import_embeddings
 from evergram.serving import text_encoders as module
 from evergram.serving.app import create_app
 from evergram.serving.documents import BATCH, Documents

@@ -45,7 +45,7 @@ from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import QueryVectors, Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
 from evergram.serving.documents import Documents

@@ -13,7 +13,7 @@ from tests.support.text_encoders import ADDRESSES, sentences, word_vectors
 
 from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.text_encoders import ServedTexts

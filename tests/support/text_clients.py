@@ -13,8 +13,8 @@ from tests.support.text_encoders import encoded
 
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import AlignSettings, align
-from evergram.releasing.files.past_file import import_embeddings
+from evergram.releasing.align import AlignSettings, align
+from evergram.releasing.past_file import import_embeddings
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.text_encoders import ServedTexts

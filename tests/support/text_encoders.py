@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.align import AlignSettings, align
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Prompts, Vectors
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings

@@ -25,7 +25,7 @@ from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import HeldOut, random_split, window_split
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, UnknownVersionError
-from evergram.lineage.catalog import PairHistory
+from evergram.lineage.lineage import PairHistory
 from evergram.training import data_source as sources
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import (

@@ -239,8 +239,8 @@ class _ProbeOptions:
             raise DataError(
                 "A probe is a model and an evaluation file: give both --probe and --data."
             )
-        from evergram.lineage.catalog import side_of
         from evergram.lineage.consumers import Probe
+        from evergram.lineage.lineage import side_of
         from evergram.releasing.probes import measured_probe
 
         sides = lineage.manifest(lineage.production).embeddings

@@ -24,15 +24,15 @@ from evergram.errors import LineageError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
-    from evergram.lineage.canary_check import Reading
+    from evergram.lineage.diagnosis import Reading
     from evergram.lineage.lineage import Lineage
 
 
 @lineage_commands.command("list", epilog="Example: evergram lineage list lineages/shop")
 def list_versions(lineage: LineageFolder) -> None:
     """List the versions of a lineage: dims, metric, labels, and which is in production."""
+    from evergram.lineage.diagnosis import version_warnings
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.version_warnings import version_warnings
 
     opened = Lineage.open(lineage)
     warnings = version_warnings(opened)
@@ -92,7 +92,7 @@ def _sample_of(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def _with_error(row: dict[str, Any], metric: str) -> str:
     """Return the model's metric, with ± its standard error if it is of a sample of queries."""
-    from evergram.lineage.version_warnings import standard_errors, with_error
+    from evergram.lineage.diagnosis import standard_errors, with_error
 
     error = standard_errors(row.get("sampled"), "model").get(metric)
     return with_error(number(_measured(row).get(metric)), error)
@@ -124,24 +124,23 @@ def check(
     Every published file is compared with its hash first, and then transforms with canaries, stored
     vectors with both, and lineage.json with the folders; exit code 1 if they contradict each other.
     """
-    from evergram.lineage.canary_check import (
-        CompatibilityLimits,
+    from evergram.lineage.diagnosis import (
+        contradictions,
         diagnose_lineage,
         past_limits,
+        version_warnings,
     )
-    from evergram.lineage.canary_check import as_json as reading_json
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.score_maps import threshold_counts
-    from evergram.lineage.version_warnings import contradictions, version_warnings
 
     opened = Lineage.open(lineage)
     readings = diagnose_lineage(opened)
     thresholds = threshold_counts(opened)
     checked = opened.checked_files
     wrong = contradictions(opened)
-    sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound))
+    sentences = past_limits(readings, error=max_error, bound=max_bound)
     if is_json():
-        rows = [reading_json(r) for r in readings]
+        rows = [r.as_json() for r in readings]
         facts = {"lineage": str(lineage), "version": opened.newest}
         warnings = {str(n): listed for n, listed in version_warnings(opened).items() if listed}
         dump(
@@ -184,7 +183,7 @@ certificate, of unseen objects; stretch: the amplification, which is the largest
 
 def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
     """Print a line for each past version, and a sentence on each figure that is not known."""
-    from evergram.lineage.version_warnings import version_warnings
+    from evergram.lineage.diagnosis import version_warnings
 
     lines = [_reading_line(r) for r in readings]
     table(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)

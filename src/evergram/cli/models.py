@@ -60,8 +60,8 @@ def train(
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
-    from evergram.releasing.html_report import refuse_unwritable
     from evergram.releasing.upgrade import train as train_version
+    from evergram.releasing.version_report import refuse_unwritable
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)

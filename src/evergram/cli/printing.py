@@ -202,7 +202,7 @@ def metrics_table(
         sampled: of metrics of a sample of queries, their standard errors and the sample's size.
         titles: of the rows, by model; the model's name where there is none.
     """
-    from evergram.lineage.version_warnings import sample_sentence, standard_errors, with_error
+    from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 
     names = list(next(iter(metrics.values())))
     lines = []

@@ -107,9 +107,9 @@ def align(
     """
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.score_maps import threshold_counts
-    from evergram.releasing.files.align import AlignSettings, take_part_in_alignment
-    from evergram.releasing.files.align import align as align_files
-    from evergram.releasing.files.past_file import open_or_create
+    from evergram.releasing.align import AlignSettings, take_part_in_alignment
+    from evergram.releasing.align import align as align_files
+    from evergram.releasing.past_file import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
     # The first process alone creates a lineage.
@@ -208,7 +208,7 @@ def transform(
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.transform_file import transform_file, transform_shards
+    from evergram.releasing.transform_file import transform_file, transform_shards
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.shards import Shards
 
@@ -305,7 +305,7 @@ def import_(
     The file is Parquet, Arrow, .npy or safetensors.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.past_file import import_embeddings
+    from evergram.releasing.past_file import import_embeddings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     vectors = open_embeddings(file, **columns_of([file], column))
@@ -344,8 +344,7 @@ def export(
     force: Force = False,
 ) -> None:
     """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
-    from evergram.lineage.catalog import side_of
-    from evergram.lineage.lineage import Lineage
+    from evergram.lineage.lineage import Lineage, side_of
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, other_processes())

@@ -19,9 +19,9 @@ from evergram.data.corpus import Vocabulary
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import DataError, FormatError, IntegrityError
 from evergram.kinds import kinds_where
-from evergram.lineage.manifest import EncoderRecord, check_files, sha256
+from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
+from evergram.lineage.record import EncoderRecord, check_files, sha256
 from evergram.lineage.version_files import load_tensors, plain_numbers, save_tensors
-from evergram.lineage.version_warnings import sample_sentence, standard_errors, with_error
 from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 

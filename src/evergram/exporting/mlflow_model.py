@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 import evergram
 from evergram.errors import DataError, IntegrityError
-from evergram.lineage.manifest import sha256
+from evergram.lineage.record import sha256
 from evergram.lineage.view import View
 from evergram.retrieval.id_lookup import IdLookup
 

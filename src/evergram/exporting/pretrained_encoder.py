@@ -43,7 +43,7 @@ from evergram.exporting.encoder_folder import (
     write_encoder_folder,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import EncoderRecord
+from evergram.lineage.record import EncoderRecord
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

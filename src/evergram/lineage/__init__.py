@@ -2,15 +2,16 @@
 
 Read in this order:
 
-1. `record` and `manifest`: `lineage.json` with every change of it as a pure function, and the
-   manifest of a version (`docs/lineage.md`). `paths`: names, links and permissions.
+1. `record`: `lineage.json` with every change of it as a pure function, and a version's manifest
+   (`docs/lineage.md`). `paths`: names, links and permissions.
 2. `artefact`: the contents of a version before it is published. `version_files`: its files, written
    and read.
-3. `catalog`: what is published. `view`: embeddings read as a past version. `fold_in`: new queries.
-4. `publication_checks`, `publication`: the gate, and the writing of a version.
-5. `lineage`: `Lineage`, a catalog with views and every change.
-6. `canary_check` and `version_warnings`: how well each version is read, and what its readers should
-   know. `consumers/`: who reads which version.
+3. `lineage`: `Lineage`, everything that is read and changed. `view`: embeddings read as a past
+   version. `fold_in`: new queries.
+4. `publication`: the gate, and the writing of a version.
+5. `canary_check`: objects that every version keeps. `diagnosis`: how well each version is read, and
+   what its readers should know.
+6. `consumers`: who reads which version. `score_maps`: scores as a version gave them.
 7. `locks` and `remote`: one writer at a time; lineages at `s3://…` and the like.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -24,11 +25,11 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.lineage.artefact import Artefact as Artefact
-    from evergram.lineage.canary_check import Reading as Reading
-    from evergram.lineage.canary_check import past_limits as past_limits
     from evergram.lineage.consumers import ConsumerRegistry as ConsumerRegistry
+    from evergram.lineage.diagnosis import Reading as Reading
+    from evergram.lineage.diagnosis import past_limits as past_limits
     from evergram.lineage.lineage import Lineage as Lineage
-    from evergram.lineage.manifest import Manifest as Manifest
+    from evergram.lineage.record import Manifest as Manifest
     from evergram.lineage.view import View as View
 
 export_lazily(__name__)

@@ -7,14 +7,13 @@ import hmac
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from filelock import Timeout
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evergram.atomic_files import (
@@ -28,19 +27,16 @@ from evergram.atomic_files import (
 )
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
-from evergram.file_lock import file_lock
-from evergram.lineage.manifest import check_files, sha256
+from evergram.lineage.locks import writing
 from evergram.lineage.paths import (
     NAME,
     check_inside,
     check_name,
-    check_parts,
     check_tree,
     file_mode,
 )
-from evergram.lineage.record import FORMAT_VERSION, ChecksummedRecord
+from evergram.lineage.record import FORMAT_VERSION, ChecksummedRecord, check_files, sha256
 from evergram.lineage.remote import CONSUMERS, Remote, local_folder
-from evergram.system_errors import reason_and_remedy
 
 # Returns the number of a version, by its number in text or a label.
 Resolve = Callable[[str], int]
@@ -260,14 +256,13 @@ class ConsumerRegistry:
                 probe=None if probe is None else self._keep(name, probe),
                 threshold=threshold,
             )
-            self._write([*self._record.consumers, added])
+            self._replace(None, added)
         return added
 
     def remove(self, name: str) -> None:
         """Remove a consumer. Raises: LineageError: there is none, or it cannot be written."""
         with self._editing(name):
-            gone = self.get(name)
-            self._write([c for c in self._record.consumers if c is not gone])
+            self._replace(self.get(name))
 
     def repin(
         self,
@@ -310,7 +305,7 @@ class ConsumerRegistry:
                 "threshold": threshold or (before.threshold if place == before.pinned else None),
             }
             after = before.model_copy(update=changes)
-            self._write([after if c is before else c for c in self._record.consumers])
+            self._replace(before, after)
         return after
 
     def issue_token(self, name: str) -> str:
@@ -319,8 +314,7 @@ class ConsumerRegistry:
         token = secrets.token_urlsafe(32)
         with self._editing(name):
             before = self.get(name)
-            after = before.model_copy(update={"token_sha256": _digest(token)})
-            self._write([after if c is before else c for c in self._record.consumers])
+            self._replace(before, before.model_copy(update={"token_sha256": _digest(token)}))
         return token
 
     def authenticate(self, token: str) -> Consumer | None:
@@ -395,10 +389,12 @@ class ConsumerRegistry:
             if left.name not in kept:
                 remove_tree(left)
         if self._remote is not None:
-            self._remote.storage.keep_only(mine.as_posix(), kept)
+            self._remote.keep_only(mine.as_posix(), kept)
 
-    def _write(self, consumers: Sequence[Consumer]) -> None:
-        ordered = tuple(sorted(consumers, key=lambda c: c.name))
+    def _replace(self, before: Consumer | None, *after: Consumer) -> None:
+        """Write the record with a consumer in the place of another, or of none."""
+        others = [c for c in self._record.consumers if c is not before]
+        ordered = tuple(sorted([*others, *after], key=lambda c: c.name))
         record = ConsumersRecord(format_version=FORMAT_VERSION, consumers=ordered)
         write_text(self.folder / CONSUMERS, record.to_json(), self._mode)
         self._record = record
@@ -412,33 +408,21 @@ class ConsumerRegistry:
     @contextmanager
     def _editing(self, name: str) -> Iterator[None]:
         """Hold the lock, with the record as it is on disk now; on any error it is as it was."""
-        where = str(self.folder) if self._remote is None else self._remote.address
-        before = self._record
-        with ExitStack() as stack:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                check_parts(self.folder)
-                check_tree(self.folder, self.folder / "probes")
-                lock = file_lock(self.folder / ".lock", PATIENCE, mode=file_mode(self.folder))
-                stack.enter_context(lock)
-            except Timeout:
-                raise LineageError(
-                    f"Another process is publishing to {where}; wait for it and try again."
-                ) from None
-            except OSError as error:
-                raise _unwritten(where, error) from error
-            tidy = partial(self._remove_former_probes, name)
-            try:
-                with nullcontext() if self._remote is None else self._remote.editing(tidy):
-                    self._record = _read(self.folder)
-                    yield
-            except BaseException as error:
-                self._record = before
-                if isinstance(error, OSError):
-                    raise _unwritten(where, error) from error
-                raise
-            if self._remote is None:
-                tidy()
+        before, tidy = self._record, partial(self._remove_former_probes, name)
+        where = str(self.folder)
+        elsewhere: AbstractContextManager[None] = nullcontext()
+        if self._remote is not None:
+            where, elsewhere = self._remote.address, self._remote.editing(tidy)
+        try:
+            with writing(self.folder, where, elsewhere, PATIENCE):
+                check_tree(self.folder, self.folder / FOLDER)
+                self._record = _read(self.folder)
+                yield
+                if self._remote is None:
+                    tidy()
+        except BaseException:
+            self._record = before
+            raise
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
@@ -461,12 +445,6 @@ def _digest(token: str) -> str:
 
 def _today() -> str:
     return datetime.now(UTC).date().isoformat()
-
-
-def _unwritten(where: str, error: OSError) -> LineageError:
-    return LineageError(
-        f"{where} cannot be written: {reason_and_remedy(error, 'its consumers are as they were')}."
-    )
 
 
 def _read(folder: Path) -> ConsumersRecord:

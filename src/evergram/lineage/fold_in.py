@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
-from evergram.lineage.id_lists import Lists, as_lists
+from evergram.ids import Lists, as_lists
 
 Missing = Literal["error", "skip"]
 # From n ids to bool [n], which of them are stored, and to their vectors [n, D].

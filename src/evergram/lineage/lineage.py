@@ -2,38 +2,126 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 
-from evergram.errors import LineageError
-from evergram.lineage.artefact import Artefact
-from evergram.lineage.catalog import Catalog
-from evergram.lineage.consumers import pinned_to
+from evergram.atomic_files import remove_folder, remove_tree
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import LinearTransform, Transform
+from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
+from evergram.did_you_mean import did_you_mean
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.ids import Lists
+from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.consumers import ConsumerRegistry, pinned_to
 from evergram.lineage.fold_in import Missing
-from evergram.lineage.id_lists import Lists
 from evergram.lineage.locks import (
+    clear_left,
+    clear_work,
     refuse_unwritable,
     training_claim,
     unchanged,
     write_record,
     writing,
 )
-from evergram.lineage.publication import check_id_types, forget_lost, publish_version, read_lost
-from evergram.lineage.publication_checks import check_artefact
-from evergram.lineage.record import NEWEST, STABLE, LineageRecord, Withdrawal
-from evergram.lineage.remote import training_note
-from evergram.lineage.version_files import VersionReader
-from evergram.lineage.view import View, view_of
+from evergram.lineage.paths import check_inside, check_name, check_parts, refuse_occupied
+from evergram.lineage.publication import (
+    LOST,
+    check_artefact,
+    check_follows,
+    check_ids,
+    check_transform_on_canaries,
+    keep_lost,
+    not_there_yet,
+    read_lost,
+    refuse_unprobed,
+    remove_made,
+    removed_on_failure,
+    write_folders,
+)
+from evergram.lineage.record import (
+    FORMAT_VERSION,
+    NEWEST,
+    STABLE,
+    EncoderRecord,
+    LineageRecord,
+    Manifest,
+    Withdrawal,
+    check_files,
+    parse_record,
+    read_manifest,
+    read_record,
+)
+from evergram.lineage.remote import RECORD, Remote, local_folder
+from evergram.lineage.version_files import PAIRS, Affine, Moments, VersionReader
+from evergram.lineage.view import View
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
+from evergram.vector_files.writers import read_embeddings
+
+log: logging.Logger = logging.getLogger(__name__)
+# The folders that hold one folder a version.
+FOLDERS = ("versions", "embeddings")
 
 
-class Lineage(Catalog):
+def side_of(sides: Collection[str], where: str, side: str | None = None) -> str:
+    """Return a side of those that there are: by default "candidate", or else the first.
+
+    Args:
+        where: what has the sides, for the error.
+    Raises: LineageError: there is no such side.
+    """
+    if side is None:
+        return "candidate" if "candidate" in sides else next(iter(sides))
+    if side not in sides:
+        raise LineageError(
+            f"There is no side {side!r} in {where}; it has {' and '.join(sides)}"
+            f"{did_you_mean(side, sides)}."
+        )
+    return side
+
+
+@dataclass(frozen=True)
+class PairHistory:
+    """The pairs that a version of the lineage may not be tested on.
+
+    Args:
+        salt: of the pairs' hashes, recorded with version 0; None before that, and in a lineage of
+            files.
+        trained: the pairs that any version was trained on, hashed with this salt.
+        untested: a sentence on why no pair is known to be held out from all versions; None if that
+            is known.
+    """
+
+    salt: str | None = None
+    trained: TrainedPairs = field(default_factory=TrainedPairs)
+    untested: str | None = None
+
+    def new(self, trained: tuple[str, TrainedPairs] | None) -> TrainedPairs | None:
+        """Return the pairs that no version was trained on before; None if that is not known.
+
+        Args:
+            trained: a version's training pairs, and the salt of their hashes.
+        """
+        if trained is None or self.untested is not None or self.salt not in (None, trained[0]):
+            return None
+        return trained[1].without(self.trained)
+
+
+class Lineage:
     """A folder of versions, with the embeddings of the newest and of every version with a label.
 
     >>> from evergram import Lineage
@@ -44,10 +132,87 @@ class Lineage(Catalog):
     >>> vectors.shape[1] == lineage.manifest(2).dim
     True
 
-    A version becomes visible by one rename of `lineage.json`, and so does every change of labels.
-    Files that a killed process left before that are not part of the lineage, and the next
-    publication removes them. See `open` and `create`.
+    It has the versions as they were when it was opened, see `open` and `create`. A version becomes
+    visible by one rename of `lineage.json`, and so does every change of labels. Files that a killed
+    process left before that are not part of the lineage, and the next publication removes them.
+
+    Args:
+        path: the folder; of a lineage that lives elsewhere, its mirror.
+        record: `lineage.json`.
+        remote: where the lineage lives, if that is elsewhere.
+    Raises: IntegrityError: a manifest is damaged or is another version's.
     """
+
+    def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
+        self.path = path
+        self.remote = remote
+        self.record: LineageRecord = record
+        # Paths of the files that were compared with their hashes since it was opened.
+        self._checked: set[str] = set()
+        # The numbers of the versions, and the chain that was read of them.
+        self._read: tuple[tuple[int, ...], Chain] | None = None
+        check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
+        # By number, of all versions but the withdrawn.
+        self.manifests: dict[int, Manifest] = {
+            n: read_manifest(self.folder(n)) for n in record.versions
+        }
+        for n, manifest in self.manifests.items():
+            if manifest.version != n or (manifest.transform is None) != (n == 0):
+                raise IntegrityError(
+                    f"{self.folder(n)} holds the manifest of another version; "
+                    "restore it from a copy of the lineage."
+                )
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the lineage in a folder, or at an fsspec address such as `s3://bucket/shop`.
+
+        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
+        """
+        folder = local_folder(path)
+        if folder is not None:
+            check_parts(folder)
+            return cls(folder, read_record(folder / RECORD))
+        remote = Remote(str(path))
+        return cls(remote.folder, parse_record(remote.pull(), remote.address), remote)
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Say whether there is a lineage, damaged or not. Raises: LineageError: out of reach."""
+        folder = local_folder(path)
+        if folder is None:
+            return Remote(str(path)).pull() is not None
+        return (folder / RECORD).exists()
+
+    @classmethod
+    def create(cls, path: str | Path, name: str = "embeddings") -> Self:
+        """Return a new lineage without versions; nothing is written before one is published.
+
+        Args:
+            name: letters, digits, '.', '_' and '-', beginning with a letter or a digit.
+        Raises: LineageError: a lineage or other files are there already, or the name cannot be
+            used.
+        """
+        check_name(name, "a lineage")
+        folder = local_folder(path)
+        if cls.exists(path):
+            raise LineageError(
+                f"{path} already holds a lineage; add a version to it ('evergram upgrade' where "
+                "its models are trained, 'evergram vectors align' where its vectors are of files), "
+                "or choose another folder."
+            )
+        record = LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[])
+        if folder is None:
+            remote = Remote(str(path))
+            remote.pull()
+            return cls(remote.folder, record, remote)
+        for place in (folder, *folder.parents):
+            if place.exists() and not place.is_dir():
+                raise LineageError(
+                    f"{place} is a file; a lineage is a folder, so name one in its place."
+                )
+        refuse_occupied(folder, name)
+        return cls(folder, record)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.next_version:
@@ -65,7 +230,306 @@ class Lineage(Catalog):
         live = f", production {self.production}" if readable else ""
         return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
 
-    # Reading a version as another.
+    # Which versions there are.
+
+    @property
+    def address(self) -> str:
+        """The folder, or the address that `path` is a mirror of."""
+        return str(self.path) if self.remote is None else self.remote.address
+
+    @property
+    def place(self) -> str:
+        """The address, independent of the current folder."""
+        return str(self.path.absolute()) if self.remote is None else self.remote.address
+
+    @property
+    def name(self) -> str:
+        """The name in its versions' names: version 3 of "shop" is "shop@v3"."""
+        return self.record.name
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder in which a run keeps its checkpoints; it is removed by publication."""
+        return self.path / ".work"
+
+    @property
+    def versions(self) -> list[Manifest]:
+        """The manifests of all versions but the withdrawn, oldest first; see `retired`."""
+        return list(self.manifests.values())
+
+    @property
+    def readable(self) -> list[int]:
+        """The versions that are neither withdrawn nor retired, ascending."""
+        return self.record.readable
+
+    @property
+    def retired(self) -> list[int]:
+        """Versions that are no longer read, though the chain still leads through them."""
+        return list(self.record.retired)
+
+    @property
+    def withdrawn(self) -> dict[int, Withdrawal]:
+        """The versions that were taken back, and why; each is an identity step in the chain."""
+        return dict(self.record.withdrawn)
+
+    @property
+    def newest(self) -> int:
+        """The latest version. Raises: UnknownVersionError: nothing is published yet."""
+        return self.record.newest
+
+    @property
+    def next_version(self) -> int:
+        """The number that the next version gets."""
+        return self.record.next_version
+
+    @property
+    def production(self) -> int:
+        """The version labelled `stable`, else the newest. Raises: UnknownVersionError."""
+        return self.record.production
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The version that each label is on."""
+        return dict(self.record.labels)
+
+    @property
+    def versions_with_embeddings(self) -> list[int]:
+        """The versions whose own embeddings are stored, ascending: the newest, and those that had a
+        label when the newest was published, or since."""
+        newest = self.record.versions[-1:]
+        return [n for n in self.readable if n in newest or self.embeddings_folder(n).is_dir()]
+
+    def resolve(self, what: int | str | None) -> int:
+        """Return the number of a version.
+
+        Args:
+            what: a number, its text ("0", "v0"), a label, "newest", or None for production.
+        Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: retired.
+        """
+        return self.record.resolve(what)
+
+    def manifest(self, version: int) -> Manifest:
+        """Return the manifest of a version. Raises: UnknownVersionError: there is none."""
+        if version not in self.manifests:
+            raise self.record.unknown(version)
+        return self.manifests[version]
+
+    def version_of(self, fingerprint: str) -> int | None:
+        """Return the latest version, withdrawn or not, with this fingerprint; None if none has."""
+        fingerprints = {n: m.fingerprint for n, m in self.manifests.items()}
+        fingerprints |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
+        return max((n for n, other in fingerprints.items() if other == fingerprint), default=None)
+
+    def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
+        """Refuse vectors of another version than they are said to be of.
+
+        Args:
+            fingerprint: which the vectors carry, the version's own or that of the file it was made
+                from; None if they carry none: vectors of other tools do not, and are taken as said.
+            version: which they are said to be of.
+            what: to call them in the error, such as the path of their file.
+        Raises: LineageError: the fingerprint is another version's.
+        """
+        manifest = self.manifest(version)
+        if fingerprint in (None, manifest.fingerprint, manifest.source_fingerprint):
+            return
+        sources = {m.source_fingerprint: n for n, m in self.manifests.items()}
+        number = self.version_of(fingerprint)
+        number = sources.get(fingerprint) if number is None else number
+        whose = "of no version of it" if number is None else f"of its version {number}"
+        raise LineageError(
+            f"{what} is not of version {version} of {self.address}, but {whose}: its fingerprint "
+            f"is {fingerprint}; give vectors of version {version}, or name the right version."
+        )
+
+    # The files of a version.
+
+    def folder(self, version: int) -> Path:
+        """Return the folder of a version's files."""
+        return self.path / "versions" / str(version)
+
+    def embeddings_folder(self, version: int) -> Path:
+        """Return the folder of a version's stored embeddings; most versions have none."""
+        return self.path / "embeddings" / str(version)
+
+    def reader(self, version: int) -> VersionReader:
+        """Return a reader of a version's files. Raises: UnknownVersionError: there is none."""
+        return VersionReader(self.folder(version), self.manifest(version), self.check_files)
+
+    def recipe(self, version: int) -> dict[str, Any]:
+        """Return the whole recipe of a version as it was run.
+
+        Raises: LineageError: the version came from a file, and has no model.
+        """
+        manifest = self.manifest(version)
+        if manifest.encoder is None:
+            raise LineageError(
+                f"Version {version} of {self.address} came from a file of embeddings and has no "
+                "model. Only a version that was trained can be trained further, or judged on its "
+                "data; 'evergram lineage check' needs neither."
+            )
+        return manifest.recipe
+
+    def metrics(self, version: int) -> dict[str, Any]:
+        """Return what was measured when a version was published."""
+        return self.reader(version).metrics()
+
+    def canaries(self, version: int) -> dict[str, Block]:
+        """Return, for each side, ids (as strings) and vectors [n, D] as they were published."""
+        return self.reader(version).canaries()
+
+    def moments(self, version: int) -> dict[str, Moments]:
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
+        return self.reader(version).moments()
+
+    def query_form(self, version: int) -> QueryForm | None:
+        """Return how a version folds in new queries; None if that was not published."""
+        return self.reader(version).query_form()
+
+    def encoder_parts(
+        self, version: int
+    ) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
+        """Return how to build a version's encoder, its tensors, and its vocabularies.
+
+        Raises: LineageError: the version came from a file and has none.
+        """
+        self.recipe(version)
+        return self.reader(version).encoder()
+
+    def stored(self, side: str, version: int | None = None) -> Path:
+        """Return the file of a version's vectors of a side, by default production's, compared with
+        its hash.
+
+        Raises: LineageError: there is no such side, or the version's vectors are not stored.
+            IntegrityError: the file is not what was published.
+        """
+        manifest = self.manifest(self.resolve(version))
+        side_of(manifest.embeddings, self.address, side)
+        folder = self.embeddings_folder(manifest.version)
+        name = f"{side}.parquet"
+        if not folder.is_dir():
+            unchanged(self.path, self.record, self.address, labels=True)
+            if manifest.version != self.newest:
+                has = ", ".join(map(str, self.versions_with_embeddings))
+                raise LineageError(
+                    f"The embeddings of version {manifest.version} of {self.address} are not "
+                    f"stored, those of {has} are; read them as that version, through the chain."
+                )
+        self.check_files(folder, {name: manifest.embeddings[side]})
+        return folder / name
+
+    def stored_blocks(self, side: str, version: int | None = None) -> EmbeddingFile:
+        """Return the file of `stored` to be read block by block. Raises: as `stored`."""
+        number = self.resolve(version)
+        file = open_embeddings(self.stored(side, number))
+        self._check_dim(file.path, file.dim, number)
+        return file
+
+    def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
+        """Return the ids [N] and vectors [N, D_k] of a side of a version, by default production.
+
+        Raises: as `stored`.
+        """
+        number = self.resolve(version)
+        path = self.stored(side, number)
+        ids, vectors = read_embeddings(path)
+        self._check_dim(path, vectors.shape[1], number)
+        if len(ids) != len(vectors) or ids.null_count:
+            raise IntegrityError(f"{path} has a row without an id or without a vector.")
+        return ids, vectors
+
+    def _check_dim(self, path: Path, dim: int, version: int) -> None:
+        if dim != self.manifest(version).dim:
+            expected = self.manifest(version).dim
+            raise IntegrityError(f"{path} has dim {dim}, its manifest {expected}.")
+
+    @property
+    def pair_history(self) -> PairHistory:
+        """The pairs that versions were trained on; none is tested on them.
+
+        Withdrawn versions do not count, as no later version is aligned to them, nor do versions
+        that came from a file, as they have no model.
+        """
+        record = self.record
+        pairs = {
+            number: self.reader(number).trained_pairs()
+            for number, manifest in self.manifests.items()
+            if manifest.encoder is not None or PAIRS in manifest.files
+        }
+        recorded = {number: trained for number, trained in pairs.items() if trained is not None}
+        unrecorded = [number for number in pairs if number not in recorded]
+        if not unrecorded and (record.salt is not None or not record.versions):
+            return PairHistory(record.salt, TrainedPairs().union(recorded.values()))
+        silent = unrecorded or record.versions
+        untested = (
+            f"No test figure: the training pairs of version{'s' * (len(silent) > 1)} "
+            f"{', '.join(map(str, silent))} of {self.address} were not recorded, so no pair is "
+            "known to be held out from every version; train a new lineage to have test figures."
+        )
+        return PairHistory(record.salt, untested=untested)
+
+    # From one version to another.
+
+    @property
+    def chain(self) -> Chain:
+        """The backward transforms by version; that of a withdrawn version is the identity."""
+        numbers = self.next_version, *self.manifests
+        if self._read is None or self._read[0] != numbers:
+            dim = self.manifest(0).dim
+            transforms: list[Transform] = []
+            for n in range(1, self.next_version):
+                if n in self.manifests:
+                    transforms.append(self.reader(n).transform(dim))
+                    dim = self.manifest(n).dim
+                else:
+                    transforms.append(LinearTransform.from_matrix(torch.eye(dim)))
+            self._read = numbers, Chain(transforms, self.manifest(0).dim)
+        return self._read[1]
+
+    @property
+    def active_chain(self) -> Chain:
+        """The backward transforms without those of withdrawn versions, which a new version need not
+        be aligned to; its steps are not numbered as the versions are."""
+        kept = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self.manifests]
+        return Chain(kept, self.manifest(0).dim)
+
+    @property
+    def step_errors(self) -> dict[int, StepError]:
+        """Σ_i of every version that was published with one; zero for a withdrawn version."""
+        errors = {}
+        for n in range(1, self.next_version):
+            dim = self.chain.dim(n - 1)
+            error: StepError | None = StepError(
+                torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan
+            )
+            if n in self.manifests:
+                error = self.reader(n).error(dim)
+            if error is not None:
+                errors[n] = error
+        return errors
+
+    def forward(self, source: int, target: int) -> Affine | None:
+        """Return the affine map from an earlier version to a later one.
+
+        Returns: W [D_target, D_source] and the offset [D_target], float64; None if a version on the
+            way was published without a forward map.
+        Raises: UnknownVersionError. LineageError: `target` is the earlier one.
+        """
+        dim = self.manifest(source).dim
+        self.manifest(target)
+        if target < source:
+            raise LineageError(
+                f"Version {target} is before version {source}; the chain leads back to it."
+            )
+        weight = torch.eye(dim, dtype=torch.float64)
+        offset = torch.zeros(dim, dtype=torch.float64)
+        for n in range(source + 1, target + 1):
+            if n in self.manifests:
+                step = self.reader(n).forward(self.chain.dim(n - 1))
+                if step is None:
+                    return None
+                weight, offset = step[0] @ weight, step[0] @ offset + step[1]
+        return weight, offset
 
     def view(self, version: int | str | None = None, source: int | str | None = None) -> View:
         """Return the stored embeddings of one version, read as another.
@@ -77,7 +541,15 @@ class Lineage(Catalog):
         Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
             IntegrityError: a file is not what was published.
         """
-        return view_of(self, version, source)
+        target = self.resolve(source if version is None else version)
+        if source is None:
+            stored = self.production if target <= self.production else self.newest
+        else:
+            stored = self.resolve(source)
+        chain, read_as = self.chain, self.manifest(target)
+        chain.is_affine(stored, target)  # Refuses a target that is later than the source.
+        computed_from = self.manifest(stored).fingerprint
+        return View(target, stored, read_as.dim, read_as.fingerprint, computed_from, self, chain)
 
     def fold_in(
         self,
@@ -100,6 +572,51 @@ class Lineage(Catalog):
         """
         return self.view(version).fold_in(candidates, weights, values, missing=missing)
 
+    # Which files are whole.
+
+    def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
+        """Compare files with their hashes, and remember that they were compared.
+
+        Args:
+            folder: of the lineage; a remote lineage's files are downloaded to it first.
+            hashes: file name to SHA-256.
+        Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
+        """
+        check_inside(self.path, *(folder / name for name in hashes))
+        (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
+        self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)
+
+    def files(self, version: int) -> dict[str, bool]:
+        """Return, for each published file of a version by its path in the lineage, whether it was
+        compared with its hash since the lineage was opened, as every file is when it is read.
+
+        Raises: UnknownVersionError.
+        """
+        manifest = self.manifest(version)
+        names = [f"versions/{version}/{name}" for name in manifest.files]
+        if version in self.versions_with_embeddings:
+            names += [f"embeddings/{version}/{side}.parquet" for side in manifest.embeddings]
+        return {name: name in self._checked for name in sorted(names)}
+
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n in self.manifests:
+            self.reader(n).check()
+        for n in self.versions_with_embeddings:
+            for side in self.manifest(n).embeddings:
+                self.stored(side, n)
+
+    @property
+    def opened_files(self) -> list[str]:
+        """The JSON files whose checksums were compared when the lineage was opened, by their paths
+        in it."""
+        return ["lineage.json", *(f"versions/{n}/manifest.json" for n in self.manifests)]
+
+    @property
+    def checked_files(self) -> list[str]:
+        """The paths in the lineage of all files that `lineage check` compares with hashes."""
+        return [*self.opened_files, *(f for n in self.manifests for f in self.files(n))]
+
     # Changes of labels and versions.
 
     def label(self, name: str, version: int | str) -> None:
@@ -110,7 +627,7 @@ class Lineage(Catalog):
             another process has changed the lineage since it was opened, or is changing it.
         """
         stored = self.versions_with_embeddings
-        self._write(lambda record: record.with_label(name, version, stored))
+        self._change(lambda record: record.with_label(name, version, stored))
 
     def unlabel(self, name: str) -> None:
         """Remove a label. Raises: LineageError: there is none, or a consumer is pinned to it."""
@@ -126,7 +643,7 @@ class Lineage(Catalog):
                 )
             return after
 
-        self._write(without)
+        self._change(without)
 
     def promote(self, version: int | str = NEWEST) -> int:
         """Put a version into production: the label `stable` moves to it. An earlier version can be
@@ -163,10 +680,10 @@ class Lineage(Catalog):
             for folder in (self.embeddings_folder(number), self.folder(number)):
                 shutil.rmtree(folder, ignore_errors=True)
                 if self.remote is not None:
-                    self.remote.storage.remove(folder.relative_to(self.path).as_posix())
+                    self.remote.remove(folder.relative_to(self.path).as_posix())
 
         stored = self.versions_with_embeddings
-        self._write(
+        self._change(
             lambda record: record.without_newest(withdrawal, self._pins(record), stored), remove
         )
         del self.manifests[number]
@@ -176,20 +693,25 @@ class Lineage(Catalog):
 
         Raises: LineageError: it is the newest, or a label or a consumer is on it.
         """
-        self._write(lambda record: record.with_retired(version, self._pins(record)))
+        self._change(lambda record: record.with_retired(version, self._pins(record)))
 
-    def _write(
+    def _change(
         self,
         change: Callable[[LineageRecord], LineageRecord],
         tidy: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a changed record, and tidy up under the same lock, as another may publish after
         it."""
-        with writing(self.path, self.remote):
+        with self._writing():
             after = change(unchanged(self.path, self.record, self.address, labels=True))
             write_record(self.path, after, self.remote)
             tidy()
         self.record = after
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Return what holds the lock of the lineage, and of the storage where it lives."""
+        elsewhere = nullcontext() if self.remote is None else self.remote.transaction()
+        return writing(self.path, self.address, elsewhere)
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:
         """Return the version that each consumer would read by default if this were the record."""
@@ -197,7 +719,13 @@ class Lineage(Catalog):
 
     # Publication.
 
-    def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
+    def publish(
+        self,
+        artefact: Artefact,
+        *,
+        promote: bool = True,
+        gate: Callable[[Artefact], Artefact] = lambda artefact: artefact,
+    ) -> int:
         """Add a version. Returns: its number.
 
         If consumers have probes, it must be published by `evergram.publish`, which runs them.
@@ -205,21 +733,132 @@ class Lineage(Catalog):
         Args:
             promote: whether production moves to it. If not, `stable` stays on, or is put on, the
                 version in production now, whose embeddings are then kept.
+            gate: called with the artefact once it is known to fit; returns what is written, the
+                same but for its metrics, or raises.
         Raises: ShapeError: the transform does not lead from it to the newest, or vectors are of
             another dim. DataError: a vector is not finite; an id is missing or there twice; or
             something else cannot be written. LineageError: it was made after another version; a
             consumer's probe was not run on it; another process is publishing or has published
             meanwhile; or the folder cannot be written; the lineage is then as it was.
         """
-        check_artefact(self, artefact)
-        return publish_version(self, artefact, promote=promote)
+        number, canaries, error = self.next_version, check_artefact(artefact), None
+        if number:
+            newest = self.manifest(self.newest)
+            check_follows(artefact, self.address, newest, self.version_of)
+            past = self.canaries(newest.version)
+            error = check_transform_on_canaries(artefact, canaries, past, newest.version)
+        elif artefact.transform is not None:
+            raise ShapeError("Version 0 has no version before it and takes no transform.")
+        artefact = gate(artefact)
+        facts = {"new_pairs": self.pair_history.new(artefact.trained), "canary_error": error}
+        made = [] if number else not_there_yet(self.path)
+        with self._writing(), removed_on_failure(made):
+            record = self._unchanged_record(artefact)
+            if number:
+                refuse_unprobed(self.address, artefact.metrics, number, record.resolve)
+            clear_left(self.path, record)
+            place = self.path, self.name, number
+            manifest = write_folders(place, artefact, canaries, self._files_before(), facts)
+            salt = None if artefact.trained is None else artefact.trained[0]
+            record = record.with_version(promote=promote, salt=salt)
+            write_record(self.path, record, self.remote)
+            self.record = record
+            self.manifests[number] = manifest
+            # Under the lock, as another may publish the next version as soon as it is free.
+            kept = {number, *record.labels.values()}
+            for stale in (self.path / "embeddings").iterdir():
+                if stale.name not in map(str, kept):
+                    remove_folder(stale)
+            if self.remote is not None:
+                self.remote.keep_only("embeddings", map(str, kept))
+                self.remote.keep_only("versions", map(str, record.versions))
+        # A model that lost the race to a version waits for `--kept`, however many come first.
+        clear_work(self.work_dir, LOST)
+        return number
+
+    def _unchanged_record(self, artefact: Artefact) -> LineageRecord:
+        """Return `lineage.json` as it is on disk now.
+
+        Raises: LineageError: another process has published meanwhile; a trained model is then kept.
+        """
+        number = self.next_version
+        try:
+            return unchanged(self.path, self.record, self.address, labels=False)
+        except LineageError as error:
+            if artefact.encoder is None or not number:
+                raise
+            kept = keep_lost(self.work_dir, number, artefact)
+            raise LineageError(
+                f"{error} This version was trained after version {self.newest} and is not "
+                f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes "
+                "it as the next version, with a transform fitted to the newest one and nothing "
+                "trained again; without --kept, a new model is trained."
+            ) from error
+
+    def _files_before(self) -> dict[str, Path]:
+        """Return the stored files of the newest version, by side.
+
+        If one is missing or damaged, none are returned: there is then no forward map, but the next
+        version can still be published, which repairs a damaged lineage.
+        """
+        try:
+            sides = self.versions[-1].embeddings if self.manifests else ()
+            return {side: self.stored(side, self.newest) for side in sides}
+        except (DataError, IntegrityError):
+            return {}
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
-        """Refuse ids, by side, that are text where those of the newest version are integers.
+        """Refuse ids, by side, that are text where those of the newest version are integers, or are
+        theirs in another Unicode normal form.
 
-        Raises: DataError: an id of a side is no integer.
+        Raises: DataError.
         """
-        check_id_types(self, ids)
+        check_ids(ids, self._files_before(), self.address)
+
+    @contextmanager
+    def beginning(self, first: Artefact) -> Iterator[None]:
+        """Publish version 0 of a new lineage for a block that publishes version 1.
+
+        If the block raises, and neither version 1 nor a consumer is there, version 0 is removed
+        again, with the folders that were made for it.
+
+        Raises: as `publish`.
+        """
+        empty, made = self.record, not_there_yet(self.path)
+        self.publish(first)
+        try:
+            yield
+        except BaseException:
+            try:
+                taken = self._take_back()
+            except EvergramError as error:
+                taken = False
+                log.warning("Version 0 stays in %s: %s", self.address, error)
+            if taken:
+                self.record = empty
+                self.manifests.clear()
+                remove_made(made)
+            raise
+
+    def _take_back(self) -> bool:
+        """Remove version 0 and the record, unless there is a version 1 or a consumer by now.
+
+        Returns: whether they were removed. Raises: LineageError: another process has changed the
+            lineage meanwhile, or it cannot be written.
+        """
+        if self.record.versions != [0] or ConsumerRegistry.open(self.address).list():
+            return False
+        with self._writing():
+            unchanged(self.path, self.record, self.address, labels=True)
+            # Without the record nothing else is part of a lineage.
+            if self.remote is not None:
+                self.remote.remove_file(RECORD)
+            (self.path / RECORD).unlink()
+            for name in FOLDERS:
+                remove_tree(self.path / name)
+                if self.remote is not None:
+                    self.remote.keep_only(name, ())
+        return True
 
     # A training run.
 
@@ -232,7 +871,7 @@ class Lineage(Catalog):
             lineage that lives elsewhere only processes of this machine are seen for certain; others
             are named in a warning.
         """
-        elsewhere = nullcontext() if self.remote is None else training_note(self.remote.storage)
+        elsewhere = nullcontext() if self.remote is None else self.remote.training_note()
         with training_claim(self.work_dir, str(self)), elsewhere:
             try:
                 yield self.work_dir
@@ -254,4 +893,6 @@ class Lineage(Catalog):
 
     def forget_lost(self) -> None:
         """Remove the model that `lost` returns, as after its publication; if there is one."""
-        forget_lost(self.work_dir)
+        remove_tree(self.work_dir / LOST)
+        with suppress(OSError):
+            self.work_dir.rmdir()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from filelock import Timeout
 from safetensors import SafetensorError
@@ -25,37 +25,36 @@ LOCK, OWNER = "training.lock", "training.json"
 
 
 @contextmanager
-def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
+def writing(
+    path: Path,
+    where: str,
+    elsewhere: AbstractContextManager[object],
+    patience: float = 0,
+) -> Iterator[None]:
     """Hold the lock of a lineage.
 
     Args:
         path: its folder, or its mirror.
-        remote: if `path` is a mirror, where the lineage lives; its lock is held, too.
-
+        where: what to call it in an error.
+        elsewhere: what holds the lock of the storage that `path` is a mirror of.
+        patience: seconds to wait for another process.
     Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
         a symbolic link leads out of the folder.
     """
-    where = path if remote is None else remote.address
     try:
         path.mkdir(parents=True, exist_ok=True)
         check_parts(path)
-        with (
-            file_lock(path / ".lock", timeout=0, mode=file_mode(path)),
-            nullcontext() if remote is None else remote.transaction(),
-        ):
+        with file_lock(path / ".lock", timeout=patience, mode=file_mode(path)), elsewhere:
             yield
     except Timeout:
         raise LineageError(
             f"Another process is publishing to {where} or changing it; wait for it and try again."
         ) from None
     except (OSError, SafetensorError) as error:
-        raise LineageError(f"{where} cannot be written: {_reason(error)}.") from error
-
-
-def _reason(error: OSError | SafetensorError) -> str:
-    # An error of safetensors has the system's words in its text.
-    system = error if isinstance(error, OSError) else OSError(str(error))
-    return reason_and_remedy(system, "the lineage is as it was")
+        # An error of safetensors has the system's words in its text.
+        system = error if isinstance(error, OSError) else OSError(str(error))
+        reason = reason_and_remedy(system, "the lineage is as it was")
+        raise LineageError(f"{where} cannot be written: {reason}.") from error
 
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
@@ -113,8 +112,9 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise LineageError(
-            f"Another process is training the next version of {lineage}: {_owner(work)}. Only one "
-            "can be published after the present version; wait until it is, or stop one of them."
+            f"Another process is training the next version of {lineage}: "
+            f"{describe_process(_content(work / OWNER))}. Only one can be published after the "
+            "present version; wait until it is, or stop one of them."
         ) from None
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOLCK):
@@ -131,7 +131,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
     finally:
         if lock.is_locked and lock.lock_counter == 1:
             owner.unlink(missing_ok=True)
-            if _is_empty(work):
+            if {path.name for path in work.iterdir()} <= {LOCK}:
                 shutil.rmtree(work, ignore_errors=True)
                 if made:
                     with suppress(OSError):
@@ -147,22 +147,17 @@ def refuse_unwritable(work: Path, lineage: str) -> None:
         work, lineage: see `training_claim`.
     Raises: LineageError: nothing can be written there.
     """
-    made = [folder for folder in (work, work.parent) if not folder.exists()]
-    probe = work / f"writable-{os.getpid()}"
+    folder = work
     try:
-        make_folder(work.parent)
-        make_folder(work, file_mode(work.parent))
-        probe.touch()
-        probe.unlink()
+        while not folder.exists():
+            folder = folder.parent
+        with TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise LineageError(
             f"Nothing can be written to {lineage}: {error.strerror or error}; make room there, or "
             "choose another folder. Nothing was trained."
         ) from error
-    finally:
-        for folder in made:
-            with suppress(OSError):  # another process uses it by now
-                folder.rmdir()
 
 
 def clear_work(work: Path, keep: str) -> None:
@@ -187,12 +182,7 @@ def _lock(work: Path) -> FileLock:
     return file_lock(work / LOCK, is_singleton=True, thread_local=False)
 
 
-def _is_empty(work: Path) -> bool:
-    return not {path.name for path in work.iterdir()} - {LOCK}
-
-
-def _owner(work: Path) -> str:
-    try:
-        return describe_process((work / OWNER).read_bytes())
-    except OSError:
-        return describe_process(None)
+def _content(path: Path) -> bytes | None:
+    with suppress(OSError):
+        return path.read_bytes()
+    return None

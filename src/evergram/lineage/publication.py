@@ -1,41 +1,596 @@
-"""One version added to a lineage: checked, written under another name, and listed by one rename."""
+"""The gate that every artefact passes before it is published, and the writing of its folders."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-
-from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_folder, remove_tree
-from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
-from evergram.ids import refuse_other_form
-from evergram.lineage.artefact import Artefact
-from evergram.lineage.catalog import Catalog, PairHistory
-from evergram.lineage.consumers import ConsumerRegistry
-from evergram.lineage.locks import clear_left, clear_work, unchanged, write_record, writing
-from evergram.lineage.manifest import Manifest, read_manifest, sha256
-from evergram.lineage.paths import check_tree, file_mode
-from evergram.lineage.publication_checks import (
-    blocks_with_id_type,
-    check_artefact,
-    check_canaries,
-    check_transform_on_canaries,
-    refuse_unprobed,
-    with_id_type,
+import torch
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
 )
-from evergram.lineage.publish_statistics import RowSample, forward_map
-from evergram.lineage.record import LineageRecord
+from torch import Tensor
+
+from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_tree
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
+from evergram.compatibility.degenerate import LONGEST, LengthCount, vectors_problem
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.transforms import Transform
+from evergram.data.pair_hash import TrainedPairs
+from evergram.errors import DataError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.ids import INTEGER, refuse_other_form
+from evergram.lineage.artefact import Artefact, Block, EncoderParts, are_metrics
+from evergram.lineage.canary_check import CanaryCheck, is_belied, measure_canaries
+from evergram.lineage.consumers import Consumer, ConsumerRegistry, Resolve
+from evergram.lineage.paths import check_name, check_tree, file_mode
+from evergram.lineage.record import Manifest, read_manifest, sha256
 from evergram.lineage.remote import RECORD
-from evergram.lineage.version_files import PublicationFacts, VersionReader, write_version
+from evergram.lineage.version_files import (
+    Affine,
+    Moments,
+    PublicationFacts,
+    VersionReader,
+    plain_numbers,
+    write_version,
+)
+from evergram.texts.record import TextEncoderRecord
+from evergram.validation import sentence_of
+from evergram.vector_files.open_embeddings import BLOCK, first_not_finite, open_embeddings
 from evergram.vector_files.writers import write_embeddings
 
-LOCK, FOLDERS = ".lock", ("versions", "embeddings")
-LOST = "lost"
 log: logging.Logger = logging.getLogger(__name__)
+LOCK, LOST = ".lock", "lost"
+# The relative error of vectors of zeros.
+ZEROS = 1.0
+# Of σ's largest entry or of a coordinate's mean square, what rounding may make of its symmetry and
+# of its least eigenvalue.
+ROUNDING = 1e-6
+# Sampled rows of a side for each dim of the old and the new space: at most this many, and at least
+# half of them, so that the fitted map has an excess error of a few percent. More would
+# cost more than writing the vectors does.
+ROWS_PER_DIM = 16
+LEAST_ROWS, MOST_ROWS = 16_384, 100_000
+# Rows that are converted to float64 at once.
+CHUNK = 4096
+# One pair in this many is held out to choose the ridge.
+FOR_RIDGE = 10
+
+
+# What an artefact must be.
+
+
+def _is_plain(value: Any) -> Any:
+    try:
+        json.dumps(plain_numbers(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"it must be texts, numbers, lists and tables of these ({error})"
+        ) from None
+    return value
+
+
+def _is_metrics(value: Any) -> Any:
+    if not are_metrics(value):
+        raise ValueError(
+            "it must have numbers by name in metrics.model, and in probes a list of one reading "
+            "for each consumer"
+        )
+    return value
+
+
+class _Types(BaseModel):
+    """The types of an artefact's parts."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+    dim: int = Field(gt=0)
+    embeddings: Mapping[str, Any]
+    recipe: Annotated[Mapping[str, Any], AfterValidator(_is_plain)]
+    metrics: Annotated[Mapping[str, Any], AfterValidator(_is_metrics), AfterValidator(_is_plain)]
+    canaries: Mapping[str, Any]
+    transform: InstanceOf[Transform] | None
+    encoder: InstanceOf[EncoderParts] | None
+    error: InstanceOf[StepError] | None
+    trained: tuple[str, InstanceOf[TrainedPairs]] | None
+    query_form: InstanceOf[QueryForm] | None
+    text_encoder: InstanceOf[TextEncoderRecord] | None
+
+
+def check_artefact(artefact: Artefact) -> dict[str, CanaryCheck]:
+    """Refuse an artefact that can be no version.
+
+    Ids and vectors are checked as they are written, and canaries compared with them.
+
+    Returns: what compares the canaries of each side with its vectors.
+    Raises: LineageError: a side has no proper name. DataError, ShapeError: a part is of another
+        type, or does not fit the others.
+    """
+    parts = {part.name: getattr(artefact, part.name) for part in fields(artefact)}
+    try:
+        _Types.model_validate({name: parts[name] for name in _Types.model_fields})
+    except ValidationError as error:
+        raise DataError(
+            f"The artefact cannot be published: {sentence_of(error, _Types)}"
+        ) from error
+    if not artefact.embeddings:
+        raise DataError("The artefact has no embeddings; a version has at least one side.")
+    for side, source in artefact.embeddings.items():
+        check_name(side, "a side")
+        if not callable(source):
+            _check_pair(source, f"{side} embeddings", ", or a function that returns blocks of them")
+    for name, part in (
+        ("query form", artefact.query_form),
+        ("text encoder", artefact.text_encoder),
+    ):
+        if part is not None and part.dim != artefact.dim:
+            raise ShapeError(
+                f"The {name} of the artefact has dim {part.dim}, and its vectors {artefact.dim}."
+            )
+    if artefact.transform is not None:
+        _check_transform(artefact.transform)
+    return _canary_checks(artefact)
+
+
+def check_follows(
+    artefact: Artefact, address: str, newest: Manifest, version_of: Callable[[str], int | None]
+) -> None:
+    """Refuse an artefact that does not follow the newest version.
+
+    Args:
+        address: of the lineage.
+        version_of: the number of the version with a fingerprint; None if none has it.
+    Raises: LineageError: it was made after another version. ShapeError, DataError: its transform or
+        error do not lead to it, or it lacks a side.
+    """
+    if artefact.follows is None:
+        raise LineageError(
+            "This artefact does not say which version its transform leads to; nothing was "
+            "published. Where it leads to the newest, give "
+            "follows=lineage.manifest(lineage.newest).fingerprint."
+        )
+    if artefact.follows != newest.fingerprint:
+        number = version_of(artefact.follows)
+        made = "for another lineage" if number is None else f"after version {number}"
+        raise LineageError(
+            f"The transform of this artefact does not lead to version {newest.version} of "
+            f"{address}, the newest: the artefact was made {made}; nothing was published. "
+            "Upgrade the newest version (with trained= and this model, none is trained again)."
+        )
+    transform, error = artefact.transform, artefact.error
+    shape = None if transform is None else (transform.old_dim, transform.new_dim)
+    if transform is None or shape != (newest.dim, artefact.dim):
+        raise ShapeError(
+            f"A version after version {newest.version} needs a transform of shape "
+            f"{(newest.dim, artefact.dim)}; {shape} was given."
+        )
+    if error is not None:
+        _check_error(error, transform)
+    gone = sorted(set(newest.embeddings) - set(artefact.embeddings))
+    if gone:
+        raise DataError(
+            f"Version {newest.version} has embeddings of the side {gone[0]} and the artefact has "
+            f"none, so that nobody could read this side any more; give all sides, which are "
+            f"{', '.join(newest.embeddings)}."
+        )
+
+
+def _canary_checks(artefact: Artefact) -> dict[str, CanaryCheck]:
+    """Raises: DataError, ShapeError: the canaries cannot be any version's."""
+    other = sorted(set(artefact.canaries) - set(artefact.embeddings))
+    if other:
+        raise DataError(
+            f"The artefact has canaries of the side {other[0]}, and embeddings of "
+            f"{', '.join(artefact.embeddings)}; canaries are some of these."
+        )
+    for side, block in artefact.canaries.items():
+        _check_pair(block, f"canaries of the side {side}")
+    return {
+        side: CanaryCheck(ids, vectors, side, artefact.dim)
+        for side, (ids, vectors) in artefact.canaries.items()
+        if not hasattr(ids, "__len__") or len(ids)
+    }
+
+
+def _check_pair(block: Any, name: str, otherwise: str = "") -> None:
+    if not isinstance(block, tuple | list) or len(block) != 2:
+        raise DataError(
+            f"The {name} are of type {type(block).__name__}; give ids and vectors{otherwise}."
+        )
+
+
+def _check_transform(transform: Transform) -> None:
+    """Refuse a transform that would not be read back as it is."""
+    if transform.kind not in TRANSFORMS:
+        raise ShapeError(
+            f"The transform {transform.kind!r} is none of {', '.join(TRANSFORMS)}; register its "
+            "settings in TRANSFORMS, so that it can be read back."
+        )
+    owner = TRANSFORMS[transform.kind].transform_class()
+    if type(transform) is not owner:
+        raise ShapeError(
+            f"{type(transform).__name__} has the kind {transform.kind!r}, which is read back as "
+            f"{owner.__name__}; give your class a kind of its own."
+        )
+    for name, values in transform.state_dict().items():
+        if not bool(values.isfinite().all()):
+            raise DataError(f"The transform's {name} has a NaN or an infinity.")
+
+
+def _check_error(error: StepError, transform: Transform) -> None:
+    """Raises: DataError, ShapeError: the error is not one that `StepError.of` could measure."""
+    sigma, power, dim = error.sigma, error.power, transform.old_dim
+    if not isinstance(sigma, Tensor) or sigma.shape != (dim, dim):
+        shape = list(sigma.shape) if isinstance(sigma, Tensor) else type(sigma).__name__
+        raise ShapeError(
+            f"The sigma of the artefact's error is {shape}; it must be [{dim}, {dim}]."
+        )
+    if isinstance(error.objects, bool) or not isinstance(error.objects, int) or error.objects < 0:
+        raise DataError(f"The artefact's error is over {error.objects!r} objects; give a count.")
+    if not isinstance(power, float) or power < 0 or math.isinf(power):
+        raise DataError(f"The power of the artefact's error is {power!r}; it is a mean square.")
+    wide = sigma.detach().double().cpu()
+    if not bool(wide.isfinite().all()):
+        raise DataError("The sigma of the artefact's error has a NaN or an infinity.")
+    rounding = ROUNDING * max(float(wide.abs().max()), 0.0 if math.isnan(power) else power / dim)
+    uneven = float((wide - wide.T).abs().max()) > rounding
+    if uneven or float(torch.linalg.eigvalsh(wide)[0]) < -rounding:
+        raise DataError(
+            "The sigma of the artefact's error is no mean of δ ⊗ δ: it must be symmetric without "
+            "negative eigenvalues, as `StepError.of` makes it."
+        )
+    if not math.isnan(power):
+        return
+    points = torch.cat([torch.eye(transform.new_dim), torch.zeros(1, transform.new_dim)])
+    with torch.no_grad():
+        moved = transform(points)
+    if moved.shape != points.shape or not torch.equal(moved, points):
+        raise DataError(
+            "The artefact's error has no power, which says that its transform is the identity and "
+            "needs no measurement; it is another, so measure it by `StepError.of`."
+        )
+
+
+def check_transform_on_canaries(
+    artefact: Artefact,
+    own: Mapping[str, CanaryCheck],
+    past: Mapping[str, Block],
+    newest: int,
+) -> float | None:
+    """Refuse a transform that does not lead to the version before, as its canaries show.
+
+    Of an artefact with a model of its own it is a warning: its training would be lost.
+
+    Args:
+        own: the artefact's canaries, see `check_artefact`.
+        past: of each side, ids (as strings) and vectors [n, D] that version `newest` kept.
+    Returns: the relative error on canaries that both have; None if there are none.
+    Raises: DataError: the error on canaries that both have is far above the one that the transform
+        comes with; or, if it comes with none, above that of vectors of zeros.
+    """
+    if artefact.transform is None or not own or not past:
+        return None
+    chain = Chain([artefact.transform], artefact.transform.old_dim)
+    kept = {side: check.block for side, check in own.items()}
+    measured, stated = measure_canaries(chain, {0: past, 1: kept}, 1, 0), _relative(artefact.error)
+    if measured is None:
+        return None
+    known = measured.relative if math.isfinite(measured.relative) else None
+    wrong = measured.relative > ZEROS if stated is None else is_belied(stated, measured)
+    if measured.objects < LEAST_OBJECTS or not wrong:
+        return known
+    comes = "with no error" if stated is None else f"with an error of {stated:.4g}"
+    sentence = (
+        f"The transform comes {comes}, and on {measured.objects} objects that version {newest} "
+        f"kept, its canaries, it is {measured.relative:.4g} of their length: it does not lead from "
+        "these vectors to that version's."
+    )
+    if artefact.encoder is not None:
+        log.warning(f"{sentence} Run 'evergram lineage check' before anyone reads it.")
+        return known
+    raise DataError(
+        f"{sentence} Nothing was published; give the transform that was fitted to these vectors, "
+        "with its own error."
+    )
+
+
+def _relative(error: StepError | None) -> float | None:
+    """Return √E‖δ‖² over √E‖z‖²; None if the error was not measured on enough objects."""
+    if error is None or not error.is_known:
+        return None
+    if not error.power > 0:  # NaN: the identity, which has none
+        return error.rms
+    return error.rms / math.sqrt(error.power)
+
+
+def with_id_type(ids: pa.Array, expected: pa.DataType, side: str, where: str) -> pa.Array:
+    """Return the ids as integers or as text, whichever those of the version before are.
+
+    Args:
+        expected: the type of the ids of the version before.
+        side: "query", "candidate" or "object".
+        where: the lineage, for the error.
+    Raises: DataError: integers are expected, and an id is another text than an integer's.
+    """
+    if pa.types.is_integer(expected) == pa.types.is_integer(ids.type):
+        return ids
+    texts = ids.cast(pa.string())
+    if not pa.types.is_integer(expected):
+        return texts
+    place = pc.index(pc.invert(pc.match_substring_regex(texts, INTEGER)), True).as_py()
+    if place < 0:
+        try:
+            return texts.cast(pa.int64())
+        except pa.ArrowInvalid:
+            place = pc.index(pc.greater(pc.utf8_length(texts), 18), True).as_py()
+    raise DataError(
+        f"The {side} ids in {where} are integers, and now there is the text "
+        f"{texts[place].as_py()!r}: consumers and stores that ask by integers would find nothing "
+        "any more. Nothing was published; make it an integer or leave it out, or begin a new "
+        "lineage with ids of text."
+    )
+
+
+def check_ids(ids: Mapping[str, pa.Array], before: Mapping[str, Path], where: str) -> None:
+    """Refuse ids, by side, that are text where those of the version before are integers, or are
+    theirs in another normal form.
+
+    Args:
+        before: the files of that version, by side.
+    Raises: DataError.
+    """
+    for side in before.keys() & ids.keys():
+        with_id_type(ids[side], _id_type(before[side]), side, where)
+        theirs = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
+        refuse_other_form(ids[side], theirs, f"the side {side}", where)
+
+
+def _id_type(path: Path) -> pa.DataType:
+    return pq.read_schema(path).field("id").type
+
+
+def refuse_unprobed(
+    address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
+) -> None:
+    """Refuse a version that a consumer's probe was not run on, or for which the consumer has had
+    another probe, or has read another version, since the probe was run.
+
+    Args:
+        metrics: of the version; `evergram.publish` adds the reading of each probe, as "probes".
+        number: of the version.
+        resolve: returns the number of a version or label of the lineage as it is now.
+    Raises: LineageError.
+    """
+    readings = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
+    missing = [
+        consumer.name
+        for consumer in ConsumerRegistry.open(address).list()
+        if not _is_of(readings.get(consumer.name), consumer, number, resolve)
+    ]
+    if missing:
+        raise LineageError(
+            f"The new version was not published: the probe of {', '.join(missing)} has not been "
+            "run on it as it is now; publish it by evergram.publish(lineage, artefact), which runs "
+            "every consumer's probe first."
+        )
+
+
+def _is_of(
+    reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
+) -> bool:
+    """Say whether a reading is of this consumer's probe as it is now, on this version; of a
+    consumer without a probe nothing is asked."""
+    probe = consumer.probe
+    if probe is None or reading is None:
+        return probe is None
+    read = number
+    if consumer.pinned != "newest":
+        # If the label is gone, the probe could not be run, and its reading says so.
+        with suppress(LineageError):
+            read = resolve(consumer.pinned)
+    expected = (consumer.pinned, number, probe.model_sha256, probe.data_sha256)
+    actual = tuple(reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256"))
+    return actual == expected and (reading.get("version") == read or reading.get("value") is None)
+
+
+# The folders of a version, and what is measured of its vectors on the way.
+
+
+class RowSample:
+    """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many.
+
+    Args:
+        side: its name, for errors.
+        dims: D of the new space, and of the old one if there is one.
+    Attributes:
+        ids, vectors: [S] and float32 [S, D], of the rows that were taken.
+    """
+
+    def __init__(self, side: str, *dims: int) -> None:
+        self.side = side
+        self.limit: int = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
+        self._step, self._rows = 1, 0
+        self._parts: list[Block] = []
+        self._lengths = LengthCount()
+        self._moments: Moments | None = None
+
+    def through(self, blocks: Iterable[Block], unknown: int = 0) -> Iterator[Block]:
+        """Yield the same blocks, and sample rows of them.
+
+        Args:
+            unknown: how many of the rows are zeros that may be published, see `Artefact`.
+        Raises: DataError: a vector is not finite or too long; or, at the end, the vectors cannot be
+            published, see `vectors_problem`.
+        """
+        for ids, vectors in blocks:
+            # Vectors are written as float32.
+            narrow = vectors.float()
+            if (row := first_not_finite(narrow)) is not None:
+                raise self._refusal(ids[row], "has a NaN or an infinity")
+            if (row := self._lengths.add(narrow)) is not None:
+                length = float(narrow[row].double().norm())
+                raise self._refusal(ids[row], f"has the length {length:.3g}, past {LONGEST:g}")
+            for start in range(0, len(ids), BLOCK):
+                self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
+            yield ids, vectors
+        _, mean, second = self.moments()
+        spread = second - torch.outer(mean, mean)
+        rows, zeros = self._lengths.rows - unknown, self._lengths.zeros - unknown
+        problem = vectors_problem(rows, zeros, second, spread)
+        if problem is not None:
+            raise DataError(
+                f"The {self.side} embeddings cannot be published: {problem}; look at how they were "
+                "made. Nothing was published."
+            )
+
+    def _refusal(self, id_: pa.Scalar, what: str) -> DataError:
+        return DataError(
+            f"The {self.side} embedding of id {id_.as_py()!r} {what}; such a version is not "
+            "published."
+        )
+
+    @property
+    def ids(self) -> pa.Array:
+        return pa.concat_arrays([ids for ids, _ in self._parts])
+
+    @property
+    def vectors(self) -> Tensor:
+        return torch.cat([vectors for _, vectors in self._parts])
+
+    def moments(self) -> Moments:
+        """Return the number, mean and second moments of the sampled rows."""
+        if self._moments is not None:
+            return self._moments
+        total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
+        for part in torch.split(self.vectors, CHUNK):
+            wide = part.double()
+            total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
+        self._moments = count, total / count, outer / count
+        return self._moments
+
+    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
+        rows = torch.arange(len(ids))[-self._rows % self._step :: self._step]
+        self._rows += len(ids)
+        self._moments = None
+        self._parts.append(_taken((ids, vectors), rows))
+        while sum(len(ids) for ids, _ in self._parts) > self.limit:
+            whole = self.ids, self.vectors
+            self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
+            self._step *= 2
+
+
+def _taken(block: Block, rows: Tensor) -> Block:
+    return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
+
+
+def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Affine | None:
+    """Return the map to a version from the version before, fitted to sampled objects of both.
+
+    It holds the ids of one file and the sampled vectors in memory.
+
+    Args:
+        samples: by side, of the new version.
+        old: side to file of the version before; all sides of both versions are fitted together.
+    Returns: None if too few objects are in both.
+    """
+    pairs: list[SecondMoments] = []
+    for side, sample in samples.items():
+        if side not in old:
+            continue
+        rows, before = _looked_up(sample.ids, old[side])
+        new = sample.vectors[rows]
+        if not pairs:
+            pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
+        for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
+            apart = torch.arange(len(z)) % FOR_RIDGE == 0
+            for sums, chosen in zip(pairs, (~apart, apart), strict=True):
+                sums.add(z[chosen], past[chosen])
+    if not pairs:
+        return None
+    # The target of this map is the new version: "old" and "new" have changed places.
+    seen, held_out = pairs
+    if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim):
+        return None
+    fitted = fit_closed_form("affine", seen, held_out)
+    assert fitted.offset is not None
+    return fitted.weight, fitted.offset
+
+
+def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
+    """Return the places in `ids` [P] of those that a file has, and their vectors there [P, D]."""
+    file = open_embeddings(path)
+    theirs = file.ids()
+    if theirs.type != ids.type:
+        theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
+    refuse_other_form(ids, theirs, "the new version", "the version before it")
+    place = pc.fill_null(pc.index_in(theirs, value_set=ids), -1)
+    places = torch.from_numpy(np.array(place)).long()
+    start, vectors = 0, [torch.empty(0, file.dim)]
+    for _, block in file.blocks():
+        vectors.append(block[places[start : start + len(block)] >= 0].float())
+        start += len(block)
+    return places[places >= 0], torch.cat(vectors)
+
+
+def write_folders(
+    place: tuple[Path, str, int],
+    artefact: Artefact,
+    canaries: Mapping[str, CanaryCheck],
+    before: Mapping[str, Path],
+    facts: Mapping[str, Any],
+) -> Manifest:
+    """Write both folders of a version, each under another name and then renamed.
+
+    Args:
+        place: the lineage's folder and name, and the number of the version.
+        canaries: see `check_artefact`.
+        before: the stored files of the version before, by side; without them there is no forward
+            map.
+        facts: of `PublicationFacts`, those that the vectors do not say.
+    """
+    (path, name, number), mode = place, file_mode(place[0])
+    dims = [artefact.dim, *([artefact.transform.old_dim] if artefact.transform else [])]
+    samples: dict[str, RowSample] = {}
+    hashes: dict[str, str] = {}
+    with new_folder(path / "embeddings" / str(number), mode) as folder:
+        for side in artefact.embeddings:
+            samples[side] = RowSample(side, *dims)
+            blocks = samples[side].through(
+                _typed(artefact.blocks(side), before.get(side), side, name),
+                artefact.unknown.get(side, 0),
+            )
+            blocks = canaries[side].through(blocks) if side in canaries else blocks
+            write_embeddings(folder / f"{side}.parquet", blocks)
+            hashes[side] = sha256(folder / f"{side}.parquet")
+    moments = {side: sample.moments() for side, sample in samples.items()}
+    known = PublicationFacts(hashes, moments, forward_map(samples, before), **facts)
+    with new_folder(path / "versions" / str(number), mode) as folder:
+        return write_version(folder, name, number, artefact, known)
+
+
+def _typed(blocks: Iterable[Block], before: Path | None, side: str, where: str) -> Iterator[Block]:
+    """Yield the blocks with ids of the type that they have in the file before, if there is one."""
+    expected = None if before is None else _id_type(before)
+    for ids, vectors in blocks:
+        yield (ids if expected is None else with_id_type(ids, expected, side, where)), vectors
 
 
 def not_there_yet(path: Path) -> list[Path]:
@@ -64,6 +619,9 @@ def removed_on_failure(made: Sequence[Path]) -> Iterator[None]:
         raise
 
 
+# A trained model that another version preceded.
+
+
 def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     """Keep a version's model and settings. Its embeddings are not kept: the model computes them.
 
@@ -78,13 +636,6 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     with new_folder(folder, OWNER_ALONE) as part:
         write_version(part, "lost", number, artefact, PublicationFacts())
     return folder
-
-
-def forget_lost(work: Path) -> None:
-    """Remove the model that `keep_lost` kept in `.work`, and that folder if it is then empty."""
-    remove_tree(work / LOST)
-    with suppress(OSError):
-        work.rmdir()
 
 
 def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
@@ -104,169 +655,3 @@ def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
         )
     check_tree(root, folder)
     return VersionReader(folder, read_manifest(folder))
-
-
-def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = True) -> int:
-    """Add a version that `check_artefact` has passed to a lineage; see `Lineage.publish`."""
-    number, pairs, error = catalog.next_version, catalog.pair_history, None
-    if number:
-        newest = catalog.newest
-        past = catalog.reader(newest).canaries()
-        error = check_transform_on_canaries(artefact, past, newest)
-    made = [] if number else not_there_yet(catalog.path)
-    with writing(catalog.path, catalog.remote), removed_on_failure(made):
-        record = _unchanged_record(catalog, artefact)
-        if number:
-            refuse_unprobed(catalog.address, artefact.metrics, number, record.resolve)
-        clear_left(catalog.path, record)
-        manifest = _write(catalog, artefact, pairs, error)
-        salt = None if artefact.trained is None else artefact.trained[0]
-        record = record.with_version(promote=promote, salt=salt)
-        write_record(catalog.path, record, catalog.remote)
-        catalog.record = record
-        catalog.manifests[number] = manifest
-        kept = {number, *record.labels.values()}
-        for stale in (catalog.path / "embeddings").iterdir():
-            if stale.name not in map(str, kept):
-                remove_folder(stale)
-        # Under the lock, as another may publish the next version as soon as it is free.
-        if catalog.remote is not None:
-            catalog.remote.storage.keep_only("embeddings", map(str, kept))
-            catalog.remote.storage.keep_only("versions", map(str, record.versions))
-    # A model that lost the race to a version waits for `--kept`, however many are published first.
-    clear_work(catalog.work_dir, LOST)
-    return number
-
-
-def _unchanged_record(catalog: Catalog, artefact: Artefact) -> LineageRecord:
-    """Return `lineage.json` as it is on disk now.
-
-    Raises: LineageError: another process has published meanwhile; a trained model is then kept.
-    """
-    number = catalog.next_version
-    try:
-        return unchanged(catalog.path, catalog.record, catalog.address, labels=False)
-    except LineageError as error:
-        if artefact.encoder is None or not number:
-            raise
-        kept = keep_lost(catalog.work_dir, number, artefact)
-        raise LineageError(
-            f"{error} This version was trained after version {catalog.newest} and is not "
-            f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes it "
-            "as the next version, with a transform fitted to the newest one and nothing trained "
-            "again; without --kept, a new model is trained."
-        ) from error
-
-
-def _write(
-    catalog: Catalog, artefact: Artefact, pairs: PairHistory, canary_error: float | None
-) -> Manifest:
-    """Write both folders of a version, each under another name and then renamed."""
-    number = catalog.next_version
-    old = _files_before(catalog)
-    dims = [artefact.dim, *([catalog.manifest(catalog.newest).dim] if old else [])]
-    mode = file_mode(catalog.path)
-    canaries = check_canaries(artefact)
-    samples: dict[str, RowSample] = {}
-    hashes: dict[str, str] = {}
-    with new_folder(catalog.embeddings_folder(number), mode) as folder:
-        for side in artefact.embeddings:
-            samples[side] = RowSample(side, *dims)
-            blocks = blocks_with_id_type(
-                artefact.blocks(side),
-                pq.read_schema(old[side]).field("id").type if side in old else None,
-                side,
-                catalog.address,
-            )
-            blocks = samples[side].through(blocks, artefact.unknown.get(side, 0))
-            blocks = canaries[side].through(blocks) if side in canaries else blocks
-            write_embeddings(folder / f"{side}.parquet", blocks)
-            hashes[side] = sha256(folder / f"{side}.parquet")
-    facts = PublicationFacts(
-        hashes,
-        {side: sample.moments() for side, sample in samples.items()},
-        forward_map(samples, old),
-        pairs.new(artefact.trained),
-        canary_error,
-    )
-    with new_folder(catalog.folder(number), mode) as folder:
-        return write_version(folder, catalog.name, number, artefact, facts)
-
-
-def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
-    """Refuse ids, by side, that are text where those of the version before are integers, or are
-    theirs in another normal form.
-
-    Raises: DataError.
-    """
-    before = _files_before(catalog)
-    for side in before.keys() & ids.keys():
-        expected = pq.read_schema(before[side]).field("id").type
-        with_id_type(ids[side], expected, side, catalog.address)
-        before_ids = pq.read_table(before[side], columns=["id"])["id"].combine_chunks()
-        refuse_other_form(ids[side], before_ids, f"the side {side}", str(catalog.address))
-
-
-def _files_before(catalog: Catalog) -> Mapping[str, Path]:
-    """Return the stored files of the version before, by side.
-
-    If one is missing or damaged, none are returned: there is then no forward map, but the new
-    version can still be published, which repairs a damaged lineage.
-    """
-    files = {}
-    for side in catalog.versions[-1].embeddings if catalog.manifests else ():
-        try:
-            files[side] = catalog.stored(side, catalog.newest)
-        except (DataError, IntegrityError):
-            return {}
-    return files
-
-
-@contextmanager
-def beginning(catalog: Catalog, first: Artefact) -> Iterator[None]:
-    """Publish version 0 of a new lineage for a block that publishes version 1.
-
-    If the block raises, and neither version 1 nor a consumer is there, version 0 is removed again,
-    with the folders that were made for it.
-
-    Raises: as `Lineage.publish`.
-    """
-    empty, made = catalog.record, not_there_yet(catalog.path)
-    check_artefact(catalog, first)
-    publish_version(catalog, first)
-    try:
-        yield
-    except BaseException:
-        try:
-            taken = _take_back(catalog)
-        except EvergramError as error:
-            taken = False
-            log.warning("Version 0 stays in %s: %s", catalog.address, error)
-        if taken:
-            catalog.record = empty
-            catalog.manifests.clear()
-            remove_made(made)
-        raise
-
-
-def _take_back(catalog: Catalog) -> bool:
-    """Remove version 0 and the record, unless there is a version 1 or a consumer by now.
-
-    Returns: whether they were removed. Raises: LineageError: another process has changed the
-        lineage meanwhile, or it cannot be written.
-    """
-    record, remote = catalog.record, catalog.remote
-    if record.versions != [0] or ConsumerRegistry.open(catalog.address).list():
-        return False
-    with writing(catalog.path, remote):
-        unchanged(catalog.path, record, catalog.address, labels=True)
-        with nullcontext() if remote is None else remote.storage.driver_errors("written"):
-            # Without the record nothing else is part of a lineage.
-            if remote is not None:
-                remote.storage.remove_file(RECORD)
-            (catalog.path / RECORD).unlink()
-        for name in FOLDERS:
-            remove_tree(catalog.path / name)
-            if remote is not None:
-                remote.storage.keep_only(name, ())
-    return True

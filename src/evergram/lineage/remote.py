@@ -1,4 +1,4 @@
-"""Files, locks and notes at an fsspec address such as `s3://bucket/shop`."""
+"""A lineage at an fsspec address such as `s3://bucket/shop`, and its mirror on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ from filelock import Timeout
 from evergram.atomic_files import make_folder, mirror_content, replacing_path, write_bytes
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.file_lock import file_lock
-from evergram.lineage.manifest import sha256
+from evergram.lineage.record import sha256
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)
-# What fsspec calls this machine's own disk.
-_HERE = ("file", "local")
-LOCK = "publishing.lock"
-TRAINING = "training.json"
+LOCK, TRAINING = "publishing.lock", "training.json"
+RECORD, CONSUMERS = "lineage.json", "consumers.json"
+# Files that are downloaded when they are first read, and not when the lineage is opened.
+LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
 
 
 def local_folder(place: str | Path) -> Path | None:
@@ -48,7 +48,7 @@ def local_folder(place: str | Path) -> Path | None:
         parts = urlsplit(text)
     except ValueError as error:
         raise LineageError(f"{text} is no address: {str(error).rstrip('.')}.") from None
-    if parts.scheme.lower() not in _HERE:
+    if parts.scheme.lower() not in ("file", "local"):  # fsspec's names of this machine's disk
         return None
     if parts.netloc not in ("", "localhost"):
         raise LineageError(
@@ -86,299 +86,12 @@ def filesystem(address: str) -> tuple[Any, str]:
     return files, str(path)
 
 
-def mirror_of(address: str) -> Path:
-    """Return the folder in which a lineage of another machine is mirrored."""
-    return cache_folder() / "lineages" / hashlib.sha256(address.encode()).hexdigest()
-
-
 def cache_folder() -> Path:
     """Return the folder of caches: $EVERGRAM_CACHE, else the platform's place for them."""
     chosen = os.environ.get("EVERGRAM_CACHE")
     if chosen:
         return Path(chosen).expanduser()
     return platformdirs.user_cache_path("evergram", appauthor=False)
-
-
-class RemoteStorage:
-    """Reads and writes files by their paths in the lineage, such as "versions/3/manifest.json".
-
-    Args:
-        address: fsspec's, such as `s3://bucket/shop`.
-    Raises: LineageError: the driver of such an address is not installed.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._files, self._path = filesystem(address)
-        # Refuses to go on where the lock that `locked` holds is another's by now.
-        self._check_lock: Callable[[], None] = lambda: None
-
-    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the contents of files by name, without those that are not there."""
-        places = {self._place(name): name for name in names}
-        if not places:
-            return {}
-        contents = self._files.cat(list(places), on_error="return")
-        for content in contents.values():
-            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                raise content
-        return {places[k]: v for k, v in contents.items() if isinstance(v, bytes)}
-
-    def content(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        return self.contents([name]).get(name)
-
-    def folders(self, folder: str) -> set[str]:
-        """Return the names in a folder."""
-        # The driver's own list does not have what another machine has added since.
-        self._files.invalidate_cache()
-        try:
-            places = self._files.ls(self._place(folder), detail=False)
-        except FileNotFoundError:
-            return set()
-        return {place.rstrip("/").rsplit("/", 1)[-1] for place in places} - {""}
-
-    def download(self, name: str, to: Path) -> bool:
-        """Download a file; return False if there is none."""
-        try:
-            self._files.get_file(self._place(name), str(to))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file in one step."""
-        self._make_folder_of(name)
-        self._files.pipe_file(self._place(name), content)
-
-    def replace(self, name: str, content: bytes, before: bytes | None) -> None:
-        """Write the file by which others see a change, if it is still what it was.
-
-        Storage of S3 compares it in the same step (If-Match, If-None-Match); on another one it is
-        read just before. An upload may report an error after all of it has arrived, so the file is
-        read back.
-
-        Args:
-            before: its content when the lock was taken; None if there was no file.
-        Raises: LineageError: it was not written, or whether it was is not known; or another process
-            has written it.
-        """
-        with self.driver_errors("written"):
-            self._check_lock()
-            condition = self._condition(name)
-            if self.content(name) != before:
-                raise self._changed(name)
-            try:
-                self._make_folder_of(name)
-                self._files.pipe_file(self._place(name), content, **condition)
-            except Exception as error:
-                try:
-                    arrived = self.content(name) == content
-                except Exception:
-                    raise LineageError(
-                        f"{self.address}/{name} was being uploaded when the connection was lost "
-                        f"({_sentence(error)}), and whether it arrived is not known; open the "
-                        "lineage again to see."
-                    ) from error
-                # Two publishers of one number write the same record.
-                self._check_lock()
-                if not arrived:
-                    if self.content(name) != before:
-                        raise self._changed(name) from error
-                    raise
-
-    def upload(self, source: Path, folder: str) -> None:
-        """Upload all files of a folder here, in place of what a killed upload left there, and of
-        nothing that another process has put there since.
-
-        What is there is removed last, as a probe that is uploaded again may be in use.
-        """
-        with self.driver_errors("written"):
-            files = {path.name: path for path in sorted(source.iterdir())}
-            left = self.folders(folder)
-            conditions = {name: self._condition(f"{folder}/{name}") for name in files}
-            for name, path in files.items():
-                self._check_lock()
-                where = f"{folder}/{name}"
-                self._make_folder_of(where)
-                options = conditions[name]
-                if "IfMatch" in options:
-                    # In one request, as the driver drops the condition of several.
-                    options["chunksize"] = path.stat().st_size + 1
-                try:
-                    self._files.put_file(str(path), self._place(where), **options)
-                except Exception as error:
-                    # A driver tries again, and then finds what it has written.
-                    if self.content(where) != path.read_bytes():
-                        self._check_lock()
-                        raise error
-            for name in left - files.keys():
-                self._check_lock()
-                self._files.rm(self._place(f"{folder}/{name}"), recursive=True)
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder; if that fails, or the lock is another's by now, it stays, and nothing
-        lists it."""
-        with suppress(Exception):
-            # Just before it, as no driver removes on a condition.
-            self._check_lock()
-            self._files.rm(self._place(folder), recursive=True)
-
-    def remove_file(self, name: str) -> None:
-        """Remove a file."""
-        self._check_lock()
-        self._files.rm_file(self._place(name))
-
-    def keep_only(self, folder: str, names: Iterable[str]) -> None:
-        """Remove all folders in `folder` but these; one that cannot be removed stays, and so do all
-        if the lock is another's by now, which may have put them there."""
-        kept = set(names)
-        with suppress(Exception):
-            others = self.folders(folder) - kept
-            for name in others:
-                self.remove(f"{folder}/{name}")
-
-    @contextmanager
-    def locked(self, kept: Path) -> Iterator[None]:
-        """Hold the lineage's lock; see `remote_lock`."""
-        with ExitStack() as stack:
-            with self.driver_errors("written"):
-                self._make_folder_of(LOCK)
-                lock = remote_lock(self._files, self._path, self.address, kept)
-                self._check_lock = stack.enter_context(lock)
-            try:
-                yield
-            finally:
-                self._check_lock = lambda: None
-
-    @contextmanager
-    def driver_errors(self, what: str) -> Iterator[None]:
-        """Raise any error of a driver as a LineageError that the lineage cannot be `what`."""
-        try:
-            yield
-        except EvergramError:
-            raise
-        except Exception as error:
-            raise LineageError(
-                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
-                "See that its address, the key and the network are right, and try again."
-            ) from error
-
-    def _condition(self, name: str) -> dict[str, Any]:
-        """Return what has a driver write a file only if it is as it is now."""
-        self._files.invalidate_cache()
-        try:
-            tag = self._files.info(self._place(name)).get("ETag")
-        except FileNotFoundError:
-            return {"mode": "create"}
-        # Drivers of other storage than S3 have no such condition.
-        return {} if tag is None else {"IfMatch": tag}
-
-    def _changed(self, name: str) -> LineageError:
-        return LineageError(
-            f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
-            "Open the lineage again, and run the command again."
-        )
-
-    def _place(self, name: str) -> str:
-        return f"{self._path}/{name}"
-
-    def _make_folder_of(self, name: str) -> None:
-        """Make the folder of a file, if the storage has folders; object stores have none."""
-        if not getattr(self._files, "async_impl", False):
-            self._files.makedirs(self._place(name).rsplit("/", 1)[0], exist_ok=True)
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-@contextmanager
-def remote_lock(
-    files: Any, path: str, address: str, kept: Path | None = None
-) -> Iterator[Callable[[], None]]:
-    """Hold `publishing.lock` of a lineage. Yields what refuses to go on once it is another's, as it
-    is where a publisher slept until somebody deleted its lock.
-
-    Two publishers cannot both hold it if the storage can create an object only where there is none,
-    and its driver asks for that. Elsewhere the object is looked for, written and read back, which
-    leaves a moment in which two may both hold it.
-
-    Args:
-        files, path: from `addresses.filesystem`.
-        address: what to call the lineage in an error.
-        kept: a file of this machine that only one process uses at a time. It has the lock's content
-            as long as the lock may be there, so that this machine takes back a lock that a killed
-            process or a lost connection left.
-    Raises: LineageError: another process holds it; the error says who, and what to do if that
-        process is dead.
-    """
-    place = f"{path}/{LOCK}"
-    mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
-    tried = False
-    try:
-        # A driver without the mode "create" would overwrite the lock of another process.
-        holder = _content(files, place)
-        if kept is not None and kept.is_file() and kept.read_bytes() == holder:
-            mine, tried = holder, True
-        if holder is None:
-            tried = True
-            if kept is not None:
-                write_bytes(kept, mine)
-            try:
-                files.pipe_file(place, mine, mode="create")
-                holder = _content(files, place)
-            except Exception:
-                # Each driver has its own error for an object that is there by now.
-                holder = _content(files, place)
-                if holder is None:
-                    raise
-        if holder != mine:
-            raise LineageError(
-                f"Another process is publishing to {address}: "
-                f"{describe_process(_content(files, place))}. Wait for it "
-                f"and try again; if it is dead, delete {address}/{LOCK} with your storage's own "
-                "tool."
-            )
-        yield lambda: _refuse_lost(files, place, mine, address)
-    finally:
-        # It may have been written, though the answer, or what was read back, did not arrive.
-        if tried and _release(files, place, mine, address) and kept is not None:
-            kept.unlink(missing_ok=True)
-
-
-def _content(files: Any, place: str) -> bytes | None:
-    try:
-        return bytes(files.cat_file(place))
-    except FileNotFoundError:
-        return None
-
-
-def _refuse_lost(files: Any, place: str, mine: bytes, address: str) -> None:
-    holder = _content(files, place)
-    if holder != mine:
-        by = "deleted" if holder is None else f"taken by {describe_process(holder)}"
-        raise LineageError(
-            f"The lock of this process on {address} was {by} while it was publishing; it wrote no "
-            "lineage.json and no consumers.json. Open the lineage again, and run the command again."
-        )
-
-
-def _release(files: Any, place: str, mine: bytes, address: str) -> bool:
-    """Remove the lock if it is this process's. Returns: whether it is gone."""
-    try:
-        if _content(files, place) == mine:
-            files.rm_file(place)
-        return True
-    except Exception as error:
-        # The work under the lock is done, or has failed with an error of its own.
-        warnings.warn(
-            f"{address}/{LOCK} could not be removed ({error}); the next publication from this "
-            "machine does so, and before one from another it must be deleted.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
 
 
 def this_process() -> dict[str, str | int]:
@@ -402,78 +115,53 @@ def describe_process(content: bytes | None) -> str:
         return "by whom cannot be read"
 
 
-@contextmanager
-def training_note(storage: RemoteStorage) -> Iterator[None]:
-    """Leave a note in the storage that a version is being trained, and warn of another's note.
-
-    It is not a lock, as a process that is killed leaves it behind; a storage that cannot be reached
-    is no error.
-    """
-    mine = json.dumps(this_process()).encode()
-    with suppress(Exception):
-        others = storage.content(TRAINING)
-        if others is not None:
-            logging.getLogger(__name__).warning(
-                f"Another process began to train the next version of {storage.address}: "
-                f"{describe_process(others)}. If it still runs, only the first to publish will "
-                "succeed."
-            )
-        storage.write(TRAINING, mine)
-    try:
-        yield
-    finally:
-        with suppress(Exception):
-            if storage.content(TRAINING) == mine:
-                storage.remove_file(TRAINING)
-
-
-RECORD, CONSUMERS = "lineage.json", "consumers.json"
-# Files that are downloaded when they are first read, and not when the lineage is opened.
-LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
-
-
 class Remote:
-    """A lineage under an fsspec address such as `s3://bucket/shop`, with its mirror.
+    """A lineage elsewhere; files are named by their paths in it, as "versions/3/manifest.json".
 
-    Published files never change: each is downloaded once, and compared with its hash. A new version
-    is written to the mirror first and then uploaded, `lineage.json` last: that one upload is the
-    moment at which others see it.
+    Published files never change: each is downloaded once to the mirror, and compared with its hash.
+    A new version is written to the mirror first and then uploaded, `lineage.json` last: that one
+    upload is the moment at which others see it.
+
+    Before each change the lock is compared with what this process wrote, as another may have
+    deleted it while this one slept. Storage of S3 also gets a condition with each file (If-Match,
+    If-None-Match); on another one it is read just before.
 
     Args:
         address: fsspec's.
     Attributes:
         folder: the mirror.
-        storage: the files elsewhere.
         consumers: the text of `consumers.json` when `pull` was last called; None if there was none.
     Raises: LineageError: the driver of such an address is not installed.
     """
 
     def __init__(self, address: str) -> None:
         self.address: str = address.rstrip("/")
-        self.folder: Path = mirror_of(self.address)
-        self.storage: RemoteStorage = RemoteStorage(self.address)
-        self._seen: bytes | None = None
+        digest = hashlib.sha256(self.address.encode()).hexdigest()
+        self.folder: Path = cache_folder() / "lineages" / digest
         self.consumers: str | None = None
+        self._files, self._path = filesystem(self.address)
+        # `lineage.json` as it was last read, and the content of the lock while it is held.
+        self._seen: bytes | None = None
+        self._held: bytes | None = None
+
+    # The mirror.
 
     def pull(self) -> str | None:
         """Download all small files. Returns: the text of `lineage.json`; None if there is none.
 
         Raises: LineageError: it cannot be reached.
         """
-        with self.storage.driver_errors("read"):
-            top = self.storage.contents([RECORD, CONSUMERS])
+        with self._driver_errors("read"):
+            top = self._contents([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
             consumers = top.get(CONSUMERS)
             self.consumers = None if consumers is None else consumers.decode(errors="replace")
             make_folder(self.folder)
             self._pull_versions()
             self._mirror_embeddings(remove=False)
-        with (
-            suppress(Timeout),
-            file_lock(self.folder / ".lock", timeout=0),
-            self.storage.driver_errors("read"),
-        ):
-            # If the lock is held, a publication of this machine is writing these very files.
+        lock = file_lock(self.folder / ".lock", timeout=0)
+        # If the lock is held, a publication of this machine is writing these very files.
+        with suppress(Timeout), lock, self._driver_errors("read"):
             for name in (RECORD, CONSUMERS):
                 mirror_content(self.folder / name, top.get(name))
             self._mirror_embeddings(remove=True)
@@ -492,84 +180,36 @@ class Remote:
             if path.is_file() and sha256(path) == published:
                 continue
             where = path.relative_to(self.folder).as_posix()
+            problem = None
             if name != Path(name).name or ".." in Path(where).parts:
                 raise IntegrityError(
                     f"{self.address} names the file {where!r}, which is outside of its folder; "
                     "restore it from a copy of the lineage."
                 )
-            with self.storage.driver_errors("read"):
+            with self._driver_errors("read"):
                 folder.mkdir(parents=True, exist_ok=True)
                 with replacing_path(path, owner=f".{os.getpid()}") as part:
-                    if not self.storage.download(where, part):
-                        self._check_unchanged()
+                    try:
+                        self._files.get_file(self._place(where), str(part))
+                    except FileNotFoundError:
+                        if self._content(RECORD) != self._seen:
+                            raise LineageError(
+                                f"{self.address} has changed since it was opened; open it again."
+                            ) from None
+                        problem = "is missing"
+                    else:
+                        if sha256(part) != published:
+                            problem = "is not the file that was published (its SHA-256 differs)"
+                    if problem is not None:
                         raise IntegrityError(
-                            f"{self.address}/{where} is missing; restore it from a copy of the "
+                            f"{self.address}/{where} {problem}; restore it from a copy of the "
                             "lineage."
                         )
-                    if sha256(part) != published:
-                        raise IntegrityError(
-                            f"{self.address}/{where} is not the file that was published (its "
-                            "SHA-256 differs); restore it from a copy of the lineage."
-                        )
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Hold the lock of the storage, with its `lineage.json` in the mirror, until `commit`.
-
-        Raises: LineageError: another process is publishing, or the storage cannot be reached. The
-            lineage is then as it was, and so is `lineage.json` in the mirror.
-        """
-        with self.storage.locked(self.folder / LOCK):
-            with self.storage.driver_errors("read"):
-                self._seen = self.storage.content(RECORD)
-                self._mirror_embeddings(remove=True)
-            # A killed publication may have left a record here that nobody has seen.
-            mirror_content(self.folder / RECORD, self._seen)
-            try:
-                yield
-            except BaseException:
-                mirror_content(self.folder / RECORD, self._seen)
-                raise
-
-    def commit(self) -> None:
-        """Upload the versions that only the mirror's `lineage.json` lists, and then that file."""
-        record = (self.folder / RECORD).read_bytes()
-        for n in sorted(_versions(record) - _versions(self._seen)):
-            self.upload(f"embeddings/{n}")
-            self.upload(f"versions/{n}")
-        self.storage.replace(RECORD, record, self._seen)
-        self._seen = record
-
-    @contextmanager
-    def editing(self, tidy: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end.
-
-        Args:
-            tidy: removes what the record no longer names, after the upload and under the lock.
-        Raises: LineageError: as `transaction`.
-        """
-        with self.storage.locked(self.folder / LOCK):
-            with self.storage.driver_errors("read"):
-                before = self.storage.content(CONSUMERS)
-            mirror_content(self.folder / CONSUMERS, before)
-            try:
-                yield
-                after = (self.folder / CONSUMERS).read_bytes()
-                if after != before:
-                    self.storage.replace(CONSUMERS, after, before)
-            except BaseException:
-                mirror_content(self.folder / CONSUMERS, before)
-                raise
-            tidy()
-
-    def upload(self, folder: str) -> None:
-        """Upload all files of a folder of the mirror, in place of what is there."""
-        self.storage.upload(self.folder / folder, folder)
 
     def _pull_versions(self) -> None:
         """Download the manifests, and those of the small files in them that are not here yet."""
         folders = {f"versions/{n}/manifest.json": f"versions/{n}" for n in _versions(self._seen)}
-        manifests = self.storage.contents(list(folders))
+        manifests = self._contents(list(folders))
         missing = []
         for name, folder in folders.items():
             mirror_content(self.folder / name, manifests.get(name))
@@ -582,7 +222,7 @@ class Remote:
             plain = [file for file in listed if file == Path(file).name]
             small = [f"{folder}/{file}" for file in plain if file not in LARGE]
             missing += [file for file in small if not (self.folder / file).is_file()]
-        for name, content in self.storage.contents(missing).items():
+        for name, content in self._contents(missing).items():
             mirror_content(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
@@ -592,16 +232,322 @@ class Remote:
             remove: whether to remove those of other versions.
         """
         here = self.folder / "embeddings"
-        names = {name for name in self.storage.folders("embeddings") if name.isdecimal()}
+        names = {name for name in self._folders("embeddings") if name.isdecimal()}
         for name in names:
             (here / name).mkdir(parents=True, exist_ok=True)
         for path in here.glob("*"):
             if remove and path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _check_unchanged(self) -> None:
-        if self.storage.content(RECORD) != self._seen:
-            raise LineageError(f"{self.address} has changed since it was opened; open it again.")
+    # Changes.
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold the lock, with the storage's `lineage.json` in the mirror, until `commit`.
+
+        Raises: LineageError: another process is publishing, or the storage cannot be reached. The
+            lineage is then as it was, and so is `lineage.json` in the mirror.
+        """
+        with self.locked():
+            with self._driver_errors("read"):
+                self._seen = self._content(RECORD)
+                self._mirror_embeddings(remove=True)
+            # A killed publication may have left a record here that nobody has seen.
+            with self._restored(RECORD, lambda: self._seen):
+                yield
+
+    def commit(self) -> None:
+        """Upload the versions that only the mirror's `lineage.json` lists, and then that file."""
+        record = (self.folder / RECORD).read_bytes()
+        for n in sorted(_versions(record) - _versions(self._seen)):
+            self.upload(f"embeddings/{n}")
+            self.upload(f"versions/{n}")
+        self.replace(RECORD, record, self._seen)
+        self._seen = record
+
+    @contextmanager
+    def editing(self, tidy: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end.
+
+        Args:
+            tidy: removes what the record no longer names, after the upload and under the lock.
+        Raises: LineageError: as `transaction`.
+        """
+        with self.locked():
+            with self._driver_errors("read"):
+                before = self._content(CONSUMERS)
+            with self._restored(CONSUMERS, lambda: before):
+                yield
+                after = (self.folder / CONSUMERS).read_bytes()
+                if after != before:
+                    self.replace(CONSUMERS, after, before)
+            tidy()
+
+    @contextmanager
+    def _restored(self, name: str, content: Callable[[], bytes | None]) -> Iterator[None]:
+        """Give a file of the mirror a content now, and again if the block raises."""
+        mirror_content(self.folder / name, content())
+        try:
+            yield
+        except BaseException:
+            mirror_content(self.folder / name, content())
+            raise
+
+    def replace(self, name: str, content: bytes, before: bytes | None) -> None:
+        """Write the file by which others see a change, if it is still what it was.
+
+        An upload may report an error after all of it has arrived, so the file is read back.
+
+        Args:
+            before: its content when the lock was taken; None if there was no file.
+        Raises: LineageError: it was not written, or whether it was is not known; or another process
+            has written it.
+        """
+        changed = LineageError(
+            f"Another process has written {self.address}/{name} meanwhile; nothing was changed. "
+            "Open the lineage again, and run the command again."
+        )
+        with self._driver_errors("written"):
+            self._check_lock()
+            condition = self._condition(name)
+            if self._content(name) != before:
+                raise changed
+            try:
+                self.write(name, content, **condition)
+            except Exception as error:
+                try:
+                    now = self._content(name)
+                except Exception:
+                    raise LineageError(
+                        f"{self.address}/{name} was being uploaded when the connection was lost "
+                        f"({_sentence(error)}), and whether it arrived is not known; open the "
+                        "lineage again to see."
+                    ) from error
+                # Two publishers of one number write the same record.
+                self._check_lock()
+                if now not in (content, before):
+                    raise changed from error
+                if now != content:
+                    raise
+
+    def upload(self, folder: str) -> None:
+        """Upload all files of a folder of the mirror, in place of what a killed upload left there,
+        and of nothing that another process has put there since.
+
+        What is there is removed last, as a probe that is uploaded again may be in use.
+        """
+        with self._driver_errors("written"):
+            files = {path.name: path for path in sorted((self.folder / folder).iterdir())}
+            left = self._folders(folder)
+            conditions = {name: self._condition(f"{folder}/{name}") for name in files}
+            for name, path in files.items():
+                self._check_lock()
+                where, options = f"{folder}/{name}", conditions[name]
+                self._make_folder_of(where)
+                if "IfMatch" in options:
+                    # In one request, as the driver drops the condition of several.
+                    options["chunksize"] = path.stat().st_size + 1
+                try:
+                    self._files.put_file(str(path), self._place(where), **options)
+                except Exception as error:
+                    # A driver tries again, and then finds what it has written.
+                    if self._content(where) != path.read_bytes():
+                        self._check_lock()
+                        raise error
+            for name in left - files.keys():
+                self._check_lock()
+                self._files.rm(self._place(f"{folder}/{name}"), recursive=True)
+
+    def write(self, name: str, content: bytes, **condition: Any) -> None:
+        """Write a file in one step."""
+        self._make_folder_of(name)
+        self._files.pipe_file(self._place(name), content, **condition)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder; if that fails, or the lock is another's by now, it stays, and nothing
+        lists it."""
+        with suppress(Exception):
+            # Just before it, as no driver removes on a condition.
+            self._check_lock()
+            self._files.rm(self._place(folder), recursive=True)
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file. Raises: LineageError: it cannot be removed."""
+        with self._driver_errors("written"):
+            self._check_lock()
+            self._files.rm_file(self._place(name))
+
+    def keep_only(self, folder: str, names: Iterable[str]) -> None:
+        """Remove all folders in `folder` but these; one that cannot be removed stays."""
+        with suppress(Exception):
+            for name in self._folders(folder) - set(names):
+                self.remove(f"{folder}/{name}")
+
+    # The lock, and a note.
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold `publishing.lock` of the lineage.
+
+        Two publishers cannot both hold it if the storage can create an object only where there is
+        none, and its driver asks for that. Elsewhere the object is looked for, written and read
+        back, which leaves a moment in which two may both hold it.
+
+        The mirror has the lock's content as long as the lock may be there, so that this machine
+        takes back a lock that a killed process or a lost connection left.
+
+        Raises: LineageError: another process holds it; the error says who, and what to do if that
+            process is dead.
+        """
+        kept = self.folder / LOCK
+        mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
+        tried = False
+        try:
+            with self._driver_errors("written"):
+                # A driver without the mode "create" would overwrite the lock of another process.
+                holder = self._content(LOCK)
+                if holder is not None and kept.is_file() and kept.read_bytes() == holder:
+                    mine, tried = holder, True
+                if holder is None:
+                    tried = True
+                    write_bytes(kept, mine)
+                    try:
+                        self.write(LOCK, mine, mode="create")
+                        holder = self._content(LOCK)
+                    except Exception:
+                        # Each driver has its own error for an object that is there by now.
+                        holder = self._content(LOCK)
+                        if holder is None:
+                            raise
+                if holder != mine:
+                    raise LineageError(
+                        f"Another process is publishing to {self.address}: "
+                        f"{describe_process(self._content(LOCK))}. Wait for it and try again; if "
+                        f"it is dead, delete {self.address}/{LOCK} with your storage's own tool."
+                    )
+            self._held = mine
+            yield
+        finally:
+            self._held = None
+            # It may have been written, though the answer, or what was read back, did not arrive.
+            if tried and self._release(mine):
+                kept.unlink(missing_ok=True)
+
+    def _check_lock(self) -> None:
+        """Raises: LineageError: the lock that this process holds is another's by now."""
+        if self._held is None:
+            return
+        holder = self._content(LOCK)
+        if holder != self._held:
+            by = "deleted" if holder is None else f"taken by {describe_process(holder)}"
+            raise LineageError(
+                f"The lock of this process on {self.address} was {by} while it was publishing; it "
+                "wrote no lineage.json and no consumers.json. Open the lineage again, and run the "
+                "command again."
+            )
+
+    def _release(self, mine: bytes) -> bool:
+        """Remove the lock if it is this process's. Returns: whether it is gone."""
+        try:
+            if self._content(LOCK) == mine:
+                self._files.rm_file(self._place(LOCK))
+            return True
+        except Exception as error:
+            # The work under the lock is done, or has failed with an error of its own.
+            warnings.warn(
+                f"{self.address}/{LOCK} could not be removed ({error}); the next publication from "
+                "this machine does so, and before one from another it must be deleted.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return False
+
+    @contextmanager
+    def training_note(self) -> Iterator[None]:
+        """Leave a note in the storage that a version is being trained, and warn of another's note.
+
+        It is not a lock, as a process that is killed leaves it behind; a storage that cannot be
+        reached is no error.
+        """
+        mine = json.dumps(this_process()).encode()
+        with suppress(Exception):
+            others = self._content(TRAINING)
+            if others is not None:
+                logging.getLogger(__name__).warning(
+                    f"Another process began to train the next version of {self.address}: "
+                    f"{describe_process(others)}. If it still runs, only the first to publish will "
+                    "succeed."
+                )
+            self.write(TRAINING, mine)
+        try:
+            yield
+        finally:
+            with suppress(Exception):
+                if self._content(TRAINING) == mine:
+                    self.remove_file(TRAINING)
+
+    # The driver.
+
+    def _contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of files by name, without those that are not there."""
+        places = {self._place(name): name for name in names}
+        contents = self._files.cat(list(places), on_error="return") if places else {}
+        for content in contents.values():
+            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                raise content
+        return {places[k]: v for k, v in contents.items() if isinstance(v, bytes)}
+
+    def _content(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            return bytes(self._files.cat_file(self._place(name)))
+        except FileNotFoundError:
+            return None
+
+    def _folders(self, folder: str) -> set[str]:
+        """Return the names in a folder."""
+        # The driver's own list does not have what another machine has added since.
+        self._files.invalidate_cache()
+        try:
+            places = self._files.ls(self._place(folder), detail=False)
+        except FileNotFoundError:
+            return set()
+        return {place.rstrip("/").rsplit("/", 1)[-1] for place in places} - {""}
+
+    def _condition(self, name: str) -> dict[str, Any]:
+        """Return what has a driver write a file only if it is as it is now."""
+        self._files.invalidate_cache()
+        try:
+            tag = self._files.info(self._place(name)).get("ETag")
+        except FileNotFoundError:
+            return {"mode": "create"}
+        # Drivers of other storage than S3 have no such condition.
+        return {} if tag is None else {"IfMatch": tag}
+
+    def _place(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _make_folder_of(self, name: str) -> None:
+        """Make the folder of a file, if the storage has folders; object stores have none."""
+        if not getattr(self._files, "async_impl", False):
+            self._files.makedirs(self._place(name).rsplit("/", 1)[0], exist_ok=True)
+
+    @contextmanager
+    def _driver_errors(self, what: str) -> Iterator[None]:
+        """Raise any error of a driver as a LineageError that the lineage cannot be `what`."""
+        try:
+            yield
+        except EvergramError:
+            raise
+        except Exception as error:
+            raise LineageError(
+                f"{self.address} cannot be {what}: {_sentence(error)}; the lineage is as it was. "
+                "See that its address, the key and the network are right, and try again."
+            ) from error
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _versions(record: bytes | None) -> set[int]:

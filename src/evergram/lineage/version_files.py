@@ -31,13 +31,18 @@ from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule
 from evergram.lineage.artefact import Artefact, Block, EncoderParts, are_metrics, checked_block
-from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, check_files, sha256
-from evergram.lineage.publish_statistics import ForwardMap, Moments
+from evergram.lineage.record import EncoderRecord, Manifest, TransformRecord, check_files, sha256
 from evergram.vector_files.writers import to_block, vectors_to_arrow
 
+# The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
+Moments = tuple[int, Tensor, Tensor]
+# The weight [D_k, D_{k-1}] and the offset [D_k] of an affine map, float64.
+Affine = tuple[Tensor, Tensor]
 PAIRS = "trained_pairs.parquet"
 FORM, FORM_TENSORS = "fold_in.json", "fold_in.safetensors"
 _NAMES = ("strengths", "powers", "matrices", "centres")
+# Errors of readers of a file that has the right hash and other contents than it should.
+_UNREADABLE = AttributeError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -67,13 +72,8 @@ def write_trained_pairs(pairs: TrainedPairs, path: Path) -> None:
     """Write the hashes of pairs, at about 14 bits a pair for a million pairs and 7 for a hundred
     million: ascending numbers are stored by their differences."""
     table = pa.table({"pair": pa.array(pairs.marks)})
-    pq.write_table(
-        table,
-        path,
-        use_dictionary=False,
-        column_encoding={"pair": "DELTA_BINARY_PACKED"},
-        compression="zstd",
-    )
+    packed = {"pair": "DELTA_BINARY_PACKED"}
+    pq.write_table(table, path, use_dictionary=False, column_encoding=packed, compression="zstd")
 
 
 def read_trained_pairs(path: Path) -> TrainedPairs:
@@ -87,7 +87,7 @@ def read_trained_pairs(path: Path) -> TrainedPairs:
     return TrainedPairs(marks)
 
 
-class _Record(BaseModel):
+class _FormRecord(BaseModel):
     """The contents of `fold_in.json`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -103,8 +103,8 @@ class _Record(BaseModel):
 
 def write_query_form(form: QueryForm, folder: Path) -> None:
     """Write both files of a form into a version's folder."""
-    record = {name: getattr(form, name) for name in _Record.model_fields}
-    write_text(folder / FORM, json.dumps(_Record(**record).model_dump(), indent=2))
+    record = {name: getattr(form, name) for name in _FormRecord.model_fields}
+    write_text(folder / FORM, json.dumps(_FormRecord(**record).model_dump(), indent=2))
     save_tensors({name: getattr(form, name) for name in _NAMES}, folder / FORM_TENSORS)
 
 
@@ -113,18 +113,11 @@ def read_query_form(folder: Path, dim: int) -> QueryForm:
 
     Raises: ValueError, IntegrityError: its files do not fit together.
     """
-    record = _Record.model_validate_json((folder / FORM).read_bytes())
+    record = _FormRecord.model_validate_json((folder / FORM).read_bytes())
     tensors = load_tensors(folder / FORM_TENSORS)
-    numbers = record.model_dump(exclude={"rule"})
     try:
-        form = QueryForm(
-            record.rule,
-            tensors["strengths"],
-            tensors["powers"],
-            tensors["matrices"],
-            tensors["centres"],
-            **numbers,
-        )
+        matrices: dict[str, Any] = {name: tensors[name] for name in _NAMES}
+        form = QueryForm(**record.model_dump(), **matrices)
     except (DataError, KeyError, ShapeError) as error:
         raise IntegrityError(f"{folder / FORM_TENSORS}: {error}") from error
     if form.dim != dim:
@@ -139,14 +132,14 @@ class PublicationFacts:
     Args:
         embeddings: SHA-256 of the file of each side.
         moments: of the vectors of each side.
-        forward: the map from the version before; None if there is none.
+        forward: the affine map from the version before; None if there is none.
         canary_error: of its transform, see `Manifest`.
         new_pairs: its training pairs that no earlier version was trained on; None if not known.
     """
 
     embeddings: Mapping[str, str] = field(default_factory=dict)
     moments: Mapping[str, Moments] = field(default_factory=dict)
-    forward: ForwardMap | None = None
+    forward: Affine | None = None
     new_pairs: TrainedPairs | None = None
     canary_error: float | None = None
 
@@ -160,21 +153,35 @@ def write_version(
         folder: empty.
         lineage: the lineage's name; version 3 of "shop" is named "shop@v3".
     """
-    if artefact.encoder is not None:
-        save_tensors(artefact.encoder.state, folder / "encoder.safetensors")
-        pq.write_table(_vocabulary_table(artefact.encoder), folder / "vocabularies.parquet")
-    if artefact.transform is not None:
-        save_tensors(artefact.transform.state_dict(), folder / "transform.safetensors")
-    if artefact.error is not None:
-        _write_error(artefact.error, folder / "error.safetensors")
+    encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
+    tensors: dict[str, Mapping[str, Tensor]] = {
+        "moments": {
+            f"{side}.{name}": value
+            for side, (count, mean, second) in facts.moments.items()
+            for name, value in (
+                ("count", torch.tensor(count)),
+                ("mean", mean),
+                ("second", second),
+            )
+        }
+    }
+    if encoder is not None:
+        tensors["encoder"] = encoder.state
+        pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
+    if transform is not None:
+        tensors["transform"] = transform.state_dict()
+    if error is not None:
+        numbers = {"objects": error.objects, "power": error.power}
+        of_error = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        tensors["error"] = {"sigma": error.sigma, **of_error}
     if facts.forward is not None:
-        tensors = {"weight": facts.forward.weight, "offset": facts.forward.offset}
-        save_tensors(tensors, folder / "forward.safetensors")
+        tensors["forward"] = dict(zip(("weight", "offset"), facts.forward, strict=True))
+    for name, of_file in tensors.items():
+        save_tensors(of_file, folder / f"{name}.safetensors")
     if facts.new_pairs is not None:
         write_trained_pairs(facts.new_pairs, folder / PAIRS)
     if artefact.query_form is not None:
         write_query_form(artefact.query_form, folder)
-    _write_moments(facts.moments, folder / "moments.safetensors")
     pq.write_table(_canary_table(artefact), folder / "canary.parquet")
     write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
     manifest = Manifest(
@@ -183,8 +190,10 @@ def write_version(
         dim=artefact.dim,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         evergram=package_version("evergram"),
-        encoder=_encoder_record(artefact.encoder),
-        transform=_transform_record(artefact),
+        encoder=None if encoder is None else _encoder_record(encoder),
+        transform=None
+        if transform is None
+        else TransformRecord(kind=transform.kind, options=dict(transform.options)),
         recipe=dict(artefact.recipe),
         files={path.name: sha256(path) for path in sorted(folder.iterdir())},
         embeddings=dict(facts.embeddings),
@@ -195,67 +204,28 @@ def write_version(
     return manifest
 
 
-def _write_error(error: StepError, path: Path) -> None:
-    numbers = {"objects": error.objects, "power": error.power}
-    tensors = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-    save_tensors({"sigma": error.sigma, **tensors}, path)
-
-
-def _write_moments(moments: Mapping[str, Moments], path: Path) -> None:
-    tensors = {}
-    for side, (count, mean, second) in moments.items():
-        tensors[f"{side}.count"] = torch.tensor(count)
-        tensors |= {f"{side}.mean": mean, f"{side}.second": second}
-    save_tensors(tensors, path)
-
-
-def _encoder_record(encoder: EncoderParts | None) -> EncoderRecord | None:
-    if encoder is None:
-        return None
+def _encoder_record(encoder: EncoderParts) -> EncoderRecord:
     key_types = {name: str(v.keys.type) for name, v in encoder.vocabularies.items()}
-    fields: dict[str, Any] = {
-        "kind": encoder.kind,
-        "options": encoder.options,
-        "inputs": encoder.inputs,
-        "vocabularies": key_types,
-    }
-    return EncoderRecord.model_validate(fields)
-
-
-def _transform_record(artefact: Artefact) -> TransformRecord | None:
-    transform = artefact.transform
-    if transform is None:
-        return None
-    return TransformRecord.model_validate({"kind": transform.kind, "options": transform.options})
+    fields = {name: getattr(encoder, name) for name in ("kind", "options", "inputs")}
+    return EncoderRecord.model_validate({**fields, "vocabularies": key_types})
 
 
 def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    names: list[pa.Array] = []
-    keys: list[pa.Array] = []
-    for name, vocabulary in encoder.vocabularies.items():
-        names.append(pa.repeat(name, len(vocabulary)))
-        keys.append(vocabulary.keys.cast(pa.string()))
+    names = [pa.repeat(name, len(vocabulary)) for name, vocabulary in encoder.vocabularies.items()]
+    keys = [vocabulary.keys.cast(pa.string()) for vocabulary in encoder.vocabularies.values()]
     return pa.table(
         {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
     )
 
 
 def _canary_table(artefact: Artefact) -> pa.Table:
-    tables = [
-        pa.table(
-            {
-                "side": pa.repeat(side, len(ids)),
-                "id": ids.cast(pa.string()),
-                "vector": vectors_to_arrow(vectors),
-            }
-        )
-        for side, block in artefact.canaries.items()
-        for ids, vectors in [checked_block(*block, side, artefact.dim)]
-        if len(ids)
-    ]
-    if not tables:
-        return pa.table({"side": [], "id": [], "vector": []})
-    return pa.concat_tables(tables)
+    tables = []
+    for side, block in artefact.canaries.items():
+        ids, vectors = checked_block(*block, side, artefact.dim)
+        columns = {"id": ids.cast(pa.string()), "vector": vectors_to_arrow(vectors)}
+        if len(ids):
+            tables.append(pa.table({"side": pa.repeat(side, len(ids)), **columns}))
+    return pa.concat_tables(tables) if tables else pa.table({"side": [], "id": [], "vector": []})
 
 
 class VersionReader:
@@ -328,7 +298,7 @@ class VersionReader:
         with _understood(self.folder / "error.safetensors"):
             return StepError(tensors["sigma"], int(tensors["objects"]), float(tensors["power"]))
 
-    def forward(self, old_dim: int) -> tuple[Tensor, Tensor] | None:
+    def forward(self, old_dim: int) -> Affine | None:
         """Return F_k: a matrix [D_k, D_{k-1}] and an offset [D_k], float64; None if unpublished."""
         if "forward.safetensors" not in self.manifest.files:
             return None
@@ -363,9 +333,8 @@ class VersionReader:
         """Return how the version folds in new queries; None if that was not published."""
         if FORM not in self.manifest.files:
             return None
-        path = self._checked(FORM)
         self._checked(FORM_TENSORS)
-        with _understood(path):
+        with _understood(self._checked(FORM)):
             return read_query_form(self.folder, self.manifest.dim)
 
     def canaries(self) -> dict[str, Block]:
@@ -433,14 +402,7 @@ def _understood(path: Path) -> Iterator[None]:
         yield
     except EvergramError:
         raise
-    except (
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        pa.ArrowException,
-    ) as error:
+    except _UNREADABLE as error:
         why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         raise IntegrityError(
             f"{path} has the right hash and cannot be read as a file of a version ({why}); restore "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,16 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
+from evergram.ids import Lists
 from evergram.lineage.artefact import Block
-from evergram.lineage.catalog import Catalog
 from evergram.lineage.fold_in import Missing, fold_in, stored_lookup
-from evergram.lineage.id_lists import Lists
 from evergram.texts.record import checked_dims, cut
 from evergram.vector_files.open_embeddings import first_not_finite, provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
+
+if TYPE_CHECKING:
+    from evergram.lineage.lineage import Lineage
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
@@ -55,11 +57,11 @@ class View:
     dim: int
     fingerprint: str
     computed_from: str
-    _catalog: Catalog
+    _lineage: Lineage
     _chain: Chain
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.address, self.version, self.source, self.fingerprint)
+        return _reopened, (self._lineage, self.version, self.source, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -67,7 +69,7 @@ class View:
     @property
     def address(self) -> str:
         """The address of its lineage, independent of the current folder."""
-        return self._catalog.place
+        return self._lineage.place
 
     @overload
     def transform(self, embeddings: Tensor) -> Tensor: ...
@@ -120,7 +122,7 @@ class View:
             side: "query" or "candidate"; "object" in a lineage of files.
         Raises: LineageError: there is no such side, or the vectors are not stored.
         """
-        ids, vectors = self._catalog.embeddings(side, self.source)
+        ids, vectors = self._lineage.embeddings(side, self.source)
         return ids, self.transform(vectors)
 
     def fold_in(
@@ -147,8 +149,8 @@ class View:
         Source: docs/method.md, "A new query".
         """
         owner = f"Version {self.source} of {self.address}"
-        lookup = stored_lookup(lambda: self._catalog.embeddings("candidate", self.source))
-        form, lists = self._catalog.query_form(self.source), (candidates, weights, values)
+        lookup = stored_lookup(lambda: self._lineage.embeddings("candidate", self.source))
+        form, lists = self._lineage.query_form(self.source), (candidates, weights, values)
         return self.transform(fold_in(form, lookup, *lists, missing=missing, owner=owner))
 
     def export(
@@ -177,10 +179,10 @@ class View:
         """
         path = Path(path)
         check_writable(path, overwrite=overwrite)
-        cuts = self._catalog.manifest(self.version).cuts
+        cuts = self._lineage.manifest(self.version).cuts
         dims = checked_dims(dimensions, self.dim, cuts, self.version)
         fingerprints = provenance_of(self.fingerprint, self.computed_from) if dims is None else {}
-        stored = self._catalog.stored_blocks(side, self.source)
+        stored = self._lineage.stored_blocks(side, self.source)
         blocks = stored.read_as(self._apply, self.version, stored.blocks(batch), 0)
         if dims is not None:
             blocks = ((ids, torch.from_numpy(cut(rows.numpy(), dims))) for ids, rows in blocks)
@@ -199,7 +201,7 @@ class View:
             overwrite: whether to write all shards anew, and remove those of other settings.
         Raises: DataError: as `vector_files.shards.write_shards`.
         """
-        stored = self._catalog.stored_blocks(side, self.source)
+        stored = self._lineage.stored_blocks(side, self.source)
 
         def read(start: int, stop: int) -> Iterator[Block]:
             blocks = between(stored.blocks(batch), start, stop)
@@ -207,7 +209,7 @@ class View:
 
         fingerprints = provenance_of(self.fingerprint, self.computed_from)
         # Versions of one space have one fingerprint, and other vectors in it.
-        hashes = self._catalog.manifest(self.source).embeddings
+        hashes = self._lineage.manifest(self.source).embeddings
         settings = {"side": side, "stored": hashes[side], **fingerprints}
         return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
 
@@ -226,24 +228,11 @@ class View:
         return self._chain.apply(embeddings, self.source, self.version)
 
 
-def view_of(catalog: Catalog, version: int | str | None, source: int | str | None) -> View:
-    """Return the stored embeddings of one version, read as another; see `Lineage.view`."""
-    target = catalog.resolve(source if version is None else version)
-    if source is None:
-        stored = catalog.production if target <= catalog.production else catalog.newest
-    else:
-        stored = catalog.resolve(source)
-    chain, read_as = catalog.chain, catalog.manifest(target)
-    chain.is_affine(stored, target)  # Refuses a target that is later than the source.
-    computed_from = catalog.manifest(stored).fingerprint
-    return View(target, stored, read_as.dim, read_as.fingerprint, computed_from, catalog, chain)
-
-
-def _reopened(place: str, version: int, source: int, fingerprint: str) -> View:
+def _reopened(lineage: Lineage, version: int, source: int, fingerprint: str) -> View:
     """Return a view in another process. Raises: LineageError: the lineage is another one now."""
-    view = view_of(Catalog.open(place), version, source)
+    view = lineage.view(version, source)
     if view.fingerprint != fingerprint:
-        raise LineageError(f"{place} is another lineage than the view was made of; make it anew.")
+        raise LineageError(f"{lineage} is another lineage than the view was made of; make it anew.")
     return view
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError, LineageError
-from evergram.lineage.catalog import side_of
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, side_of
 from evergram.retrieval.sidecars.version_sidecar import VersionSidecar, marks_of
 from evergram.stores.store import Floats
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings

@@ -20,7 +20,7 @@ from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
 from evergram.migration.cascade import DEPTH, KeptVectors, cascade
-from evergram.releasing.files.past_file import text_encoder_of
+from evergram.releasing.past_file import text_encoder_of
 from evergram.retrieval.sidecars.sidecar_files import DEPTH as SIDECAR_DEPTH
 from evergram.stores.rows import Hits
 from evergram.vector_files.open_embeddings import EmbeddingFile

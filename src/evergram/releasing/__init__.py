@@ -3,13 +3,13 @@
 Read in this order:
 
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
-   papers, which know nothing of each other, meet here. `upgrade_plan` is made first;
-   `backward_transform` fits the transform; `past_versions` measures the new version read as
-   each past one. `known_consumers`: consumers weigh the alignment error. `frozen`: the model stays.
+   papers, which know nothing of each other, meet here. `backward_transform` fits the transform;
+   `past_versions`: what past versions know, and the new one read as each. `known_consumers`:
+   consumers weigh the alignment error.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
-   `evaluate`: metrics of a lineage's stored embeddings.
-3. `files/`: vectors of models that are not ours (`align`, `past_file`, `transform_file`).
+   `version_report`: its page. `evaluate`: metrics of a lineage's stored embeddings.
+3. `align`, `past_file`, `transform_file`: files of vectors of models that are not ours.
 4. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.releasing.align import AlignSettings as AlignSettings
+    from evergram.releasing.align import align as align
     from evergram.releasing.evaluate import Ranking as Ranking
     from evergram.releasing.evaluate import evaluate as evaluate
-    from evergram.releasing.files.align import AlignSettings as AlignSettings
-    from evergram.releasing.files.align import align as align
-    from evergram.releasing.files.past_file import import_embeddings as import_embeddings
-    from evergram.releasing.files.transform_file import transform_file as transform_file
     from evergram.releasing.known_consumers import KnownConsumer as KnownConsumer
+    from evergram.releasing.past_file import import_embeddings as import_embeddings
     from evergram.releasing.probes import run_probes as run_probes
     from evergram.releasing.publish import Published as Published
     from evergram.releasing.publish import publish as publish
+    from evergram.releasing.transform_file import transform_file as transform_file
     from evergram.releasing.upgrade import train as train
     from evergram.releasing.upgrade import upgrade as upgrade
 

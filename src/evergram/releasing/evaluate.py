@@ -26,7 +26,7 @@ from evergram.evaluation.ranking import (
     test_relevance,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.frozen import (
+from evergram.releasing.past_versions import (
     split_of_known,
     stored_in,
     unknown_counts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.training.recipe.upgrade import UpgradeSettings, WeighingUpgrade
+from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.training.recipe.upgrade import WeighingUpgrade
 
 # Objects, or pairs, that a consumer's sensitivity is a mean over; those of a probe are fewer, as it
 # is run on 2 D more rows for each.
@@ -31,8 +32,8 @@ ROWS = 2048
 PROBE_ROWS = 512
 # A(j) of each side, [D_j, D_j], by the step j of the chain.
 Metrics = dict[str, dict[int, Tensor]]
-# A consumer's version and its matrix at each side that it reads.
-_Sensitivity = tuple[int, Mapping[str, Tensor]]
+# A consumer's name and version, and its matrix at each side that it reads.
+_Sensitivity = tuple[str, int, Mapping[str, Tensor]]
 # What consumers of a version read now, [N, D_j] of each side.
 _ReadAt = Callable[[int], dict[str, Tensor]]
 
@@ -136,28 +137,6 @@ def probe_sensitivity(
 
 
 @dataclass(frozen=True)
-class PastObjects:
-    """What version k-1 knows of the training corpus of version k.
-
-    Args:
-        corpus: of version k.
-        vectors: z_{k-1} of each side, [N, D_{k-1}].
-        used: bool [N] of each side, the objects that alignment may see.
-    """
-
-    corpus: Corpus
-    vectors: Mapping[str, Tensor]
-    used: Mapping[str, Tensor]
-
-    @property
-    def pairs(self) -> dict[str, Tensor]:
-        """The interactions whose ends alignment may both see, int64 [m] of each side."""
-        ends = {side: self.corpus.column(side) for side in SIDES}
-        both = self.used["query"][ends["query"]] & self.used["candidate"][ends["candidate"]]
-        return {side: rows[both] for side, rows in ends.items()}
-
-
-@dataclass(frozen=True)
 class ConsumerWeighing:
     """The matrices, and which consumers they are of.
 
@@ -175,18 +154,29 @@ class ConsumerWeighing:
 
 
 def weigh_consumers(
-    settings: UpgradeSettings, lineage: Lineage, past: PastObjects, extra: Sequence[KnownConsumer]
+    lineage: Lineage, backward: BackwardTransformFit, corpus: Corpus, extra: Sequence[KnownConsumer]
 ) -> ConsumerWeighing:
     """Return what the registered consumers with a probe and those of `extra` make of errors.
 
     A consumer that is pinned to "newest" reads another version after each upgrade, and does not
     count. With a method that counts errors at version k-1 alone only its consumers do.
 
+    Args:
+        backward: the transform of version k, with what version k-1 knows.
+        corpus: the training corpus of version k.
     Raises: RecipeError: consumers are named or given and do not count, or none is known. DataError:
         a model or its files cannot be used. LineageError: a name is no consumer.
     """
+    settings = backward.settings
     if not (isinstance(settings, WeighingUpgrade) and settings.consumer_weight):
-        _refuse_idle(settings, extra)
+        if extra:
+            weighs = isinstance(settings, WeighingUpgrade)
+            raise RecipeError(
+                "consumers= were given, and they would not count: "
+                + ("" if weighs else f"upgrade.method = {settings.method!r} weighs no errors; ")
+                + "set upgrade.method = 'evergram' and upgrade.consumer_weight above 0 (0.5, say), "
+                "or leave them out."
+            )
         return ConsumerWeighing()
     steps = {v.version: step for step, v in enumerate(lineage.versions)}
     chain = lineage.active_chain
@@ -194,12 +184,15 @@ def weigh_consumers(
     @cache
     def read_at(version: int) -> dict[str, Tensor]:
         source, target = chain.newest, steps[version]
-        return {side: chain.apply(z, source, target) for side, z in past.vectors.items()}
+        return {side: chain.apply(z, source, target) for side, z in backward.past.items()}
 
     by_place: dict[tuple[str, int], list[Tensor]] = {}
     counted = []
-    every = [*_registered(lineage, past, read_at), *_extra(extra, lineage, past, read_at)]
-    for name, (version, fishers) in every:
+    every = [
+        *_registered(lineage, backward, corpus, read_at),
+        *_extra(extra, lineage, backward, corpus, read_at),
+    ]
+    for name, version, fishers in every:
         if settings.steps == "single" and version != lineage.newest:
             continue
         for side, fisher in fishers.items():
@@ -207,48 +200,27 @@ def weigh_consumers(
             by_place.setdefault((side, steps[version]), []).append(fisher)
         counted.append({"name": name, "version": version, "sides": list(fishers)})
     if not counted:
-        _refuse_none(settings, every, lineage.newest)
+        where = (
+            f"reads version {lineage.newest}, the only one for upgrade.method = {settings.method!r}"
+            if settings.steps == "single" and every
+            else "counts"
+        )
+        raise RecipeError(
+            f"upgrade.consumer_weight is {settings.consumer_weight:g}, and no consumer with a "
+            f"probe {where}; add one by 'evergram consumer add' with --probe, pinned to a version "
+            "by its number, or set upgrade.consumer_weight = 0."
+        )
     metrics: Metrics = {side: {} for side in SIDES}
     for (side, step), matrices in by_place.items():
         metrics[side][step] = consumer_metric(matrices, settings.consumer_weight)
     return ConsumerWeighing(settings.consumer_weight, metrics, tuple(counted))
 
 
-def _refuse_idle(settings: UpgradeSettings, extra: Sequence[KnownConsumer]) -> None:
-    """Raises: RecipeError: consumers were given, and nothing is weighed by them."""
-    if extra and isinstance(settings, WeighingUpgrade):
-        raise RecipeError(
-            "consumers= were given, and upgrade.consumer_weight is 0, so that they would not "
-            "count; set it above 0 (0.5, say), or leave them out."
-        )
-    if extra:
-        raise RecipeError(
-            f"consumers= were given, and upgrade.method = {settings.method!r} weighs no errors by "
-            "them; leave them out, or set upgrade.method = 'evergram'."
-        )
-
-
-def _refuse_none(settings: WeighingUpgrade, every: Sequence[object], newest: int) -> NoReturn:
-    """Raises: RecipeError: no consumer counts."""
-    of_newest = settings.steps == "single" and every
-    where = (
-        f"reads version {newest}, the only one for upgrade.method = {settings.method!r}"
-        if of_newest
-        else "counts"
-    )
-    raise RecipeError(
-        f"upgrade.consumer_weight is {settings.consumer_weight:g}, and no consumer with a probe "
-        f"{where}; add one by 'evergram consumer add' with --probe, pinned to a version by its "
-        "number, or set upgrade.consumer_weight = 0."
-    )
-
-
 def _registered(
-    lineage: Lineage, past: PastObjects, read_at: _ReadAt
-) -> Iterator[tuple[str, _Sensitivity]]:
+    lineage: Lineage, backward: BackwardTransformFit, corpus: Corpus, read_at: _ReadAt
+) -> Iterator[_Sensitivity]:
     """Yield the consumers of the lineage that have a probe."""
     registry = ConsumerRegistry.open(lineage.address)
-    corpus = past.corpus
     ids = {"query": corpus.queries.vocabulary, "candidate": corpus.candidates.vocabulary}
     for consumer in registry.list():
         probe = consumer.probe
@@ -256,27 +228,34 @@ def _registered(
         if probe is None or consumer.pinned == "newest" or probe.side not in ids:
             continue
         try:
-            version = lineage.resolve(consumer.pinned)
-            side = probe.side
-            vectors, used = read_at(version)[side], past.used[side]
+            version, side = lineage.resolve(consumer.pinned), probe.side
+            vectors, used = read_at(version)[side], backward.used[side]
             fisher = probe_sensitivity(registry, probe, ids[side], vectors, used)
         except EvergramError as error:
             raise DataError(
                 f"The probe of {consumer.name} ({consumer.pinned}) cannot weigh errors: {error} "
                 "Repair the probe, or set upgrade.consumer_weight = 0."
             ) from error
-        yield consumer.name, (version, {probe.side: fisher})
+        yield consumer.name, version, {probe.side: fisher}
 
 
 def _extra(
-    consumers: Sequence[KnownConsumer], lineage: Lineage, past: PastObjects, read_at: _ReadAt
-) -> Iterator[tuple[str, _Sensitivity]]:
+    consumers: Sequence[KnownConsumer],
+    lineage: Lineage,
+    backward: BackwardTransformFit,
+    corpus: Corpus,
+    read_at: _ReadAt,
+) -> Iterator[_Sensitivity]:
     """Yield the consumers that were given from Python."""
-    rows = {side: torch.nonzero(past.used[side]).flatten() for side in SIDES}
-    pairs = past.pairs if consumers else {}
+    rows = {side: torch.nonzero(used).flatten() for side, used in backward.used.items()}
+    pairs: dict[str, Tensor] = {}
+    if consumers:  # the interactions whose ends alignment may both see
+        ends = {side: corpus.column(side) for side in SIDES}
+        both = torch.stack([backward.used[side][ends[side]] for side in SIDES]).all(0)
+        pairs = {side: of_side[both] for side, of_side in ends.items()}
     for consumer in consumers:
         version = lineage.resolve(consumer.version)
-        yield consumer.name, (version, consumer.fishers(read_at(version), rows, pairs))
+        yield consumer.name, version, consumer.fishers(read_at(version), rows, pairs)
 
 
 def _check(name: str, fisher: Tensor) -> None:

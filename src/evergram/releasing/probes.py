@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from evergram.ids import INTEGER, refuse_other_form
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers import Baseline, Consumer, ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import sha256
+from evergram.lineage.record import sha256
 from evergram.vector_files.open_embeddings import open_embeddings
 
 
@@ -125,7 +125,14 @@ def run_probes(
     probed = [c for c in chosen if c.probe is not None]
     if not probed:
         return []
-    source = _source(lineage, artefact)
+    source = _Source(lineage.newest, lineage.chain, lineage, artefact)
+    if artefact is not None:
+        if artefact.transform is None:
+            raise LineageError(
+                "Version 0 has no past version to be read as, so no probe can be run on it."
+            )
+        chain = lineage.chain.extended(artefact.transform)
+        source = _Source(chain.newest, chain, lineage, artefact)
     return [_reading(consumers, consumer, source, limits) for consumer in probed]
 
 
@@ -170,17 +177,6 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
         )
 
 
-def _source(lineage: Lineage, artefact: Artefact | None) -> _Source:
-    if artefact is None:
-        return _Source(lineage.newest, lineage.chain, lineage, None)
-    if artefact.transform is None:
-        raise LineageError(
-            "Version 0 has no past version to be read as, so no probe can be run on it."
-        )
-    chain = lineage.chain.extended(artefact.transform)
-    return _Source(chain.newest, chain, lineage, artefact)
-
-
 def _hashed(model: Path, data: Path) -> ProbeFiles:
     """Raises: DataError: one of the files is not there."""
     for path in (model, data):
@@ -206,7 +202,12 @@ def _reading(
     except EvergramError as error:
         # One consumer's probe does not keep the others from being run.
         value, problem = None, str(error)
-    past = value is not None and limit is not None and _worse(probe.metric, value, limit)
+    # NaN is worse than any limit.
+    past = (
+        value is not None
+        and limit is not None
+        and not (value <= limit if probe.metric == "rmse" else value >= limit)
+    )
     return ProbeReading(
         consumer=consumer.name,
         pinned=consumer.pinned,
@@ -237,11 +238,6 @@ def _refuse_few(probe: Probe, objects: int) -> None:
         )
 
 
-def _worse(metric: str, value: float, limit: float) -> bool:
-    # NaN is worse than any limit.
-    return not (value <= limit if metric == "rmse" else value >= limit)
-
-
 def _measure(
     files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: ProbeLimits
 ) -> tuple[float, int, int]:
@@ -264,35 +260,26 @@ def _measure(
 def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:
     """Return which of the N ids have a vector, bool [N], and their vectors in the order of the
     ids."""
-    rows: list[Tensor] = []
-    vectors: list[Tensor] = []
     wanted: pa.Array | None = None
-    for known, block in _blocks(blocks):
+    for known, block in blocks:
         if wanted is None:
             wanted = _as_type(ids, known.type)
             unique = pc.unique(wanted)
+            has_vector = torch.zeros(len(unique), dtype=torch.bool)
+            vectors = torch.zeros(len(unique), block.shape[1])
         refuse_other_form(unique, known, "the evaluation file", "the embeddings")
-        places = pc.index_in(known, value_set=unique)
-        here = places.is_valid()
-        rows.append(torch.from_numpy(places.drop_null().to_numpy().copy()).long())
-        vectors.append(block[torch.from_numpy(here.to_numpy(zero_copy_only=False).copy())].float())
+        places = _places(known, unique)
+        has_vector[places[places >= 0]] = True
+        vectors[places[places >= 0]] = block.detach().cpu()[places >= 0].float()
     if wanted is None:
         raise DataError("There are no embeddings to run the probe on.")
-    where = torch.full((len(unique),), -1)
-    where[torch.cat(rows)] = torch.arange(len(torch.cat(rows)))
-    of_each = where[
-        torch.from_numpy(pc.index_in(wanted, value_set=unique).to_numpy().copy()).long()
-    ]
-    has_vector = of_each >= 0
-    return has_vector.numpy(), torch.cat(vectors)[of_each[has_vector]]
+    rows = _places(wanted, unique)
+    return has_vector[rows].numpy(), vectors[rows[has_vector[rows]]]
 
 
-def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
-    for ids, vectors in blocks:
-        yield (
-            ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids,
-            vectors.detach().cpu(),
-        )
+def _places(ids: pa.Array, among: pa.Array) -> Tensor:
+    """Return the place of each id, int64 [N]; -1 of others."""
+    return torch.from_numpy(np.array(pc.fill_null(pc.index_in(ids, value_set=among), -1))).long()
 
 
 def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:

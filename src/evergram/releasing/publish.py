@@ -12,10 +12,8 @@ from evergram.errors import DegradationError
 from evergram.evaluation.large_catalogues.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers import ConsumerRegistry
+from evergram.lineage.diagnosis import LEAST_QUERIES, version_warnings
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication import publish_version
-from evergram.lineage.publication_checks import check_artefact
-from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
 from evergram.training.recipe import Recipe
 
@@ -72,29 +70,31 @@ def publish(
     Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
         Others as `Lineage.publish`.
     """
-    check_artefact(lineage, artefact)
-    if max_degradation is not None:
-        refuse_degradation(artefact, lineage.readable, max_degradation)
     readings: list[ProbeReading] = []
-    if lineage.versions:
-        artefact, readings = with_probes(artefact, lineage)
-    if strict_probes:
-        refuse_untried(lineage)
-        refuse_broken(readings)
-    number = publish_version(lineage, artefact, promote=promote)
+    metrics: dict[str, Any] = {}
+
+    def gate(fitting: Artefact) -> Artefact:
+        if max_degradation is not None:
+            refuse_degradation(fitting, lineage.readable, max_degradation)
+        if lineage.versions:
+            fitting, found = with_probes(fitting, lineage)
+            readings.extend(found)
+        if strict_probes:
+            refuse_untried(lineage)
+            refuse_broken(readings)
+        metrics.update(fitting.metrics)
+        return fitting
+
+    number = lineage.publish(artefact, promote=promote, gate=gate)
     warnings = [r.sentence for r in readings if r.broken]
     warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
         warn(sentence)
-    return Published(number, artefact.metrics, readings, warnings)
+    return Published(number, metrics, readings, warnings)
 
 
 def refuse_unmeasurable(
-    lineage: Lineage,
-    recipe: Recipe,
-    *,
-    max_degradation: float | None,
-    strict_probes: bool,
+    lineage: Lineage, recipe: Recipe, max_degradation: float | None, strict_probes: bool
 ) -> None:
     """Refuse, before a long training, limits that can never be checked.
 
@@ -123,34 +123,54 @@ def refuse_untried(lineage: Lineage) -> None:
         )
 
 
-def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """Return a version's loss in percent of `metric`, by reference: "alone" is the same model
-    without alignment, and "0", "1", … are past versions, on the objects that they knew."""
-    return {
-        name: 100 * (was - now) / was
-        for name, (now, was) in _pairs(report, metric).items()
-        if _is_number(now) and _is_number(was) and was > 0
-    }
+@dataclass(frozen=True)
+class Loss:
+    """What a version loses of a metric to a reference, in percent.
+
+    Args:
+        mean: NaN where the reference had nothing above 0 to lose.
+        worst: of a sampled metric the upper end of the 95 % interval; infinity if its standard
+            error is not known.
+        queries: the test queries that it was measured on.
+    """
+
+    mean: float
+    worst: float
+    queries: int
 
 
-def worst_degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """Return `degradation` at its worse end: of a sampled metric, the upper end of the loss's 95 %
-    interval; infinity where its standard error is not known."""
-    worst = {}
-    for name, loss in degradation(report, metric).items():
-        sampled = report.get("sampled")
-        if name != ALONE:
-            sampled = report["compatibility"][name].get("sampled")
-        if sampled is None:
-            worst[name] = loss
-        else:
-            reference = ALONE if name == ALONE else "past"
-            worst[name] = loss + NORMAL * _loss_error(sampled, reference, metric)
-    return worst
+def losses(report: Mapping[str, Any], metric: str) -> dict[str, Loss]:
+    """Return a version's losses of `metric`, by reference: "alone" is the same model without
+    alignment, and "0", "1", … are past versions, on the objects that they knew."""
+    metrics, found = report["metrics"], {}
+    if ALONE in metrics:
+        queries = report.get("data", {}).get("test_queries", 0)
+        error = _loss_error(report, ALONE, metric)
+        found[ALONE] = _loss(metrics["model"], metrics[ALONE], metric, error, queries)
+    for version, reading in report.get("compatibility", {}).items():
+        ranking, error = reading["ranking"], _loss_error(reading, "past", metric)
+        queries = reading["queries"]
+        found[version] = _loss(ranking["chain"], ranking["past"], metric, error, queries)
+    return found
 
 
-def _loss_error(sampled: Any, reference: str, metric: str) -> float:
-    """Return the standard error of a loss; infinity if it is not recorded."""
+def _loss(
+    now: Mapping[str, Any], was: Mapping[str, Any], metric: str, error: float, queries: int
+) -> Loss:
+    new: Any = now.get(metric)
+    old: Any = was.get(metric)
+    mean = math.nan
+    if _is_number(new) and _is_number(old) and old > 0:
+        mean = 100 * (old - new) / old
+    return Loss(mean, mean + NORMAL * error, queries)
+
+
+def _loss_error(measured: Mapping[str, Any], reference: str, metric: str) -> float:
+    """Return the standard error of a loss: 0 where all queries were ranked, and infinity if it is
+    not recorded."""
+    sampled: Any = measured.get("sampled")
+    if sampled is None:
+        return 0.0
     for key in ("loss", reference, metric):
         if not isinstance(sampled, Mapping):
             return math.inf
@@ -178,64 +198,42 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
         raise DegradationError(f"{REFUSED}{report['untested']}")
     if not _is_number(report.get("metrics", {}).get("model", {}).get(metric)):
         raise DegradationError(REFUSED + _not_measured(metric))
-    unknown = _unmeasured(report, metric, past)
-    if unknown:
+    known = losses(report, metric)
+    names = {ALONE: "the model trained alone", **{str(j): f"version {j}" for j in past}}
+    reasons = [_unknown(known.get(name), what, metric) for name, what in names.items()]
+    if any(reasons):
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(unknown)}. Publish it without the limit: a command that is run again "
-            "without it goes on from its checkpoints."
+            f"{'; '.join(reason for reason in reasons if reason)}. Publish it without the limit: a "
+            "command that is run again without it goes on from its checkpoints."
         )
-    worst = {k: v for k, v in worst_degradation(report, metric).items() if not v <= limit}
-    if not worst:
-        return
-    means = degradation(report, metric)
-    losses = ", ".join(
-        ("" if value == means[name] else f"{means[name]:.2f} %, by its sample of queries up to ")
-        + f"{value:.2f} % {'to the model trained alone' if name == ALONE else f'as version {name}'}"
-        for name, value in worst.items()
+    lost = ", ".join(
+        ("" if loss.worst == loss.mean else f"{loss.mean:.2f} %, by its sample of queries up to ")
+        + f"{loss.worst:.2f} % {'to' if name == ALONE else 'as'} {names.get(name, name)}"
+        for name, loss in known.items()
+        if not loss.worst <= limit and name in names
     )
-    raise DegradationError(
-        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. Change the "
-        "recipe, or publish it with another limit: a command that is run again with another "
-        "--max-degradation goes on from its checkpoints."
-    )
+    if lost:
+        raise DegradationError(
+            f"{REFUSED}it loses {lost} of {metric}, and at most {limit:g} % is allowed. Change the "
+            "recipe, or publish it with another limit: a command that is run again with another "
+            "--max-degradation goes on from its checkpoints."
+        )
 
 
-def _pairs(report: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]:
-    """Return, by reference ("alone" or a past version), the new version's value and the
-    reference's."""
-    metrics = report["metrics"]
-    pairs = {}
-    if ALONE in metrics:
-        pairs[ALONE] = metrics["model"].get(metric), metrics[ALONE].get(metric)
-    for j, reading in report.get("compatibility", {}).items():
-        ranking = reading["ranking"]
-        pairs[j] = ranking["chain"].get(metric), ranking["past"].get(metric)
-    return pairs
-
-
-def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> list[str]:
-    """Return why the loss to the model trained alone, or to a past version, is not known."""
-    pairs, losses = _pairs(report, metric), worst_degradation(report, metric)
-    readings = report.get("compatibility", {})
-    queries = {ALONE: report.get("data", {}).get("test_queries", 0)}
-    queries |= {j: reading["queries"] for j, reading in readings.items()}
-    reasons = [] if ALONE in pairs else [_NO_ALONE]
-    for name in [*([ALONE] if ALONE in pairs else []), *map(str, past)]:
-        what = "the model trained alone" if name == ALONE else f"version {name}"
-        if name not in pairs:
-            reasons.append(f"reading it as {what} was not measured")
-            continue
-        known = "there are" if name == ALONE else "it knew"
-        if queries[name] < LEAST_QUERIES:
-            reasons.append(
-                f"{what}: {known} {queries[name]} test queries, and {LEAST_QUERIES} are needed"
-            )
-        elif name not in losses:
-            reasons.append(f"{what} had no {metric} above 0, of which something could be lost")
-        elif losses[name] == math.inf:
-            reasons.append(f"{what}: only a sample of queries was ranked, and its error is unknown")
-    return reasons
+def _unknown(loss: Loss | None, what: str, metric: str) -> str:
+    """Return why the loss to a reference is not known; "" if it is."""
+    if loss is None and what == "the model trained alone":
+        return _NO_ALONE
+    if loss is None:
+        return f"reading it as {what} was not measured"
+    if loss.queries < LEAST_QUERIES:
+        return f"{what}: {loss.queries} test queries, and {LEAST_QUERIES} are needed"
+    if math.isnan(loss.mean):
+        return f"{what} had no {metric} above 0, of which something could be lost"
+    if loss.worst == math.inf:
+        return f"{what}: only a sample of queries was ranked, and its error is unknown"
+    return ""
 
 
 def _refuse_no_number(limit: float) -> None:

@@ -10,13 +10,9 @@ from typing import Any
 from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.html_report import (
-    ReportedVersion,
-    refuse_unwritable,
-    write_published,
-)
 from evergram.releasing.publish import Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+from evergram.releasing.version_report import VersionReport, refuse_unwritable
 from evergram.training.checkpoints.settings import AUTOMATIC
 from evergram.training.corpora import corpus_for
 from evergram.training.recipe import Recipe
@@ -29,10 +25,7 @@ class ReleaseOptions:
     """Conditions on which an upgrade is published.
 
     Args:
-        max_degradation: percent of `training.metric` that the model and each past version may lose;
-            None for any.
-        strict_probes: publish only if no consumer's probe is past its limit.
-        promote: put the version into production.
+        max_degradation, strict_probes, promote: as for `publish`.
         allow_small_overlap: publish, without a certificate, a version that has few objects in
             common with the past.
         kept: publish the model that an earlier upgrade trained and another upgrade preceded; only
@@ -44,6 +37,12 @@ class ReleaseOptions:
     promote: bool = True
     allow_small_overlap: bool = False
     kept: bool = False
+
+    @property
+    def gate(self) -> dict[str, Any]:
+        """The arguments of `publish`."""
+        names = ("max_degradation", "strict_probes", "promote")
+        return {name: getattr(self, name) for name in names}
 
 
 def train_and_publish(
@@ -65,10 +64,10 @@ def train_and_publish(
     corpus = None if report is None else corpus_for(recipe, None)
     with lineage.training() as folder:
         artefact = train(recipe, corpus, folder=folder, **{**QUIET, **training})
-    facts = None if corpus is None else ReportedVersion(recipe, lineage, corpus, 0).facts(artefact)
+    page = None if corpus is None else VersionReport.of(recipe, lineage, corpus, 0, artefact)
     published = publish(lineage, artefact)
-    if facts is not None and report is not None:
-        write_published(report, facts, published.metrics, published.warnings)
+    if page is not None and report is not None:
+        page.write(report, published.metrics, published.warnings)
     return artefact
 
 
@@ -94,12 +93,7 @@ def upgrade_and_publish(
     """
     refuse_unwritable(report)
     _refuse_idle(recipe, options.kept, training)
-    refuse_unmeasurable(
-        lineage,
-        recipe,
-        max_degradation=options.max_degradation,
-        strict_probes=options.strict_probes,
-    )
+    refuse_unmeasurable(lineage, recipe, options.max_degradation, options.strict_probes)
     lineage.refuse_unwritable()
     corpus = None if report is None else corpus_for(recipe, None, lineage)
     version = lineage.lost().manifest.version if options.kept else lineage.next_version
@@ -109,20 +103,12 @@ def upgrade_and_publish(
         artefact = upgrade_lost(recipe, lineage, corpus, **asked)
     else:
         artefact = upgrade(recipe, lineage, corpus, folder=lineage.work_dir, **asked)
-    facts = None
-    if corpus is not None:
-        facts = ReportedVersion(recipe, lineage, corpus, version).facts(artefact)
-    published = publish(
-        lineage,
-        artefact,
-        max_degradation=options.max_degradation,
-        strict_probes=options.strict_probes,
-        promote=options.promote,
-    )
+    page = None if corpus is None else VersionReport.of(recipe, lineage, corpus, version, artefact)
+    published = publish(lineage, artefact, **options.gate)
     if options.kept:
         lineage.forget_lost()
-    if facts is not None and report is not None:
-        write_published(report, facts, published.metrics, published.warnings)
+    if page is not None and report is not None:
+        page.write(report, published.metrics, published.warnings)
     return published
 
 

@@ -18,10 +18,9 @@ from torch import Tensor
 from evergram.data.pair_hash import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.gramian.new_queries.query_form import QueryForm
-from evergram.lineage.catalog import PairHistory
+from evergram.ids import Lists, as_lists
 from evergram.lineage.fold_in import Missing, fold_in
-from evergram.lineage.id_lists import Lists, as_lists
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.lineage.score_maps import QueryVectors
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError, StoreError
-from evergram.lineage.catalog import side_of
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, side_of
 from evergram.reopening import reopened
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.store_check import check_store

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
-from evergram.lineage.id_lists import Lists, as_lists
+from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.http.errors import RAISED

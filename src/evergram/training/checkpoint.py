@@ -31,7 +31,7 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.canary_check import canary_rows, id_hash
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import EncoderRecord
+from evergram.lineage.record import EncoderRecord
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 

@@ -23,8 +23,7 @@ from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
 from evergram.evaluation.ranking import discriminating, relevance_of
 from evergram.kinds import kind_of
-from evergram.lineage.catalog import PairHistory
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.lineage import Lineage, PairHistory
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.split import GivenSplit, RandomSplit, SplitSettings, TimeSplit

@@ -19,7 +19,6 @@ from evergram.evaluation.reports.html_page import (
     section,
     table,
 )
-from evergram.evaluation.reports.version_report import histogram_figure
 
 _DEMO = """\
 A classifier was trained once, on version 0's embeddings. Each later version was trained together
@@ -75,6 +74,22 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
         paragraph(_TESTS),
     ]
     return _written(path, f"One consumer, {len(versions)} versions", body)
+
+
+def histogram_figure(scores: Histograms) -> str:
+    """Return the histograms of observed and of random pairs. [G2] Fig. 4."""
+    edges = scores.edges.tolist()
+    lines = []
+    for name, density in (("observed pairs", scores.observed), ("random pairs", scores.random)):
+        bins = zip(edges[:-1], density.tolist(), strict=True)
+        lines.append(Line(name, [(edges[0], 0.0), *bins, (edges[-1], 0.0)], "steps"))
+    means = f"{scores.means[0]:.4f} on average for observed pairs, {scores.means[1]:.4f} for random"
+    sentence = (
+        f"The score is {means}; an observed one is the higher one {scores.separation:.1%} of the "
+        "time."
+    )
+    axes = Axes("Density of scores", f"Histograms of scores: {means}", "score", from_zero=True)
+    return paragraph(sentence) + figures(chart(axes, lines))
 
 
 def write_diagnosis(

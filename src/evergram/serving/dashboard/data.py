@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from evergram.errors import EvergramError, LineageError
-from evergram.lineage.canary_check import (
-    CompatibilityLimits,
-    Reading,
-    diagnose_lineage,
-    past_limits,
-    read_versions,
-)
 from evergram.lineage.consumers import Consumer, Probe
+from evergram.lineage.diagnosis import (
+    Reading,
+    contradictions,
+    diagnose_lineage,
+    read_versions,
+    sample_sentence,
+    standard_errors,
+)
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import contradictions, sample_sentence, standard_errors
 from evergram.retrieval.backfilling.backfill_files import UNREADABLE, backfill_progress
 from evergram.retrieval.reader import Reader
 from evergram.serving.dashboard.schemas import (
@@ -190,7 +190,7 @@ def _past(reading: Reading) -> PastFacts:
         bound=None if certificate is None else _finite(certificate.relative_bound),
         amplification=None if certificate is None else _finite(certificate.amplification),
         history={k: v for k, v in reading.history.items() if _finite(v) is not None},
-        belied=next(iter(past_limits([reading], CompatibilityLimits())), None),
+        belied=reading.belied,
     )
 
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from datetime import datetime
 
 from evergram.errors import LineageError
+from evergram.lineage.diagnosis import version_warnings
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import Manifest
-from evergram.lineage.version_warnings import version_warnings
+from evergram.lineage.record import Manifest
 from evergram.serving.http.access import Access
 from evergram.serving.http.errors import RefusedError
 from evergram.serving.http.openapi import (

@@ -13,10 +13,9 @@ import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, Block
-from evergram.lineage.canary_check import canary_rows
+from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication_checks import with_id_type
-from evergram.releasing.files.pair_moments import id_hashes
+from evergram.lineage.publication import with_id_type
 from evergram.texts.record import TextEncoderRecord, parse_record
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import (

@@ -7,37 +7,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify
 from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance, beside_chance
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
-from evergram.compatibility.degenerate import degenerate_side
+from evergram.compatibility.degenerate import LengthCount, degenerate_side
+from evergram.compatibility.row_groups import Groups, pair_groups, vector_hashes
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError
-from evergram.evaluation.version_distance import chance_reading, mapping_readings
+from evergram.evaluation.version_distance import VectorPairs, chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
-from evergram.lineage.canary_check import canary_rows
+from evergram.lineage.canary_check import canary_rows, id_hashes
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.publication import beginning
-from evergram.releasing.files.pair_moments import (
-    Groups,
-    PairReading,
-    id_hashes,
-    pair_groups,
-    read_pairs,
-    refuse_few,
-    sampled_rows,
-)
-from evergram.releasing.files.past_file import (
+from evergram.releasing.past_file import (
     SIDE,
     checked_past,
     facts_of,
@@ -49,8 +41,13 @@ from evergram.releasing.publish import publish, refuse_untried
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
-from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.pairing import Pairing, ahead
 
+QUIET = Progress(quiet=True)
+log: logging.Logger = logging.getLogger(__name__)
+CPU = torch.device("cpu")
+# Queries whose neighbours are looked up, and the catalogue that they are looked up in.
+QUERIES, CATALOGUE = 1000, 20_000
 # Of low_rank, if no rank is set.
 RANK = 32
 
@@ -65,7 +62,6 @@ class AlignSettings:
         scaled: whether an orthogonal map, and it alone, may stretch.
         held_out: share of the common objects, by a hash of their ids, that is measured on and never
             fitted to.
-        seed: draws the catalogue in which neighbours are looked up.
         allow_small_overlap: go on with fewer objects in common than the transform needs, or than
             its error can be measured on.
     """
@@ -74,7 +70,6 @@ class AlignSettings:
     rank: int | None = None
     scaled: bool = False
     held_out: float = 0.1
-    seed: int = 0
     allow_small_overlap: bool = False
 
     def __post_init__(self) -> None:
@@ -89,18 +84,21 @@ class AlignSettings:
             )
         if self.rank is not None and self.rank < 1:
             raise DataError(f"rank is {self.rank}; it is at least 1.")
-        if self.rank is not None and self.transform != "low_rank":
-            raise DataError(
-                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
-            )
-        if self.scaled and self.transform != "orthogonal":
-            raise DataError(
-                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
-            )
+        for name, owner in (("rank", "low_rank"), ("scaled", "orthogonal")):
+            if getattr(self, name) and self.transform != owner:
+                raise DataError(
+                    f"{name} is of the transform {owner}, not of {self.transform}; leave it out."
+                )
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """Return the rank of a low-rank map between these dims."""
-        return min(self.rank or RANK, old_dim, new_dim)
+        """Return the rank of a low-rank map between these dims. Raises: DataError: too high."""
+        most = min(old_dim, new_dim)
+        if self.rank is not None and self.rank > most:
+            raise DataError(
+                f"rank is {self.rank}, and a map from {new_dim} to {old_dim} dims has {most} at "
+                "most; give a lower one."
+            )
+        return min(self.rank or RANK, most)
 
 
 # The share of the mean square that is the mean's, from which the mean is "far from zero".
@@ -194,50 +192,252 @@ def _advice(far: Sequence[str]) -> str:
     )
 
 
-QUIET = Progress(quiet=True)
-log: logging.Logger = logging.getLogger(__name__)
-DEFAULT = AlignSettings()
-CPU = torch.device("cpu")
+def refuse_few(
+    groups: Groups,
+    dims: tuple[int, int],
+    kind: str,
+    rank: int,
+    *,
+    allow_small: bool = False,
+    vectors: Tensor | None = None,
+) -> bool:
+    """Refuse too few pairs to fit a transform, or to measure its error on.
+
+    Args:
+        dims: old and new.
+        allow_small: go on with few; nothing can be done with next to none.
+        vectors: a hash of each new vector, int64 [N]: objects that share one then count once. None
+            before the files are read.
+    Returns: whether they are too few, and were allowed.
+    Raises: DataError: with what could be done.
+    """
+    keys = torch.arange(len(groups.held)) if vectors is None else vectors
+    held, fitted = (len(np.unique(keys[rows].numpy())) for rows in (groups.held, ~groups.held))
+    what = "common objects" if vectors is None else "different new vectors of common objects"
+    needed = pairs_needed(kind, *dims, rank)
+    if fitted >= needed and held >= LEAST_OBJECTS and bool(groups.chosen.any()):
+        return False
+    some = all(bool(rows.any()) for rows in (groups.held, groups.chosen, groups.seen))
+    if some and allow_small:
+        return True
+    option = ", or go on with so few by --allow-small-overlap" if some else ""
+    if fitted < needed:
+        raise DataError(
+            f"{fitted} {what} are there to fit to ({held} more are held out), and a "
+            f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
+            f"give files with more objects in common{_instead(fitted, dims)}{option}."
+        )
+    again = "" if vectors is None else "leave out objects that are there under another id, too, or "
+    raise DataError(
+        f"Only {held} of {held + fitted} {what} are held out to measure on, and "
+        f"{LEAST_OBJECTS} are needed; {again}raise --held-out{option}."
+    )
+
+
+def _instead(fitted: int, dims: tuple[int, int]) -> str:
+    """Return, as the end of a sentence, the transforms that this many pairs are enough for."""
+    ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
+    advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
+    advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []
+    return f", or use {' or '.join(advice)}" if advice else ""
+
+
+def sampled_rows(hashes: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return held-out rows to look up, and other rows, held out or not, to look among."""
+    order = torch.argsort(hashes, stable=True)
+    queries = order[held[order]][:QUERIES]
+    drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(0))
+    return queries, drawn[~torch.isin(drawn, queries)][:CATALOGUE]
 
 
 @dataclass(frozen=True)
+class VectorSample:
+    """Old and new vectors that are kept in memory, with their rows of the pairing."""
+
+    rows: Tensor
+    old: Tensor
+    new: Tensor
+
+    def take(self, rows: Tensor) -> VectorPairs:
+        """Return the old and new vectors of some of the rows."""
+        place = torch.searchsorted(self.rows, rows)
+        return VectorPairs(self.old[place], self.new[place])
+
+
+@dataclass(frozen=True)
+class PairReading:
+    """The result of one pass over two files.
+
+    Args:
+        seen, chosen, held: moments by group, see `Groups`.
+        zeros: how many vectors of the old and of the new file have no length.
+        hashes: of each row's new vector, int64 [N].
+    """
+
+    seen: SecondMoments
+    chosen: SecondMoments
+    held: SecondMoments
+    sample: VectorSample
+    zeros: tuple[int, int]
+    hashes: Tensor
+
+    @property
+    def whole(self) -> SecondMoments:
+        """Moments of all pairs."""
+        moments = SecondMoments(self.held.old_dim, self.held.new_dim)
+        for part in (self.seen, self.chosen, self.held):
+            moments.merge(part)
+        return moments
+
+    def apart(self, groups: Groups) -> Groups | None:
+        """Return the groups to read the files with again, see `Groups.apart`; None if those that
+        this reading was made with have no vector both fitted to and held out."""
+        apart = groups.apart(self.hashes)
+        return None if torch.equal(apart.held, groups.held) else apart
+
+
+def read_pairs(
+    pairing: Pairing,
+    dims: tuple[int, int],
+    groups: Groups,
+    rows: Tensor,
+    progress: Progress,
+    together: Collectives = ALONE,
+) -> PairReading:
+    """Read both files once.
+
+    Args:
+        dims: of the old and of the new file.
+        rows: of the pairing, whose vectors are kept.
+        together: processes that each read the same pairs. Each multiplies some of the blocks, and
+            has the moments of all; reading, which files allow from their front only, is no part of
+            what is shared.
+    """
+    seen, chosen, held = (SecondMoments(*dims) for _ in range(3))
+    parts = ((seen, groups.seen), (chosen, groups.chosen), (held, groups.held))
+    wanted = torch.zeros(len(pairing), dtype=torch.bool)
+    wanted[rows] = True
+    kept: list[tuple[Tensor, Tensor]] = []
+    hashes: list[Tensor] = []
+    lengths = LengthCount(), LengthCount()
+    start = 0
+    with progress.task("pairs", len(pairing)) as bar:
+        for number, pair in enumerate(ahead(pairing.blocks())):
+            old, new = pair
+            part = slice(start, start + len(old))
+            if number % together.size == together.rank:
+                for moments, mask in parts:
+                    moments.add(old[mask[part]], new[mask[part]])
+            kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
+            hashes.append(vector_hashes(new.double()))
+            for count, vectors in zip(lengths, pair, strict=True):
+                count.add(vectors)
+            start += len(old)
+            bar.advance(len(old), len(old))
+    both = (torch.cat(side) for side in zip(*kept, strict=True))
+    sample = VectorSample(wanted.nonzero().squeeze(1), *both)
+    seen, chosen, held = (moments.summed(together) for moments in (seen, chosen, held))
+    return PairReading(
+        seen, chosen, held, sample, (lengths[0].zeros, lengths[1].zeros), torch.cat(hashes)
+    )
+
+
+DEFAULT = AlignSettings()
+
+
 class FileAlignment:
     """Two files, and the map from the new vectors to the old ones.
 
     Args:
+        old, new: the files, which are read once; twice, if a vector is fitted to and held out.
+        lineage: that they are aligned for.
+    Attributes:
         pairing: the objects that they have in common, and `groups` what these are for.
         small: whether they are few, and that was allowed.
-        read: moments and a sample, from one pass over both files.
-        fitted: to all pairs but the held-out ones; `ideal` to those too.
+        read: moments and a sample of the pairs.
+        fitted: the map, fitted to all pairs but the held-out ones.
         chance: its error compared with the same map on mixed-up objects.
         readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
-        neighbours: the number of objects whose neighbours were looked up, and of the catalogue.
         canaries: rows whose vectors are kept for ever.
+    Raises: DataError: they cannot be aligned.
     """
 
-    old: EmbeddingFile
-    new: EmbeddingFile
-    settings: AlignSettings
-    pairing: Pairing
-    groups: Groups
-    small: bool
-    read: PairReading
-    fitted: ClosedForm
-    chance: Chance
-    readings: Mapping[str, Mapping[str, float]]
-    neighbours: Mapping[str, int]
-    canaries: Tensor
+    def __init__(
+        self,
+        old: EmbeddingFile,
+        new: EmbeddingFile,
+        lineage: Lineage,
+        settings: AlignSettings,
+        progress: Progress,
+    ) -> None:
+        self.old, self.new, self.settings = old, new, settings
+        self.dims: tuple[int, int] = (old.dim, new.dim)
+        self.rank: int = settings.rank_of(*self.dims)
+        self.pairing: Pairing = Pairing(old, new)
+        self.small: bool = False
+        hashes = id_hashes(self.pairing.ids)
+        self.groups: Groups = pair_groups(hashes, settings.held_out)
+        self._refuse_few()
+        past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
+        self.canaries: Tensor = canary_rows(self.pairing.ids, hashes, past)
+        self.read: PairReading
+        queries, catalogue = self._read(hashes, progress)
+        refuse_degenerate(old.path, new.path, self.read.whole, self.read.zeros)
+        if (apart := self.read.apart(self.groups)) is not None:
+            self.groups = apart
+            queries, catalogue = self._read(hashes, progress)
+        self._refuse_few(self.read.hashes)
+        metric, read = _metric(lineage) if lineage.versions else None, self.read
+        self.fitted: ClosedForm = self._fit(read.seen, read.chosen, metric)
+        self.fitted.transform.requires_grad_(False).eval()
+        ideal = _published(self._fit(read.whole, None, metric))
+        affine, sampled = _published(self.fitted), read.sample.take(queries)
+        self.chance: Chance = beside_chance(read.held, *affine, objects=self.objects)
+        self.readings: dict[str, dict[str, float]] = mapping_readings(
+            {"transformed": affine, "in_sample": ideal},
+            read.held,
+            sampled,
+            read.sample.take(catalogue),
+        )
+        self.readings["chance"] = chance_reading(affine, self.chance, sampled, len(catalogue))
+        self.neighbours: dict[str, int] = {"queries": len(queries), "catalogue": len(catalogue)}
+
+    def _refuse_few(self, vectors: Tensor | None = None) -> None:
+        kind, allowed = self.settings.transform, self.settings.allow_small_overlap
+        self.small |= refuse_few(
+            self.groups, self.dims, kind, self.rank, allow_small=allowed, vectors=vectors
+        )
+
+    def _read(self, hashes: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+        """Read both files; return the rows of queries and of the catalogue of neighbours."""
+        queries, catalogue = sampled_rows(hashes, self.groups.held)
+        rows = torch.cat([queries, catalogue, self.canaries])
+        together = join_processes(CPU)
+        self.read = read_pairs(self.pairing, self.dims, self.groups, rows, progress, together)
+        return queries, catalogue
+
+    def _fit(
+        self, some: SecondMoments, choosing: SecondMoments | None, metric: Tensor | None
+    ) -> ClosedForm:
+        kind, scaled = self.settings.transform, self.settings.scaled
+        return fit_closed_form(kind, some, choosing, metric, rank=self.rank, scaled=scaled)
 
     @property
     def objects(self) -> int:
         """The different new vectors that are held out: copies of one text are one object."""
-        return _different(self.read, self.groups)
+        return len(torch.unique(self.read.hashes[self.groups.held]))
 
     @property
     def error(self) -> StepError:
         """The transform's error on the held-out objects."""
         held = self.read.held
         return StepError(held.sigma(*_published(self.fitted)), self.objects, held.power)
+
+    @property
+    def kept(self) -> tuple[pa.Array, VectorPairs]:
+        """The ids of the canaries, as strings, and their vectors."""
+        ids = self.pairing.ids.take(pa.array(self.canaries.numpy())).cast(pa.string())
+        return ids, self.read.sample.take(self.canaries)
 
     def overlap(self) -> dict[str, Any]:
         """Return how many objects were aligned and measured, as JSON; the keys are a trained
@@ -253,9 +453,7 @@ class FileAlignment:
 
     def report(self) -> dict[str, Any]:
         """Return the counts of pairs, the transform and its errors, as JSON."""
-        dims = self.old.dim, self.new.dim
-        settings, overlap = self.settings, self.overlap()
-        rank = settings.rank_of(*dims)
+        overlap, chance = self.overlap(), self.chance
         return {
             "pairs": {
                 "common": overlap["common"],
@@ -264,10 +462,10 @@ class FileAlignment:
                 "common_share": overlap["common"] / min(self.old.rows, self.new.rows),
                 "fitted": overlap["fitted"],
                 "held_out": overlap["held_out"],
-                "needed": pairs_needed(settings.transform, *dims, rank),
+                "needed": pairs_needed(self.settings.transform, *self.dims, self.rank),
                 "by_row_number": not (self.old.has_ids or self.new.has_ids),
             },
-            "dims": {"old": dims[0], "new": dims[1]},
+            "dims": dict(zip(("old", "new"), self.dims, strict=True)),
             "transform": {
                 "kind": self.fitted.transform.kind,
                 **self.fitted.transform.options,
@@ -276,9 +474,9 @@ class FileAlignment:
             "neighbours": dict(self.neighbours),
             "held_out": dict(self.readings),
             "chance": {
-                "ratio": self.chance.ratio,
-                "deviations": self.chance.deviations,
-                "beaten": self.chance.is_beaten,
+                "ratio": chance.ratio,
+                "deviations": chance.deviations,
+                "beaten": chance.is_beaten,
             },
         }
 
@@ -316,24 +514,21 @@ def align(
     if strict_probes:
         refuse_untried(lineage)
     before = checked_past(old, new, lineage)
-    alignment = _aligned(before, new, lineage, settings, progress)
+    alignment = FileAlignment(before, new, lineage, settings, progress)
     error = alignment.readings["transformed"]["relative_error"]
     has_offset = _published(alignment.fitted)[1] is not None
     refuse_error(
-        *(error, alignment.chance, alignment.error.objects, max_error, (before.path, new.path)),
+        *(error, alignment.chance, alignment.objects, max_error, (before.path, new.path)),
         far=far_means(before.path, new.path, alignment.read.held, has_offset=has_offset),
     )
-    canaries = alignment.read.sample.take(alignment.canaries)
-    ids = alignment.pairing.ids.take(pa.array(alignment.canaries.numpy())).cast(pa.string())
-    recorded = asdict(settings)
+    ids, kept = alignment.kept
+    recorded = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
     if settings.transform == "low_rank":
-        recorded["rank"] = settings.rank_of(before.dim, new.dim)
-    recorded |= {"old": str(before.path), "new": str(new.path)}
-    recipe = {"align": {**recorded, **facts_of(before)}}
-    first = first_version(before, (ids, canaries.old), recipe)
-    with nullcontext() if lineage.versions else beginning(lineage, first):
+        recorded["rank"] = alignment.rank
+    first = first_version(before, (ids, kept.old), {"align": {**recorded, **facts_of(before)}})
+    with nullcontext() if lineage.versions else lineage.beginning(first):
         recipe = {"align": {**recorded, **facts_of(new)}}
-        artefact = _next_version(alignment, lineage, recipe, (ids, canaries.new))
+        artefact = _next_version(alignment, lineage, recipe, (ids, kept.new))
         strict = strict_probes
         published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
     return dict(published.metrics)
@@ -366,102 +561,6 @@ def _next_version(
         follows=lineage.manifest(lineage.newest).fingerprint,
         text_encoder=text_encoder_of(new),
     )
-
-
-class _Sampled(NamedTuple):
-    """A reading of both files, with rows of the pairing whose vectors were kept."""
-
-    groups: Groups
-    small: bool
-    read: PairReading
-    queries: Tensor
-    catalogue: Tensor
-    canaries: Tensor
-
-
-def _read(
-    pairing: Pairing,
-    files: tuple[EmbeddingFile, EmbeddingFile],
-    lineage: Lineage,
-    settings: AlignSettings,
-    progress: Progress,
-) -> _Sampled:
-    """Read both files; twice, if a vector is both fitted to and held out. Raises: DataError."""
-    old, new = files
-    dims = old.dim, new.dim
-    hashes = id_hashes(pairing.ids)
-    past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
-    groups = pair_groups(hashes, settings.held_out)
-    few = partial(refuse_few, dims=dims, kind=settings.transform, rank=settings.rank_of(*dims))
-    small = few(groups, allow_small=settings.allow_small_overlap)
-    kept = canary_rows(pairing.ids, hashes, past)
-
-    def read_once(groups: Groups) -> tuple[PairReading, Tensor, Tensor]:
-        queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
-        rows = torch.cat([queries, catalogue, kept])
-        read = read_pairs(pairing, dims, groups, rows, progress, join_processes(CPU))
-        return read, queries, catalogue
-
-    read, queries, catalogue = read_once(groups)
-    refuse_degenerate(old.path, new.path, read.whole, read.zeros)
-    if (apart := read.apart(groups)) is not None:
-        groups = apart
-        read, queries, catalogue = read_once(groups)
-    small |= few(groups, allow_small=settings.allow_small_overlap, vectors=read.hashes)
-    return _Sampled(groups, small, read, queries, catalogue, kept)
-
-
-def _aligned(
-    old: EmbeddingFile,
-    new: EmbeddingFile,
-    lineage: Lineage,
-    settings: AlignSettings,
-    progress: Progress,
-) -> FileAlignment:
-    """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
-    pairing, dims = Pairing(old, new), (old.dim, new.dim)
-    if settings.rank is not None and settings.rank > min(dims):
-        raise DataError(
-            f"rank is {settings.rank}, and a map from {new.dim} to {old.dim} dims has "
-            f"{min(dims)} at most; give a lower one."
-        )
-    sampled = _read(pairing, (old, new), lineage, settings, progress)
-    groups, small, read, queries, catalogue, kept = sampled
-    metric = _metric(lineage) if lineage.versions else None
-
-    def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:
-        kind, scaled, rank = settings.transform, settings.scaled, settings.rank_of(*dims)
-        return fit_closed_form(kind, some, choosing, metric, rank=rank, scaled=scaled)
-
-    fitted, ideal = fit(read.seen, read.chosen), fit(read.whole, None)
-    fitted.transform.requires_grad_(False).eval()
-    affine = _published(fitted)
-    chance = beside_chance(read.held, *affine, objects=_different(read, groups))
-    readings = mapping_readings(
-        {"transformed": affine, "in_sample": _published(ideal)},
-        read.held,
-        read.sample.take(queries),
-        read.sample.take(catalogue),
-    )
-    readings["chance"] = chance_reading(affine, chance, read.sample.take(queries), len(catalogue))
-    return FileAlignment(
-        old=old,
-        new=new,
-        settings=settings,
-        pairing=pairing,
-        groups=groups,
-        small=small,
-        read=read,
-        fitted=fitted,
-        chance=chance,
-        readings=readings,
-        neighbours={"queries": len(queries), "catalogue": len(catalogue)},
-        canaries=kept,
-    )
-
-
-def _different(read: PairReading, groups: Groups) -> int:
-    return len(torch.unique(read.hashes[groups.held]))
 
 
 def _metric(lineage: Lineage) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.past_file import refuse_unnamed_rows
+from evergram.releasing.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile, provenance_of
 from evergram.vector_files.pairing import ahead
