@@ -10,7 +10,7 @@ from typing import Any
 
 import evergram
 from benchmarks.walks import walked
-from evergram.cli.words import parser
+from evergram.cli.app import parser
 from evergram.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]

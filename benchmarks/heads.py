@@ -32,9 +32,13 @@ from benchmarks.residual_heads import (
 from evergram.compatibility import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import BootstrapInterval, paired_bootstrap
+from evergram.evaluation.judged import (
+    BootstrapInterval,
+    JudgedQueries,
+    Judgements,
+    judged_metrics,
+    paired_bootstrap,
+)
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.migration.ways import unit
 

@@ -9,6 +9,7 @@ github.com/ericlabouve/Term-Proximity-Research, in SMART's format.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import DATA
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import Judgements, read_judgements, read_texts
+from evergram.evaluation.judged import Judgements, read_judgements
 
 Texts = dict[str, str]
 # Texts, queries, and the judgements between them.
@@ -28,10 +29,16 @@ def available() -> dict[str, Callable[[], Judged]]:
     return {n: partial(read, folder) for n, (folder, read) in CORPORA.items() if folder.is_dir()}
 
 
+def _beir_texts(path: Path) -> Texts:
+    """Return texts by id, each after its title."""
+    records = [json.loads(line) for line in _read(path).splitlines() if line.strip()]
+    return {r["_id"]: f"{r.get('title') or ''} {r['text']}".strip() for r in records}
+
+
 def _scifact(folder: Path) -> Judged:
     return (
-        read_texts(folder / "corpus.jsonl"),
-        read_texts(folder / "queries.jsonl"),
+        _beir_texts(folder / "corpus.jsonl"),
+        _beir_texts(folder / "queries.jsonl"),
         read_judgements(folder),
     )
 

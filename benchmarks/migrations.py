@@ -39,9 +39,7 @@ from evergram.compatibility.sidecar.coding import (
 )
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import bootstrap
+from evergram.evaluation.judged import JudgedQueries, Judgements, bootstrap, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.migration.migration_plan import plan_migration
 from evergram.migration.ways import MigrationVectors, WaySettings, unit

@@ -20,8 +20,7 @@ from torch import Tensor
 from benchmarks import judged_corpora, migrations
 from benchmarks.judged_corpora import Texts
 from benchmarks.verdicts import CHOICES
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
 
 KNOWN_ITEMS, WORDS = 300, 10

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.judged_corpora import Texts
 from evergram.compatibility import Aligner, AlignmentLoss, Chain
 from evergram.compatibility.transforms import LinearTransform
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged import JudgedQueries, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.gramian import GramianPenalty
 from evergram.migration.ways import unit

@@ -21,8 +21,7 @@ from benchmarks import judged_corpora
 from benchmarks.migrations import FLOAT_BYTES, installed, made_up, vectors_of
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.migration.ways import MigrationVectors, unit
 

@@ -22,9 +22,7 @@ import torch
 
 from benchmarks import judged_corpora
 from benchmarks.migrations import FLOAT_BYTES, KEEPS, installed, made_up, vectors_of
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.lineage import Lineage
 from evergram.migration.make_sidecar import make_sidecar

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import judged_corpora, migrations
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics, paired_bootstrap
 from evergram.migration.migration_plan import LEAST_QUERIES, Situation, decide
 from evergram.migration.ways import MigrationVectors, WaySettings, measure_ways
 

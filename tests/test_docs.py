@@ -23,7 +23,7 @@ from website.notebooks import load, names, page, run
 
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.data.loaders import LOADERS
-from evergram.evaluation.probes.probe_models import load_probe_model
+from evergram.evaluation.probes import load_probe_model
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill
 from evergram.stores.open_store import open_store

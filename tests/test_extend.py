@@ -15,7 +15,8 @@ import torch
 from tests.support.command import Command
 
 import evergram
-from evergram.cli.printing import print_diagnosis
+from evergram.cli.models import diagnosis_parts
+from evergram.cli.printing import show
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.data.loaders import LOADERS
 from evergram.encoders.features import SIDES
@@ -146,7 +147,7 @@ def test_an_estimator_of_ones_own_is_measured_and_compared_by_name(
     assert names < diagnosis.gramian_error.keys() == diagnosis.gradient_error.keys()
     error = diagnosis.gramian_error["window, |B| = 8"]
     assert error.low == error.value == error.high > 0
-    print_diagnosis(diagnosis, 4)
+    show({}, *diagnosis_parts(diagnosis, 4))
     printed = capsys.readouterr().out
     assert diagnosis.own in printed
     before = evergram.evaluate(recipe, lineage)

@@ -122,9 +122,7 @@ def test_import_and_command_do_not_load_torch() -> None:
 
 
 def test_the_probe_program_and_the_client_do_not_load_torch() -> None:
-    run_python(
-        "import sys, evergram.evaluation.probes.probe_program\nassert 'torch' not in sys.modules"
-    )
+    run_python("import sys, evergram.evaluation.probe_process\nassert 'torch' not in sys.modules")
     run_python("import sys\nfrom evergram import Client\nassert 'torch' not in sys.modules")
     run_python(
         "import sys\nfrom evergram.evaluation import load_probe_model\n"

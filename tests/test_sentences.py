@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import RecipeError
+from evergram.errors import RecipeError, reason_and_remedy
 from evergram.log_lines import (
     LineFormatter,
     LogFormat,
@@ -26,7 +26,6 @@ from evergram.log_lines import (
     log_to_stderr,
     set_log_format,
 )
-from evergram.system_errors import reason_and_remedy
 from evergram.training.recipe import Recipe
 from evergram.validation import sentence_of
 

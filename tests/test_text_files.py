@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.errors import DataError
-from evergram.file_content import refuse_other_content
+from evergram.file_content import refuse_open_quotation, refuse_other_content
 from evergram.ids import first_missing, ids_of_text, missing_sentence
-from evergram.quotation import refuse_open_quotation
 
 
 @pytest.mark.parametrize(

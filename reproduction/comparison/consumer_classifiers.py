@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergram.evaluation.auc import roc_auc
+from evergram.evaluation.probes import roc_auc
 
 # Hidden activations held at once.
 BLOCK = 1 << 24

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, by one rule of syncing.
+"""Files and folders that appear whole or not at all, by one rule of syncing; and locks.
 
 Everything is written beside its place, as `.NAME.part`, and then put in its place by `commit`: its
 bytes are synced, it is renamed, and the folder around it is synced. A process that is killed at any
@@ -8,14 +8,18 @@ moment, or a machine that loses its power, leaves the old file or the new one.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import filelock
 
 # Of Linux's renameat2: names are relative to the current folder; and exchange them.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -239,3 +243,86 @@ def remove_tree(path: Path) -> None:
             path.unlink()
         return
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def replacing_group(main: Path, *beside: Path) -> Iterator[dict[Path, Path]]:
+    """Yield a path to write to for each file; what is there when the block ends without an error
+    replaces the files together.
+
+    All of it is synced before the first file is replaced, and the main file is the first that goes
+    and the last that comes: a process that is killed at any moment leaves the old files, the new
+    ones, or no main file, and then the old one as `displaced(main)`. An error leaves the old files.
+
+    Args:
+        beside: a file is removed if nothing was written for it, and stays as it is if the block
+            takes it out of the dictionary.
+    """
+    parts = {path: part_of(path) for path in (main, *beside)}
+    every = list(parts.values())
+    for part in every:
+        part.unlink(missing_ok=True)
+    try:
+        yield parts
+        for part in parts.values():
+            if part.exists():
+                sync(part)
+        changed = {p: part for p, part in parts.items() if part.exists() or p.exists()}
+        if list(changed) == [main]:
+            changed[main].replace(main)
+        else:
+            _replace_together(main, changed)
+        sync(main.parent)
+    finally:
+        for part in every:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _replace_together(main: Path, parts: dict[Path, Path]) -> None:
+    """Put each part, if there is one, in the place of a file; the main file is the first."""
+    old = {path: displaced(path) for path in parts}
+    moved: list[Path] = []
+    for place in old.values():  # of a killed process
+        place.unlink(missing_ok=True)
+    try:
+        for path in parts:
+            with suppress(FileNotFoundError):
+                path.replace(old[path])
+            moved.append(path)
+            if path == main:
+                sync(main.parent)
+        for path in reversed(parts):
+            if path == main:
+                sync(main.parent)
+            with suppress(FileNotFoundError):
+                parts[path].replace(path)
+    except BaseException:
+        # The main file comes back only after all others have.
+        with suppress(OSError):
+            for path in reversed(moved):
+                old[path].replace(path) if old[path].exists() else path.unlink(missing_ok=True)
+        raise
+    for place in old.values():
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
+
+
+class FileLock(filelock.FileLock):
+    """filelock's lock, which says where the file system has no locks."""
+
+    def acquire(self, *args: Any, **options: Any) -> Any:
+        """Acquire the lock. Raises: Timeout: another process holds it. OSError: it cannot be."""
+        try:
+            return super().acquire(*args, **options)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK):
+                raise
+            # The system says "Function not implemented".
+            why = "this file system has no locks"
+            raise OSError(error.errno, why, self.lock_file) from error
+
+
+# Without locks the library by itself would wait for a file that nobody removes, as if another
+# process held the lock.
+file_lock: partial[FileLock] = partial(FileLock, fallback_to_soft=False)

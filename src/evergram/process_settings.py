@@ -6,10 +6,9 @@ import ctypes
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -46,6 +45,33 @@ def while_training(parameters: Iterable[Tensor] = ()) -> Iterator[None]:
         yield
 
 
+def _shared(
+    setting: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], AbstractContextManager[None]]:
+    """Let blocks that are nested, or in several threads, enter a setting with the first of them and
+    leave it with the last."""
+    lock, entered, blocks = threading.Lock(), ExitStack(), 0
+
+    @contextmanager
+    @wraps(setting)
+    def block() -> Iterator[None]:
+        nonlocal blocks
+        with lock:
+            if not blocks:
+                entered.enter_context(setting())
+            blocks += 1
+        try:
+            yield
+        finally:
+            with lock:
+                blocks -= 1
+                if not blocks:
+                    entered.close()
+
+    return block
+
+
+@_shared
 @contextmanager
 def ordered_sums() -> Iterator[None]:
     """Have a GPU add in the same order each time inside the block, so that a seed repeats its bits.
@@ -54,48 +80,22 @@ def ordered_sums() -> Iterator[None]:
     nothing that a user of a recipe could change. A process that asks for deterministic algorithms
     by itself keeps what it asked for.
     """
-    _ORDERING.enter()
+    if torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
+    # torch warns of every product of matrices until cuBLAS has a workspace of its own.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = False
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*determinis", category=UserWarning)
             yield
     finally:
-        _ORDERING.leave()
-
-
-@dataclass
-class _Ordering:
-    """How many blocks want sums in one order, and what torch had before the first of them."""
-
-    blocks: int = 0
-    chose: bool = False
-    fills: bool = True
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def enter(self) -> None:
-        settings: Any = torch.utils.deterministic
-        with self.lock:
-            self.blocks += 1
-            if self.blocks > 1 or torch.are_deterministic_algorithms_enabled():
-                return
-            self.chose, self.fills = True, settings.fill_uninitialized_memory
-            # torch warns of every product of matrices until cuBLAS has a workspace of its own.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            settings.fill_uninitialized_memory = False
-
-    def leave(self) -> None:
-        settings: Any = torch.utils.deterministic
-        with self.lock:
-            self.blocks -= 1
-            if self.blocks or not self.chose:
-                return
-            self.chose = False
-            torch.use_deterministic_algorithms(False)
-            settings.fill_uninitialized_memory = self.fills
-
-
-_ORDERING = _Ordering()
+        torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = fills
 
 
 @contextmanager
@@ -112,51 +112,31 @@ def no_denormals() -> Iterator[None]:
         torch.set_flush_denormal(was)
 
 
+@_shared
 @contextmanager
 def kept_memory() -> Iterator[None]:
     """Reuse the memory of freed tensors inside the block, in place of asking the system anew.
 
     glibc gives every block above 32 MiB back at once, and each new one comes as pages of zeros that
     are made when they are first written: a quarter of a step whose tables are 80 MB. What was freed
-    stays with the process until the block ends, but for more than 2 GiB at the heap's end; blocks
-    may be nested, and in several threads.
+    stays with the process until the block ends, but for more than 2 GiB at the heap's end.
 
     Nothing changes where the C library is another, or where a variable of the environment
     (`MALLOC_…`, `GLIBC_TUNABLES`, `LD_PRELOAD`) says that somebody chose an allocator's settings.
     """
-    _KEEPING.enter()
+    if (library := _glibc()) is None:
+        yield
+        return
+    library.mallopt(MMAP_MAX, 0)
+    library.mallopt(TRIM_THRESHOLD, MOST)
     try:
         yield
     finally:
-        _KEEPING.leave()
-
-
-@dataclass
-class _Keeping:
-    """How many blocks want memory to be kept."""
-
-    blocks: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def enter(self) -> None:
-        with self.lock:
-            self.blocks += 1
-            if self.blocks == 1 and (library := _glibc()) is not None:
-                library.mallopt(MMAP_MAX, 0)
-                library.mallopt(TRIM_THRESHOLD, MOST)
-
-    def leave(self) -> None:
-        with self.lock:
-            self.blocks -= 1
-            if self.blocks == 0 and (library := _glibc()) is not None:
-                # glibc learns no more once it was told, so it is told the most that it would learn.
-                library.mallopt(MMAP_MAX, USUAL_MMAP_MAX)
-                library.mallopt(MMAP_THRESHOLD, LEARNED_MMAP_THRESHOLD)
-                library.mallopt(TRIM_THRESHOLD, 2 * LEARNED_MMAP_THRESHOLD)
-                library.malloc_trim(0)
-
-
-_KEEPING = _Keeping()
+        # glibc learns no more once it was told, so it is told the most that it would learn.
+        library.mallopt(MMAP_MAX, USUAL_MMAP_MAX)
+        library.mallopt(MMAP_THRESHOLD, LEARNED_MMAP_THRESHOLD)
+        library.mallopt(TRIM_THRESHOLD, 2 * LEARNED_MMAP_THRESHOLD)
+        library.malloc_trim(0)
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -14,38 +14,29 @@ from evergram.did_you_mean import did_you_mean
 # Characters of a wrong value that a sentence repeats.
 SHOWN = 80
 
-# What the value must be, by pydantic's type of the error.
-REQUIREMENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "greater_than": lambda c: f"greater than {_plain(c['gt'])}",
-    "greater_than_equal": lambda c: f"at least {_plain(c['ge'])}",
-    "less_than": lambda c: f"less than {_plain(c['lt'])}",
-    "less_than_equal": lambda c: f"at most {_plain(c['le'])}",
-    "finite_number": lambda _: "a finite number",
-    "float_type": lambda _: "a number",
-    "float_parsing": lambda _: "a number",
-    "int_type": lambda _: "a whole number",
-    "int_parsing": lambda _: "a whole number",
-    "int_parsing_size": lambda _: "a whole number of at most 64 bits",
-    "int_from_float": lambda _: "a whole number",
-    "bool_type": lambda _: "true or false",
-    "bool_parsing": lambda _: "true or false",
-    "string_type": lambda _: "text",
-    "string_too_short": lambda c: f"text of at least {c['min_length']} characters",
-    "string_too_long": lambda c: f"text of at most {c['max_length']} characters",
-    "string_pattern_mismatch": lambda c: f"text of the form {c['pattern']}",
-    "literal_error": lambda c: f"{'one of ' if ' or ' in c['expected'] else ''}{c['expected']}",
-    "list_type": lambda _: "a list",
-    "tuple_type": lambda _: "a list",
-    "set_type": lambda _: "a list",
-    "too_short": lambda c: f"a list of at least {c['min_length']}",
-    "too_long": lambda c: f"a list of at most {c['max_length']}",
-    "dict_type": lambda _: "a table of names and values",
-    "mapping_type": lambda _: "a table of names and values",
-    "model_type": lambda _: "a table of names and values",
-    "model_attributes_type": lambda _: "a table of names and values",
-    "dataclass_type": lambda _: "a table of names and values",
-    "none_required": lambda _: "left out",
+# What the value must be, with pydantic's types of the error.
+_REQUIREMENTS = {
+    "greater than {gt}": "greater_than",
+    "at least {ge}": "greater_than_equal",
+    "less than {lt}": "less_than",
+    "at most {le}": "less_than_equal",
+    "a finite number": "finite_number",
+    "a number": "float_type float_parsing",
+    "a whole number": "int_type int_parsing int_from_float",
+    "a whole number of at most 64 bits": "int_parsing_size",
+    "true or false": "bool_type bool_parsing",
+    "text": "string_type",
+    "text of at least {min_length} characters": "string_too_short",
+    "text of at most {max_length} characters": "string_too_long",
+    "text of the form {pattern}": "string_pattern_mismatch",
+    "a list": "list_type tuple_type set_type",
+    "a list of at least {min_length}": "too_short",
+    "a list of at most {max_length}": "too_long",
+    "a table of names and values": "dict_type mapping_type model_type model_attributes_type "
+    "dataclass_type",
+    "left out": "none_required",
 }
+_BY_TYPE = {kind: words for words, kinds in _REQUIREMENTS.items() for kind in kinds.split()}
 
 
 def sentence_of(
@@ -101,9 +92,12 @@ def _choices(problem: Any) -> list[str]:
 
 def _required(problem: Any, *, element: bool) -> str:
     """Return what a value must be; of an `element`, what each of its list must be."""
-    describe = REQUIREMENTS.get(problem["type"])
-    if describe is not None:
-        required = describe(problem.get("ctx") or {})
+    limits = problem.get("ctx") or {}
+    if problem["type"] in _BY_TYPE:
+        shown_ = {k: _plain(v) if isinstance(v, int | float) else v for k, v in limits.items()}
+        required = _BY_TYPE[problem["type"]].format_map(shown_)
+    elif problem["type"] == "literal_error":
+        required = f"{'one of ' if ' or ' in limits['expected'] else ''}{limits['expected']}"
     else:  # a type that is not listed: pydantic's own words, without the grammar around them
         message = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
         message = message.removeprefix("Value error, ").removeprefix("it must be ")

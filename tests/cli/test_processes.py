@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.command import Command
 from tests.support.lineages import lineage_of, vectors_of
 from tests.support.several_processes import (
     ROOT,
@@ -27,9 +28,7 @@ from tests.support.several_processes import (
 
 from evergram.cli import main
 from evergram.cli.failures import error_line
-from evergram.cli.options import refuse_shared_fit, refuse_unshared
 from evergram.collectives import RANK, WORLD
-from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files import shards
 from evergram.vector_files.open_embeddings import Block
@@ -87,21 +86,18 @@ def test_two_processes_publish_the_lineage_of_one(tmp_path: Path) -> None:
     assert_near(*map(Lineage.open, folders))
 
 
-def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_share_nothing_are_refused(
+    evergram: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("train", "upgrade", "vectors export", "vectors transform"):
-        refuse_unshared(["--quiet", *command.split(), "x"])
-    refuse_unshared(["--help"])
-    with pytest.raises(RecipeError, match="evergram tune runs in one process, and WORLD_SIZE"):
-        refuse_unshared(["tune", "x.toml"])
-    with pytest.raises(RecipeError, match="evergram vectors import runs in one process, and"):
-        refuse_unshared(["vectors", "import", "x.npy"])
-    with pytest.raises(RecipeError, match="--kept trains no model"):
-        refuse_shared_fit(kept=True)
-    refuse_shared_fit(kept=False)
-    monkeypatch.delenv("WORLD_SIZE")
-    refuse_unshared(["tune", "x.toml"])
-    refuse_shared_fit(kept=True)
+    for name, rest in (("tune", "x --out t"), ("vectors import", "x --lineage l"), ("demo", "")):
+        assert f"evergram {name} runs in one process, and WORLD_SIZE is 2" in evergram.refused(
+            f"{name} {rest}"
+        )
+    assert "--kept trains no model" in evergram.refused("upgrade x.toml --lineage l --kept")
+    for words in ("train x.toml --lineage l", "vectors align x.npy y.npy --lineage l"):
+        assert "WORLD_SIZE" not in evergram.refused(words)
+    assert evergram("--help").code == 0
 
 
 def test_an_error_says_that_its_process_is_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

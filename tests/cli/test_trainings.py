@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import Command
 
 import evergram
-from evergram.cli.reproduce import checkout
+from evergram.cli.models import checkout
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.training.fit import fit_encoder

@@ -23,7 +23,7 @@ from tests.support.forging import forge
 from tests.support.postgres_server import postgres
 from tests.support.serving_process import PATIENCE, newest_vectors, serving
 
-from evergram.evaluation.probes.probe_process import ProbeProcess
+from evergram.evaluation.probe_process import ProbeProcess
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
@@ -171,11 +171,14 @@ def test_a_forged_side_is_read_nowhere(
 
 
 def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
-    """Let the process of every probe be killed while it is at work."""
+    """Let the process of every probe be killed when it is asked."""
+    Path("python").write_text("#!/bin/sh\nkill -SEGV $$\n")
+    Path("python").chmod(0o755)
 
     def killed(process: ProbeProcess, *arguments: Any) -> Any:
-        os.kill(process._process.pid, signal.SIGSEGV)
-        return at(process, *arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(Path("python").absolute()))
+            return at(process, *arguments)
 
     monkeypatch.setattr(ProbeProcess, at.__name__, killed)
 

@@ -17,7 +17,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
 from evergram.data.prepared.prepare import PrepareSettings, prepare
 from evergram.errors import DataError
-from evergram.evaluation.judged.judged_metrics import JudgedQueries
+from evergram.evaluation.judged import JudgedQueries
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import math
 from fractions import Fraction
@@ -15,18 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import read_judgements, read_texts
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import bootstrap, mean_bound, paired_bootstrap
-
-
-def test_texts_come_in_order_with_their_titles(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"_id": "b", "title": "T", "text": "x y"}\n\n{"_id": "a", "text": "z"}\n')
-    assert list(read_texts(path).items()) == [("b", "T x y"), ("a", "z")]
-    with gzip.open(tmp_path / "queries.jsonl.gz", "wt") as file:
-        file.write('{"_id": "1", "text": "q"}\n')
-    assert read_texts(tmp_path / "queries.jsonl") == {"1": "q"}
+from evergram.evaluation.judged import (
+    JudgedQueries,
+    bootstrap,
+    judged_metrics,
+    mean_bound,
+    paired_bootstrap,
+    read_judgements,
+)
 
 
 def test_judgements_of_beir_and_of_trec_are_the_same(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from evergram.data.split import RowPairs
 from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import ranking as module
 from evergram.evaluation import score_blocks
-from evergram.evaluation.auc import roc_auc
+from evergram.evaluation.probes import roc_auc
 from evergram.evaluation.ranking import (
     NOT_FINITE,
     Relevance,

@@ -1,4 +1,4 @@
-"""Blocks of scores, neighbours, ranks by strata, an index and samples, beside counts and sorts."""
+"""Blocks of scores, neighbours, ranks by strata and samples, beside counts and sorts."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.optional import need
 from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor
 
-from evergram.errors import DataError, ShapeError
-from evergram.evaluation import breakdown, score_blocks
+from evergram.evaluation import score_blocks
 from evergram.evaluation.breakdown import (
-    UNRANKED,
     metric_of_ranks,
     nearest_neighbours,
     owners,
     popularity_strata,
     recall_by_pairs,
     recall_by_popularity,
-    target_ranks,
 )
-from evergram.evaluation.large_catalogues import candidate_index
-from evergram.evaluation.large_catalogues.candidate_index import (
-    CandidateIndex,
-    IndexKind,
-    index_metrics,
-)
-from evergram.evaluation.large_catalogues.metric_sample import (
+from evergram.evaluation.metric_sample import (
     NORMAL,
     MetricSample,
     sample_queries,
 )
-from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
+from evergram.evaluation.ranking import (
+    UNRANKED,
+    Relevance,
+    query_metrics,
+    rank_metrics,
+    target_ranks,
+)
 from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates, largest_scores
 
 sizes = st.integers(1, 30)
@@ -115,7 +111,7 @@ def test_they_are_the_first_of_a_sorted_row(
 def test_neighbours_are_those_of_all_cosines(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breakdown, "ROWS", 7)
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", 256)
     vectors = torch.randn(50, 4, generator=generator)
     rows = torch.tensor([3, 49, 20])
     wide = vectors.double()
@@ -202,77 +198,6 @@ def test_recall_by_pairs_is_the_mean_over_the_queries_of_a_stratum() -> None:
         ("2 to 4", 2, 2, 0.75),
         ("100 and more", 1, 1, 0.0),
     ]
-
-
-need("faiss")
-NAMES = ["recall@5", "ndcg@10", "map@10"]
-KINDS: list[IndexKind] = ["hnsw", "ivf"]
-
-
-@pytest.fixture(scope="module")
-def case() -> tuple[Tensor, Tensor, Relevance]:
-    draw = torch.Generator().manual_seed(0)
-    centres = torch.randn(20, 8, generator=draw)
-    candidate = centres[torch.randint(20, (2000,), generator=draw)]
-    candidate = candidate + 0.5 * torch.randn(2000, 8, generator=draw)
-    query = candidate[:300] + 0.3 * torch.randn(300, 8, generator=draw)
-    rows = torch.arange(300)
-    held = torch.cat([rows, torch.randint(2000, (300,), generator=draw)])
-    held[310] = -1
-    seen_of = torch.randint(300, (5000,), generator=draw)
-    seen = torch.randint(2000, (5000,), generator=draw)
-    return query, candidate, Relevance.of(rows.repeat(2), held, seen_of, seen)
-
-
-def test_an_index_that_looks_at_everything_ranks_exactly(
-    case: tuple[Tensor, Tensor, Relevance], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query, candidate, relevance = case
-    monkeypatch.setattr(candidate_index, "RECALL", 1.0)
-    monkeypatch.setattr(candidate_index, "PLACES", 3000)
-    index = CandidateIndex(candidate, "ivf")
-    exact = query_metrics(query, candidate, relevance, NAMES)
-    monkeypatch.setattr(index, "_search", lambda q, k, effort: (q @ candidate.T).topk(k))
-    values = index_metrics(query, relevance, index, NAMES)
-    for name in NAMES:
-        assert torch.allclose(values[name], exact[name], atol=1e-12), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_metrics_by_an_index_are_as_near_as_its_recall(
-    case: tuple[Tensor, Tensor, Relevance], kind: IndexKind
-) -> None:
-    query, candidate, relevance = case
-    index = CandidateIndex(candidate, kind)
-    values = index_metrics(query, relevance, index, NAMES)
-    assert index.measured is not None
-    assert 0.95 <= index.measured.recall <= 1
-    assert (index.measured.k, index.measured.queries) == (10, 300)
-    # The recall again, by lists of its own.
-    _, places = index.search(query[relevance.queries], 10)
-    truth = (query[relevance.queries] @ candidate.T).topk(10).indices
-    share = sum(len(set(a) & set(b)) for a, b in zip(places.tolist(), truth.tolist(), strict=True))
-    assert share / truth.numel() == pytest.approx(index.measured.recall, abs=0.01)
-    exact = query_metrics(query, candidate, relevance, NAMES)
-    for name in NAMES:
-        assert float(values[name].mean()) == pytest.approx(float(exact[name].mean()), abs=0.05)
-
-
-def test_an_index_that_was_not_measured_is_never_used(
-    case: tuple[Tensor, Tensor, Relevance], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query, candidate, relevance = case
-    index = CandidateIndex(candidate, "ivf")
-    with pytest.raises(DataError, match="was not measured"):
-        index.search(query, 3)
-    with pytest.raises(DataError, match="there are 0"):
-        index.measure(query[:0], 3)
-    monkeypatch.setattr(candidate_index, "RECALL", 1.1)
-    with pytest.raises(DataError, match="110% are needed"):
-        index_metrics(query, relevance, index)
-    assert index.measured is None
-    with pytest.raises(ShapeError, match="dim 3"):
-        index_metrics(torch.ones(2, 3), relevance, index)
 
 
 QUERIES, DRAWN, TRIALS = 900, 300, 400

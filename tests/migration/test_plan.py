@@ -19,8 +19,7 @@ from tests.support.two_models import QUERIES, TEXTS, by_two_models
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged import JudgedQueries, Judgements, judged_metrics
 from evergram.migration.migration_plan import Situation, decide, plan_migration
 from evergram.migration.ways import MigrationVectors, Similarity, WaySettings, measure_ways
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings

@@ -29,8 +29,7 @@ from evergram.errors import (
     LineageError,
     RecipeError,
 )
-from evergram.evaluation.probes.probe_models import load_probe_model
-from evergram.evaluation.probes.probe_program import measure
+from evergram.evaluation.probes import load_probe_model, measure
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage

@@ -25,7 +25,7 @@ from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.evaluation.breakdown import Stratum
 from evergram.evaluation.ranking import query_metrics
 from evergram.lineage.lineage import Lineage, PairHistory
-from evergram.releasing.evaluate import Ranking, evaluate
+from evergram.releasing.evaluate import evaluate
 from evergram.releasing.past_versions import (
     PastReading,
     StoredModel,
@@ -412,18 +412,13 @@ def test_objects_without_a_stored_vector_are_counted_and_change_no_metric(tmp_pa
         evaluate(recipe, lineage, corpus=corpus_of())
 
 
-def test_a_sample_and_an_index_say_so(tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
+def test_a_sample_says_so(tmp_path: Path) -> None:
     lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe()
     whole = evaluate(recipe, lineage)
     assert set(whole) == {"model", "popularity"}
-    assert evaluate(recipe, lineage, ranking=Ranking(10**6)) == whole
-    part = evaluate(recipe, lineage, ranking=Ranking(4))
+    assert evaluate(recipe, lineage, queries=10**6) == whole
+    part = evaluate(recipe, lineage, queries=4)
     assert part["sampled"]["queries"] == 4 < part["sampled"]["of"]
-    by_index = evaluate(recipe, lineage, ranking=Ranking(index="ivf"))
-    assert set(by_index) == {"model", "popularity", "index"}
-    assert 0.95 <= by_index["index"]["recall"] <= 1
-    assert by_index["popularity"] == pytest.approx(whole["popularity"])
 
 
 def test_the_device_ranks_a_sample_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,6 +433,6 @@ def test_the_device_ranks_a_sample_too(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         sys.modules[evaluate.__module__], "pick_device", lambda name: torch.device(name)
     )
-    evaluate(recipe, lineage, device="meta", ranking=Ranking(4))
+    evaluate(recipe, lineage, device="meta", queries=4)
     # Popularity is of one dim: it is not worth a copy.
     assert devices == [torch.device("meta"), None]

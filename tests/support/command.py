@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from evergram.cli import main
-from evergram.cli.words import options_of, parser
+from evergram.cli.app import options_of, parser
 
 # Starts the command; its arguments follow.
 PROGRAM = "from evergram.cli import main; main()"

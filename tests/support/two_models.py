@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.evaluation.judged.beir_files import Judgements
+from evergram.evaluation.judged import Judgements
 from evergram.migration.ways import MigrationVectors, unit
 from evergram.stores.rows import Floats, Hits
 

@@ -32,7 +32,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import Schema
 from evergram.evaluation import ranking
-from evergram.evaluation.large_catalogues.metric_sample import MetricSample
+from evergram.evaluation.metric_sample import MetricSample
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.releasing.upgrade import train
 from evergram.training import fit

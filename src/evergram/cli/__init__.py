@@ -1,8 +1,8 @@
 """The command `evergram`: parse, call, print. Nothing is decided here.
 
-`app` has the groups and the order of the help, `words` the parser,
-`options` what several commands share, `printing` results as a table or JSON, and `failures` the
-sentence and the exit code of each error. The other files have the commands.
+`app` has the groups, the order of the help and how a command is declared, `options` what several
+commands share, `printing` results as a table or JSON, and `failures` the sentence and the exit code
+of each error. The other files have the commands.
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.
@@ -12,18 +12,9 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import (
-    consumers,
-    interactions,
-    lineages,
-    models,
-    reproduce,
-    serve,
-    stores,
-    texts,
-    vectors,
-)
+from evergram.cli import interactions, lineages, models, serve, stores, texts, vectors
 from evergram.cli.app import app as app
+from evergram.cli.app import log_format_of, parser, with_json_first
 from evergram.cli.failures import (
     INTERRUPTED,
     REFUSED,
@@ -32,16 +23,14 @@ from evergram.cli.failures import (
     sentence_and_code,
     warnings_on_stderr,
 )
-from evergram.cli.options import refuse_unshared
-from evergram.cli.words import log_format_of, parser, with_json_first
 from evergram.collectives import is_first_process
+from evergram.errors import reason_and_remedy
 from evergram.log_lines import set_log_format, write_line
-from evergram.system_errors import reason_and_remedy
 
 __all__ = ["main"]
 
 # The files whose import adds their commands to the app.
-_COMMANDS = (consumers, interactions, lineages, models, reproduce, serve, stores, vectors, texts)
+_COMMANDS = (interactions, lineages, models, serve, stores, texts, vectors)
 
 
 def main() -> None:
@@ -61,7 +50,6 @@ def _exit_code() -> int:
     try:
         arguments = with_json_first(sys.argv[1:])
         set_log_format(log_format_of(arguments))
-        refuse_unshared(arguments)
         with warnings_on_stderr():
             code: int = parser()(args=arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:

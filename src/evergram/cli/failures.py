@@ -21,12 +21,11 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from evergram.cli.words import command_at, options_of
+from evergram.cli.app import commands_of, options_of
 from evergram.collectives import is_first_process
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import EvergramError
+from evergram.errors import EvergramError, reason_and_remedy
 from evergram.log_lines import LineFormatter, LogFormat, line_of, log_format
-from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
 # Bad input or something impossible; an error that nobody foresaw, as in BSD's sysexits.h; Ctrl-C.
@@ -58,9 +57,8 @@ def warnings_on_stderr() -> Iterator[None]:
     logger = logging.getLogger(None if as_json else "evergram")
     handler = _WarningPrinter(logging.WARNING)
     handler.setFormatter(LineFormatter("warning: %(message)s", "warning"))
-    words = sys.argv[1:]
-    place = command_at(words)
-    if (place is None or words[place] != "serve") and is_first_process():
+    serves = [each.name for each in commands_of(sys.argv[1:])][1:] == ["serve"]
+    if is_first_process() and not serves:
         logger.addHandler(handler)
         logging.captureWarnings(as_json)
     try:
@@ -121,24 +119,18 @@ def _usage(error: Any) -> str:
         # Rich has printed it already, and the message is then empty.
         sys.stdout.write(error.format_message())
         return ""
-    # Its own guess, in brackets, is replaced by ours.
-    text = getattr(error, "message", "") if hasattr(error, "possibilities") else ""
-    problem = " ".join((text or error.format_message()).split()).rstrip(".")
+    problem = " ".join(error.format_message().split()).rstrip(".")
+    if hasattr(error, "possibilities") and context is not None:  # of an option that is unknown
+        known = [o for each in context.command.params for o in each.opts if o.startswith("--")]
+        # Its own guesses, in brackets, are replaced by ours.
+        problem = problem.partition(" (Possible options")[0] + did_you_mean(
+            error.option_name, known
+        )
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
     command = "evergram" if context is None else context.command_path
-    return f"{problem}{_meant(error, problem)}; '{command} --help' says what there is."
-
-
-def _meant(error: Any, problem: str) -> str:
-    """Return the option, or the value of one, that was probably meant."""
-    if (name := getattr(error, "option_name", None)) and "No such option" in problem:
-        parameters = error.ctx.command.get_params(error.ctx) if error.ctx is not None else ()
-        return did_you_mean(name, [o for p in parameters for o in p.opts if o.startswith("--")])
-    if choice := re.search(r"'([^']*)' is not one of (.*)$", problem):
-        return did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
-    return ""
+    return f"{problem}; '{command} --help' says what there is."
 
 
 def without_passwords(text: str) -> str:
@@ -148,17 +140,11 @@ def without_passwords(text: str) -> str:
 
 def _memory(text: str) -> str:
     """Return a sentence on a lack of memory, with the size that the error's text names."""
-    wanted = _BYTES.search(text)
-    how_much = "more memory than there is"
-    if wanted is not None:
+    size = "more memory than there is"
+    if (wanted := _BYTES.search(text)) is not None:
         size = wanted[1].rstrip(",. ")
-        digits = size.removesuffix("bytes").replace(",", "").strip()
-        if digits.isdigit():
-            size = f"{int(digits):,} bytes"
-        how_much = f"{size} of memory at once, and there is not so much"
-    return (
-        f"This needs {how_much}; make what is large smaller: model.dim, batch sizes, or the data."
-    )
+        size += " at once" if size[-1].isalpha() else " bytes at once"
+    return f"This needs {size}; make what is large smaller: model.dim, batch sizes, or the data."
 
 
 def _log(error: Exception) -> str:

@@ -5,56 +5,35 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from evergram.cli.app import app
-from evergram.cli.options import (
-    DropBadRows,
-    Force,
-    Weights,
-    columns_by_role,
-    new_progress,
-    refuse_idle,
-    weights_of,
-)
+from evergram.cli.options import columns_by_role, command, described, new_progress, weights_of
 from evergram.cli.printing import show
 from evergram.errors import DataError
 
 
-@app.command(
-    epilog="Example: evergram init clicks.csv --column query=user_id --column candidate=page"
+@command(
+    "init",
+    "clicks.csv --column query=user_id --column candidate=page",
+    path=(
+        "PATH | Interactions: .parquet, .arrow, .feather, .csv, .tsv (also .gz), lines of ids "
+        "(.txt), a prepared folder, or MovieLens."
+    ),
+    out="RECIPE.toml | The recipe to write.",
+    column=(
+        "ROLE=NAME | The file's column of the query, candidate, value, time or weight; repeatable "
+        "(default: by their names)."
+    ),
+    kind="KIND | What PATH is, as data.kind of a recipe (default: told by PATH).",
 )
 def init(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="Interactions: .parquet, .arrow, .feather, .csv, .tsv (also .gz), lines of ids "
-            "(.txt), a prepared folder, or MovieLens.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="RECIPE.toml", help="The recipe to write.")] = Path(
-        "recipe.toml"
-    ),
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=NAME",
-            help="The file's column of the query, candidate, value, time or weight; repeatable "
-            "(default: by their names).",
-        ),
-    ] = None,
-    weight: Weights = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND", help="What PATH is, as data.kind of a recipe (default: told by PATH)."
-        ),
-    ] = None,
-    drop_bad_rows: DropBadRows = False,
-    force: Force = False,
+    path: Path,
+    *,
+    out: Path = Path("recipe.toml"),
+    column: list[str] | None = None,
+    weight: list[str] | None = None,
+    kind: str | None = None,
+    drop_bad_rows: bool = False,
+    force: bool = False,
 ) -> None:
     """Look at a file of interactions, and write a commented recipe that fits its size.
 
@@ -90,85 +69,53 @@ def init(
     )
 
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(metavar="SOURCE...", help="Files, folders, globs or addresses (s3://…)."),
-]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")]
-Kind = Annotated[
-    str, typer.Option(help="What the source is: table, or another kind of \\[data] in a recipe.")
-]
-Column = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ROLE=NAME", help="The files' column of a role, as in query=user_id; repeatable."
-    ),
-]
-QueryFeatures = Annotated[
-    list[str] | None, typer.Option(metavar="PATH", help="Table of features of queries; repeatable.")
-]
-CandidateFeatures = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATH", help="Table of features of candidates; repeatable."),
-]
-SharedIds = Annotated[
-    bool, typer.Option("--shared-ids", help="Query and candidate ids name the same things.")
-]
-Unique = Annotated[
-    bool, typer.Option("--unique", help="Keep the first interaction of each pair alone.")
-]
-Core = Annotated[
-    int,
-    typer.Option(
-        metavar="K", help="Keep queries and candidates with at least K interactions each."
-    ),
-]
-MinimumValue = Annotated[
-    float | None, typer.Option(help="Leave out interactions of a smaller value.")
-]
-Append = Annotated[
-    bool, typer.Option("--append", help="Add the interactions to OUT, as a new part.")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.")]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Most memory that the engine takes, such as 2GiB.",
+@command(
+    "prepare",
+    "clicks/*.parquet corpus --column query=user_id --column candidate=page",
+    sources="SOURCE... | Files, folders, globs or addresses (s3://…).",
+    out="OUT | Folder to write.",
+    kind="What the source is: table, or another kind of \\[data] in a recipe.",
+    column="ROLE=NAME | The files' column of a role, as in query=user_id; repeatable.",
+    query_features="PATH | Table of features of queries; repeatable.",
+    candidate_features="PATH | Table of features of candidates; repeatable.",
+    shared_ids="Query and candidate ids name the same things.",
+    unique="Keep the first interaction of each pair alone.",
+    k_core="K | Keep queries and candidates with at least K interactions each.",
+    minimum_value="Leave out interactions of a smaller value.",
+    append="Add the interactions to OUT, as a new part.",
+    overwrite="Replace what is in OUT.",
+    memory=described(
+        "SIZE | Most memory that the engine takes, such as 2GiB.",
         show_default="a quarter, at most 2GiB",
     ),
-]
-
-
-@app.command(
-    epilog="Example: evergram prepare clicks/*.parquet corpus --column query=user_id --column "
-    "candidate=page"
 )
 def prepare(
-    context: typer.Context,
-    sources: Sources,
-    out: Out,
-    kind: Kind = "table",
-    column: Column = None,
-    weight: Weights = None,
-    query_features: QueryFeatures = None,
-    candidate_features: CandidateFeatures = None,
-    shared_ids: SharedIds = False,
-    unique: Unique = False,
-    k_core: Core = 0,
-    minimum_value: MinimumValue = None,
-    drop_bad_rows: DropBadRows = False,
-    append: Append = False,
-    overwrite: Overwrite = False,
-    memory: Memory = None,
+    sources: list[str],
+    out: Path,
+    *,
+    kind: str = "table",
+    column: list[str] | None = None,
+    weight: list[str] | None = None,
+    query_features: list[str] | None = None,
+    candidate_features: list[str] | None = None,
+    shared_ids: bool = False,
+    unique: bool = False,
+    k_core: int = 0,
+    minimum_value: float | None = None,
+    drop_bad_rows: bool = False,
+    append: bool = False,
+    overwrite: bool = False,
+    memory: str | None = None,
 ) -> None:
     """Write interactions of any size to a folder that training reads piece by piece."""
     from evergram.data.prepared.prepare import PrepareSettings
     from evergram.data.prepared.prepare import prepare as prepare_corpus
 
-    if kind != "table":
-        for option in ("column", "weight"):
-            refuse_idle(context, [option], f"names columns of a table, and the kind is {kind}")
+    for option, given in (("column", column), ("weight", weight)):
+        if given and kind != "table":
+            raise DataError(
+                f"--{option} names columns of a table, and the kind is {kind}; leave it out."
+            )
     settings = PrepareSettings(
         columns=columns_by_role(column),
         weights=weights_of(weight),
@@ -182,12 +129,8 @@ def prepare(
         memory=memory,
         kind=kind,
     )
+    progress = new_progress().say
     summary = prepare_corpus(
-        list(sources),
-        out,
-        settings,
-        append=append,
-        overwrite=overwrite,
-        progress=new_progress().say,
+        sources, out, settings, append=append, overwrite=overwrite, progress=progress
     )
     show(asdict(summary), str(summary))

@@ -1,124 +1,102 @@
-"""The commands of `evergram lineage`: its versions, and which of them may be read."""
+"""The commands of `evergram lineage` and `evergram consumer`: versions, and who reads them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from evergram.cli.app import is_json, lineage_commands
-from evergram.cli.options import (
-    LineageFolder,
-)
-from evergram.cli.printing import (
-    dump,
-    number,
-    paragraph,
-    print_warnings,
-    show,
-    table,
-)
-from evergram.errors import LineageError
+from evergram.cli.options import Description, command, described, open_lineage
+from evergram.cli.printing import Grid, number, paragraph, probes_table, show
+from evergram.errors import DataError, LineageError
 from evergram.log_lines import write_line
 
 if TYPE_CHECKING:
+    from evergram.lineage.consumers import Consumer, ConsumerRegistry, Probe, Threshold
     from evergram.lineage.diagnosis import Reading
     from evergram.lineage.lineage import Lineage
 
+Record = TypeVar("Record", "Probe", "Threshold")
 
-@lineage_commands.command("list", epilog="Example: evergram lineage list lineages/shop")
-def list_versions(lineage: LineageFolder) -> None:
+
+@command("lineage list", "lineages/shop")
+def list_versions(lineage: str) -> None:
     """List the versions of a lineage: dims, metric, labels, and which is in production."""
     from evergram.lineage.diagnosis import version_warnings
-    from evergram.lineage.lineage import Lineage
 
-    opened = Lineage.open(lineage)
-    warnings = version_warnings(opened)
-    rows = [
-        {
-            "version": m.version,
-            "name": m.name,
-            "dim": m.dim,
-            "created": m.created,
-            "encoder": "file" if m.encoder is None else m.encoder.kind,
-            "fingerprint": m.fingerprint,
-            "labels": sorted(k for k, n in opened.labels.items() if n == m.version),
-            "production": m.version == opened.production,
-            "retired": m.version in opened.retired,
-            "held": m.version in opened.versions_with_embeddings,
-            "metrics": opened.metrics(m.version).get("metrics", {}),
-            **_sample_of(opened.metrics(m.version)),
-            "warnings": warnings[m.version],
-        }
-        for m in opened.versions
-    ]
-    checked = [*opened.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
-    if is_json():
-        facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
-        withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
-        dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
-        return
-    metric = _metric(opened.versions[-1].recipe, _measured(rows[-1])) if rows else None
-    header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
-    lines = [
-        [
-            str(r["version"]),
-            str(r["dim"]),
-            r["created"][:10],
-            *([_with_error(r, metric)] if metric else []),
-            r["fingerprint"].removeprefix("sha256:")[:_SHORT],
-            ", ".join([*r["labels"], *(s for s in ("production", "retired") if r[s])]),
-        ]
-        for r in rows
-    ]
-    table(f"{opened.name}, in {lineage}", header, lines)
-    print_warnings(warnings)
-    for n, w in opened.withdrawn.items():
-        sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+    opened = open_lineage(lineage)
+    warnings, metrics = version_warnings(opened), {}
+    rows = []
+    for m in opened.versions:
+        measured = metrics[m.version] = opened.metrics(m.version)
+        rows.append(
+            {
+                "version": m.version,
+                "name": m.name,
+                "dim": m.dim,
+                "created": m.created,
+                "encoder": "file" if m.encoder is None else m.encoder.kind,
+                "fingerprint": m.fingerprint,
+                "labels": sorted(k for k, n in opened.labels.items() if n == m.version),
+                "production": m.version == opened.production,
+                "retired": m.version in opened.retired,
+                "held": m.version in opened.versions_with_embeddings,
+                "metrics": measured.get("metrics", {}),
+                **({"sampled": measured["sampled"]} if "sampled" in measured else {}),
+                "warnings": warnings[m.version],
+            }
+        )
+    checked = [*opened.opened_files, *(f"versions/{n}/metrics.json" for n in metrics)]
+    withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
+    facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
+    show(
+        {**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked},
+        _versions_table(opened, lineage, rows),
+        *_sentences(warnings),
+        *(
+            f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}"
+            for n, w in opened.withdrawn.items()
+        ),
+    )
 
 
-def _measured(row: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of the model itself; none where its publisher stated none."""
-    measured: dict[str, float] = row["metrics"].get("model", {})
-    return measured
-
-
-def _sample_of(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return `sampled` of metrics of a sample of queries; nothing of others."""
-    return {"sampled": metrics["sampled"]} if "sampled" in metrics else {}
-
-
-def _with_error(row: dict[str, Any], metric: str) -> str:
-    """Return the model's metric, with ± its standard error if it is of a sample of queries."""
+def _versions_table(lineage: Lineage, shown: str, rows: list[dict[str, Any]]) -> Grid:
+    """Return a line for each version, with the metric that selected the newest, if it was measured,
+    else the first measured one; ± its standard error if it is of a sample of queries."""
     from evergram.lineage.diagnosis import standard_errors, with_error
 
-    error = standard_errors(row.get("sampled"), "model").get(metric)
-    return with_error(number(_measured(row).get(metric)), error)
+    measured = rows[-1]["metrics"].get("model", {}) if rows else {}
+    chosen = lineage.versions[-1].recipe.get("training", {}).get("metric") if rows else None
+    metric = chosen if chosen in measured else next(iter(measured), None)
+    lines = []
+    for r in rows:
+        error = standard_errors(r.get("sampled"), "model").get(metric or "")
+        value = number(r["metrics"].get("model", {}).get(metric))
+        labels = [*r["labels"], *(state for state in ("production", "retired") if r[state])]
+        lines.append(
+            [
+                *(str(r["version"]), str(r["dim"]), r["created"][:10]),
+                *([with_error(value, error)] if metric else []),
+                *(r["fingerprint"].removeprefix("sha256:")[:12], ", ".join(labels)),
+            ]
+        )
+    header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
+    return Grid(f"{lineage.name}, in {shown}", header, lines)
 
 
-def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
-    """Return the metric that selected the version, else the first measured one, else None."""
-    chosen = recipe.get("training", {}).get("metric")
-    return chosen if chosen in measured else next(iter(measured), None)
+def _sentences(warnings: dict[int, list[str]]) -> list[str]:
+    return [f"Version {version}: {each}" for version, listed in warnings.items() for each in listed]
 
 
-# Characters of a fingerprint in a table.
-_SHORT = 12
-
-
-@lineage_commands.command(epilog="Example: evergram lineage check lineages/shop --max-error 0.2")
-def check(
-    lineage: LineageFolder,
-    max_error: Annotated[
-        float | None,
-        typer.Option(min=0, help="Limit of the relative error of any past version."),
-    ] = None,
-    max_bound: Annotated[
-        float | None, typer.Option(min=0, help="Limit of the certificate's relative bound.")
-    ] = None,
-) -> None:
+@command(
+    "lineage check",
+    "lineages/shop --max-error 0.2",
+    max_error=described("Limit of the relative error of any past version.", min=0),
+    max_bound=described("Limit of the certificate's relative bound.", min=0),
+)
+def check(lineage: str, *, max_error: float | None = None, max_bound: float | None = None) -> None:
     """Show how well the newest version is read as every past one; exit code 1 past a limit.
 
     Every published file is compared with its hash first, and then transforms with canaries, stored
@@ -130,43 +108,37 @@ def check(
         past_limits,
         version_warnings,
     )
-    from evergram.lineage.lineage import Lineage
     from evergram.lineage.score_maps import threshold_counts
 
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     readings = diagnose_lineage(opened)
-    thresholds = threshold_counts(opened)
-    checked = opened.checked_files
-    wrong = contradictions(opened)
-    sentences = past_limits(readings, error=max_error, bound=max_bound)
-    if is_json():
-        rows = [r.as_json() for r in readings]
-        facts = {"lineage": str(lineage), "version": opened.newest}
-        warnings = {str(n): listed for n, listed in version_warnings(opened).items() if listed}
-        dump(
-            {
-                **facts,
-                "readings": rows,
-                "past_limits": sentences,
-                "contradictions": wrong,
-                "warnings": warnings,
-                "thresholds": [asdict(count) for count in thresholds],
-                "checked": checked,
-            }
-        )
-    else:
-        _print_readings(opened, readings)
-        for count in thresholds:
-            paragraph(count.sentence)
+    thresholds, checked = threshold_counts(opened), opened.checked_files
+    wrong, warnings = contradictions(opened), version_warnings(opened)
+    past = past_limits(readings, error=max_error, bound=max_bound)
+    show(
+        {
+            "lineage": str(lineage),
+            "version": opened.newest,
+            "readings": [r.as_json() for r in readings],
+            "past_limits": past,
+            "contradictions": wrong,
+            "warnings": {str(n): listed for n, listed in warnings.items() if listed},
+            "thresholds": [asdict(count) for count in thresholds],
+            "checked": checked,
+        },
+        *_readings(opened, readings),
+        *_sentences(warnings),
+        *(paragraph(count.sentence) for count in thresholds),
         paragraph(
             f"{len(checked)} files were compared with their hashes, all that are published: "
             f"{_described(opened, checked)}."
-        )
+        ),
+    )
     for sentence in wrong:
         write_line("contradiction", sentence, level="warning")
-    for sentence in sentences:
+    for sentence in past:
         write_line("past_limit", sentence, level="warning")
-    if sentences or wrong:
+    if past or wrong:
         sys.exit(1)
 
 
@@ -177,22 +149,31 @@ error: what --max-error compares: the error over the length of the vectors, on o
 alignment never saw, such as those that came after a consumer's version. unseen: how many canaries
 these are, and their cosine; where they are too few, error is the larger of on all and estimate.
 all: how many canaries there are in all, and on all: their error. estimate and bound: the
-certificate, of unseen objects; stretch: the amplification, which is the largest singular value.
-"""
+certificate, of unseen objects; stretch: the amplification, which is the largest singular value."""
 
 
-def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
-    """Print a line for each past version, and a sentence on each figure that is not known."""
-    from evergram.lineage.diagnosis import version_warnings
-
-    lines = [_reading_line(r) for r in readings]
-    table(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
-    sys.stdout.write(_EXPLANATION)
-    for reading in readings:
-        for what, why in reading.unknown.items():
+def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]:
+    """Yield a line for each past version, and a sentence on each figure that is not known."""
+    lines = []
+    for one in readings:
+        unseen, measured, certificate = one.unseen, one.measured, one.certificate
+        figures = [
+            unseen.cosine if unseen else None,
+            measured.relative if measured else None,
+            certificate.relative if certificate else None,
+            certificate.relative_bound if certificate else None,
+            one.amplification,
+        ]
+        cosine, *rest = map(number, figures)
+        counted = str(unseen.objects) if unseen else "–", cosine
+        every = str(measured.objects if measured else 0)
+        lines.append([str(one.version), number(one.error), *counted, every, *rest])
+    yield Grid(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
+    yield _EXPLANATION
+    for one in readings:
+        for what, why in one.unknown.items():
             what = "error on unseen objects" if what == "error" else what
-            sys.stdout.write(f"Version {reading.version}: its {what} is not known: {why}.\n")
-    print_warnings(version_warnings(lineage))
+            yield f"Version {one.version}: its {what} is not known: {why}."
 
 
 def _described(lineage: Lineage, checked: list[str]) -> str:
@@ -208,91 +189,56 @@ def _described(lineage: Lineage, checked: list[str]) -> str:
     return ", ".join(own)
 
 
-def _reading_line(reading: Reading) -> list[str]:
-    unseen, measured, certificate = reading.unseen, reading.measured, reading.certificate
-    return [
-        str(reading.version),
-        number(reading.error),
-        str(unseen.objects) if unseen else "–",
-        number(unseen.cosine if unseen else None),
-        str(measured.objects if measured else 0),
-        number(measured.relative if measured else None),
-        number(certificate.relative if certificate else None),
-        number(certificate.relative_bound if certificate else None),
-        number(reading.amplification),
-    ]
+_VERSION = "VERSION | A number, a label or 'newest'."
 
 
-_Version = Annotated[
-    str,
-    typer.Argument(
-        metavar="VERSION",
-        help="A number, a label or 'newest'.",
-        show_default=True,
-    ),
-]
-
-
-@lineage_commands.command(epilog="Example: evergram lineage label lineages/shop trusted v1")
-def label(
-    lineage: LineageFolder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
-    version: Annotated[
-        str | None,
-        typer.Argument(metavar="VERSION", help="A number, a label or 'newest'."),
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
-) -> None:
+@command(
+    "lineage label",
+    "lineages/shop trusted v1",
+    name="NAME | Name of the label.",
+    version=_VERSION,
+    remove="Remove the label.",
+)
+def label(lineage: str, name: str, version: str | None = None, *, remove: bool = False) -> None:
     """Set a label on a version, move it there, or remove it; `stable` marks production."""
-    from evergram.lineage.lineage import Lineage
-
     if remove == (version is not None):
         raise LineageError("Give the version to put the label on, or --remove and no version.")
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     if version is None:
         opened.unlabel(name)
     else:
         opened.label(name, version)
-    _print_labels(opened)
+    _show_labels(opened)
 
 
-@lineage_commands.command(epilog="Example: evergram lineage promote lineages/shop v1")
-def promote(lineage: LineageFolder, version: _Version = "newest") -> None:
+@command("lineage promote", "lineages/shop v1", version=_VERSION)
+def promote(lineage: str, version: str = "newest") -> None:
     """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
-    from evergram.lineage.lineage import Lineage
-
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     opened.promote(version)
-    _print_labels(opened)
+    _show_labels(opened)
 
 
-@lineage_commands.command(epilog="Example: evergram lineage withdraw lineages/shop --reason broken")
-def withdraw(
-    lineage: LineageFolder,
-    reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
-) -> None:
+@command("lineage withdraw", "lineages/shop --reason broken", reason="The reason, which is kept.")
+def withdraw(lineage: str, *, reason: str) -> None:
     """Withdraw the newest version, if no label and no consumer is on it.
 
     Its number is never used again.
     """
-    from evergram.lineage.lineage import Lineage
-
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     opened.withdraw(opened.newest, reason)
-    _print_labels(opened)
+    _show_labels(opened)
 
 
-@lineage_commands.command(epilog="Example: evergram lineage retire lineages/shop v0")
-def retire(lineage: LineageFolder, version: _Version) -> None:
+@command("lineage retire", "lineages/shop v0", version=_VERSION)
+def retire(lineage: str, version: str) -> None:
     """Make an old version unreadable, if no label and no consumer is on it."""
-    from evergram.lineage.lineage import Lineage
-
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     opened.retire(version)
-    _print_labels(opened)
+    _show_labels(opened)
 
 
-def _print_labels(lineage: Lineage) -> None:
+def _show_labels(lineage: Lineage) -> None:
     """Print the version of every label, and which versions may be read."""
     labels = ", ".join(f"{name}: {n}" for name, n in sorted(lineage.labels.items())) or "none"
     show(
@@ -309,3 +255,255 @@ def _print_labels(lineage: Lineage) -> None:
         f"Production: version {lineage.production}; newest: version {lineage.newest}; "
         f"labels: {labels}.",
     )
+
+
+_CONSUMER = "NAME | Name of the consumer."
+_PROBE: dict[str, Description] = {
+    "name": _CONSUMER,
+    "probe": (
+        "MODEL | The consumer's own model, to try every new version with: .onnx, or .safetensors "
+        "of a linear one."
+    ),
+    "data": "FILE | Parquet with the columns id and label, to measure it on.",
+    "metric": described("Measure of the probe: auc, accuracy or rmse.", show_default="auc"),
+    "limit": "The least auc or accuracy, or the largest rmse, that is good enough.",
+    "threshold": (
+        "[METRIC:]SCORE | Score, by cosine, ip or l2, from which on the consumer shows hits: "
+        "'vectors align' and 'lineage check' say how many pass it at a newer version."
+    ),
+}
+
+
+def _registry(lineage: str) -> ConsumerRegistry:
+    from evergram.lineage.consumers import ConsumerRegistry
+
+    return ConsumerRegistry.open(lineage)
+
+
+@command("consumer list", "lineages/shop")
+def list_consumers(lineage: str) -> None:
+    """List the consumers of a lineage, their versions, and their probes' last values."""
+    opened = open_lineage(lineage)
+    last = {}
+    if opened.versions:
+        last = {p["consumer"]: p for p in opened.metrics(opened.newest).get("probes", [])}
+    rows = [{**_facts(one), "last": last.get(one.name)} for one in _registry(lineage).list()]
+    header = ["name", "pinned", "may read", "since", "contact", "probe", "when added", "last"]
+    lines = [
+        [
+            *(row["name"], row["pinned"], ", ".join(row["allowed"]), row["since"]),
+            row["contact"] or "–",
+            row["probe"]["metric"] if row["probe"] else "–",
+            number(((row["probe"] or {}).get("baseline") or {}).get("value")),
+            number((row["last"] or {}).get("value")),
+        ]
+        for row in rows
+    ]
+    table = Grid(f"Consumers of {lineage}", header, lines)
+    show({"lineage": str(lineage), "consumers": rows}, table)
+
+
+@command(
+    "consumer add",
+    "lineages/shop ads --pin v0 --token",
+    **_PROBE,
+    pin="VERSION | Version that it reads: v0, or a label.",
+    allow="VERSION | Version that it may read too; repeatable.",
+    contact="Address for news of a broken probe.",
+    token="Issue a token for the service.",
+)
+def add(
+    lineage: str,
+    name: str,
+    *,
+    pin: str,
+    allow: list[str] | None = None,
+    contact: str | None = None,
+    token: bool = False,
+    probe: Path | None = None,
+    data: Path | None = None,
+    side: str | None = None,
+    metric: str | None = None,
+    limit: float | None = None,
+    threshold: str | None = None,
+) -> None:
+    """Register a consumer of a lineage, and the model that every new version is tried with."""
+    opened, registry = open_lineage(lineage), _registry(lineage)
+    added = registry.add(
+        name,
+        pin,
+        lambda version: open_lineage(lineage).resolve(version),
+        allowed=allow or (),
+        contact=contact,
+        probe=_measured(opened, pin, (probe, data), side=side, metric=metric, limit=limit),
+        threshold=_threshold(threshold),
+    )
+    _show_consumer(added, registry.issue_token(name) if token else None)
+
+
+@command(
+    "consumer pin",
+    "lineages/shop ads v1",
+    **_PROBE,
+    version="VERSION | Version to read from now on: v0, or a label.",
+    drop_probe="Leave the consumer without a probe.",
+)
+def pin(
+    lineage: str,
+    name: str,
+    version: str,
+    *,
+    probe: Path | None = None,
+    data: Path | None = None,
+    side: str | None = None,
+    metric: str | None = None,
+    limit: float | None = None,
+    drop_probe: bool = False,
+    threshold: str | None = None,
+) -> None:
+    """Move a consumer to another version, with the probe for that version."""
+    if drop_probe and (probe is not None or data is not None):
+        raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
+    opened = open_lineage(lineage)
+    moved = _registry(lineage).repin(
+        name,
+        version,
+        lambda version: open_lineage(lineage).resolve(version),
+        probe=_measured(opened, version, (probe, data), side=side, metric=metric, limit=limit),
+        drop_probe=drop_probe,
+        threshold=_threshold(threshold),
+    )
+    _show_consumer(moved)
+
+
+@command("consumer token", "lineages/shop ads", name=_CONSUMER)
+def token(lineage: str, name: str) -> None:
+    """Issue a consumer's token for the service; the token before it stops working."""
+    registry = _registry(lineage)
+    issued = registry.issue_token(name)
+    _show_consumer(registry.get(name), issued)
+
+
+@command("consumer remove", "lineages/shop ads", name=_CONSUMER)
+def remove(lineage: str, name: str) -> None:
+    """Remove a consumer, its probe and its token."""
+    _registry(lineage).remove(name)
+    show({"removed": name}, f"{name} is no consumer any more.")
+
+
+@command(
+    "consumer probe",
+    "lineages/shop",
+    name="[NAME] | Run one consumer's probe only.",
+)
+def run_probe(lineage: str, name: str | None = None) -> None:
+    """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""
+    from evergram.releasing.probes import run_probes
+
+    opened = open_lineage(lineage)
+    readings = run_probes(opened, names=None if name is None else [name])
+    if not readings:
+        who = f"No consumer of {lineage} has a probe" if name is None else f"{name} has no probe"
+        raise DataError(
+            f"{who}; 'evergram consumer add' or 'evergram consumer pin' with --probe gives one."
+        )
+    rows = [r.as_json() for r in readings]
+    show(
+        {"lineage": str(lineage), "version": opened.newest, "probes": rows},
+        probes_table(rows, f"Version {opened.newest} of {lineage}"),
+    )
+    for reading in readings:
+        if reading.broken:
+            write_line("past_limit", reading.sentence, level="warning", consumer=reading.consumer)
+    if any(r.broken for r in readings):
+        sys.exit(1)
+
+
+def _measured(
+    lineage: Lineage, pinned: str, files: tuple[Path | None, Path | None], **options: Any
+) -> Probe | None:
+    """Return the probe of a model and its data with its baseline; None if neither is given.
+
+    Args:
+        options: `side`, `metric` and `limit`.
+    Raises: DataError: an option is missing, makes no sense without a probe, or has a value that no
+        probe can have; or as `measured_probe`.
+    """
+    from evergram.lineage.consumers import Probe
+    from evergram.lineage.lineage import side_of
+    from evergram.releasing.probes import measured_probe
+
+    model, data = files
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if model is None and data is None and not given:
+        return None
+    if model is None or data is None:
+        raise DataError(
+            "A probe is a model and an evaluation file: give both --probe and --data"
+            f"{f', or leave {given[0]} out' if given else ''}."
+        )
+    metric = options["metric"] or "auc"
+    sides = lineage.manifest(lineage.production).embeddings
+    facts = {
+        "model": str(model),
+        "data": str(data),
+        "metric": metric,
+        "max" if metric == "rmse" else "min": options["limit"],
+        "side": side_of(sides, str(lineage.path), options["side"]),
+    }
+    return measured_probe(lineage, pinned, _validated(Probe, facts))
+
+
+def _threshold(text: str | None) -> Threshold | None:
+    """Return the threshold of the option. Raises: DataError: it cannot be one."""
+    from evergram.lineage.consumers import Threshold
+
+    if text is None:
+        return None
+    metric, _, score = text.rpartition(":")
+    try:
+        value = float(score)
+    except ValueError:
+        raise DataError(
+            f"--threshold is {text!r}; it is a score, or METRIC:SCORE, as in ip:12."
+        ) from None
+    return _validated(Threshold, {"value": value, "metric": metric or "cosine"})
+
+
+def _validated(kind: type[Record], facts: dict[str, Any]) -> Record:
+    """Return a probe or a threshold with these values. Raises: DataError: it cannot have them."""
+    from pydantic import ValidationError
+
+    from evergram.validation import sentence_of
+
+    try:
+        return kind.model_validate(facts)
+    except ValidationError as error:
+        what = f"The {kind.__name__.lower()} cannot be used"
+        raise DataError(f"{what}: {sentence_of(error, kind)}") from error
+
+
+def _facts(consumer: Consumer) -> dict[str, Any]:
+    """Return a consumer as JSON, with "token" for whether it has one."""
+    facts = consumer.model_dump(mode="json", exclude={"token_sha256"})
+    return {**facts, "token": consumer.token_sha256 is not None}
+
+
+def _show_consumer(consumer: Consumer, token: str | None = None) -> None:
+    """Print a consumer, the value of its probe, and its token where one was issued."""
+    may = ", ".join(consumer.allowed)
+    parts = [f"{consumer.name} reads {consumer.pinned} and may read {may}."]
+    if (limit := consumer.threshold) is not None:
+        parts.append(f"Its threshold: {limit.metric} of {limit.value:g}.")
+    if (probe := consumer.probe) is not None and (base := probe.baseline) is not None:
+        parts.append(
+            f"Its probe: {probe.metric} {base.value:.4f} on {base.objects} objects of version "
+            f"{base.version}."
+        )
+        least, most = probe.min, probe.max
+        if (least is not None and base.value < least) or (most is not None and base.value > most):
+            what = "That is past its limit already, so every upgrade will report it."
+            write_line("past_limit", what, level="warning", consumer=consumer.name)
+    if token is not None:
+        parts.append(f"Its token, which is not kept and not shown again: {token}")
+    show(_facts(consumer) | ({} if token is None else {"token": token}), *parts)

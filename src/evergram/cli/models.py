@@ -1,61 +1,49 @@
-"""Commands that train models, tune them and measure them."""
+"""Commands that train models, tune them and measure them, and that reproduce the papers."""
 
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from evergram.cli.app import app, is_json
+import evergram
 from evergram.cli.failures import INTERRUPTED
 from evergram.cli.options import (
-    AllowSmallOverlap,
-    As,
-    Board,
-    CheckpointEvery,
-    Device,
-    From,
-    Kept,
-    LineageFolder,
-    LineageOption,
-    MaxDegradation,
-    Minutes,
-    NoPromote,
-    RecipeFile,
-    Report,
-    Resume,
-    Set,
-    StrictProbes,
-    Thorough,
+    command,
+    described,
     load_recipe,
     new_progress,
-    refuse_shared_fit,
+    open_lineage,
     refuse_unread,
 )
-from evergram.cli.printing import dump, metrics_table, number, print_diagnosis, print_version, table
-from evergram.collectives import is_first_process
-from evergram.errors import DataError
+from evergram.cli.printing import Grid, metrics_table, number, print_version, show
+from evergram.collectives import is_first_process, process_count
+from evergram.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from evergram.releasing.demo import DemoVersion
+    from evergram.training.diagnose import Diagnosis
     from evergram.training.tuning.trials import Tuned
 
 
-@app.command(epilog="Example: evergram train recipe.toml --lineage lineages/shop")
+@command("train", "recipe.toml --lineage lineages/shop")
 def train(
-    recipe: RecipeFile,
-    lineage: LineageOption,
-    device: Device = "auto",
-    set_: Set = None,
-    thorough: Thorough = False,
-    minutes: Minutes = None,
-    tensorboard: Board = None,
-    checkpoint_every: CheckpointEvery = None,
-    resume: Resume = "auto",
-    report: Report = None,
+    recipe: Path,
+    *,
+    lineage: str,
+    device: str = "auto",
+    set_: list[str] | None = None,
+    thorough: bool = False,
+    minutes: float | None = None,
+    tensorboard: Path | None = None,
+    checkpoint_every: str | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    report: Path | None = None,
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
@@ -80,48 +68,56 @@ def train(
         report=report,
         minutes=minutes,
     )
-    return print_version(lineage, dict(artefact.metrics), report)
+    print_version(lineage, dict(artefact.metrics), report)
 
 
-@app.command(
-    epilog="Example: evergram upgrade recipe.toml --lineage lineages/shop --max-degradation 2"
+@command(
+    "upgrade",
+    "recipe.toml --lineage lineages/shop --max-degradation 2",
+    max_degradation=described(
+        "PERCENT | Publish only if neither the model nor a past version loses more of the metric.",
+        min=0,
+    ),
+    kept="Publish a model that was trained when another upgrade was published first; only its "
+    "transform is fitted.",
 )
 def upgrade(
-    recipe: RecipeFile,
-    lineage: LineageOption,
-    device: Device = "auto",
-    set_: Set = None,
-    thorough: Thorough = False,
-    minutes: Minutes = None,
-    tensorboard: Board = None,
-    max_degradation: MaxDegradation = None,
-    strict_probes: StrictProbes = False,
-    allow_small_overlap: AllowSmallOverlap = False,
-    no_promote: NoPromote = False,
-    checkpoint_every: CheckpointEvery = None,
-    resume: Resume = "auto",
-    kept: Kept = False,
-    report: Report = None,
+    recipe: Path,
+    *,
+    lineage: str,
+    device: str = "auto",
+    set_: list[str] | None = None,
+    thorough: bool = False,
+    minutes: float | None = None,
+    tensorboard: Path | None = None,
+    max_degradation: float | None = None,
+    strict_probes: bool = False,
+    allow_small_overlap: bool = False,
+    no_promote: bool = False,
+    checkpoint_every: str | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    kept: bool = False,
+    report: Path | None = None,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
-    from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
     from evergram.releasing.upgrade import upgrade as upgrade_version
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, resume=resume)
-    refuse_shared_fit(kept=kept)
+    if kept and process_count() > 1:
+        raise RecipeError(
+            "--kept trains no model, so there is nothing to share; do not use torchrun."
+        )
     chosen = load_recipe(recipe, set_, thorough=thorough)
-    opened = Lineage.open(lineage)
+    opened, small = open_lineage(lineage), allow_small_overlap
     if not is_first_process():
-        small = allow_small_overlap
         upgrade_version(chosen, opened, device=device, progress=False, allow_small_overlap=small)
         return
-    small, promote = allow_small_overlap, not no_promote
     published = release.upgrade_and_publish(
         chosen,
         opened,
-        release.ReleaseOptions(max_degradation, strict_probes, promote, small, kept),
+        release.ReleaseOptions(max_degradation, strict_probes, not no_promote, small, kept),
         device=device,
         progress=new_progress(),
         board=tensorboard,
@@ -129,24 +125,24 @@ def upgrade(
         report=report,
         minutes=minutes,
     )
-    return print_version(lineage, dict(published.metrics), report)
+    print_version(lineage, dict(published.metrics), report)
 
 
-@app.command(epilog="Example: evergram diagnose lineages/shop --out diagnosis.html")
+@command(
+    "diagnose",
+    "lineages/shop --out diagnosis.html",
+    out="FILE.html | Draw the result in this file.",
+    steps=described("Steps of training to repeat, of which 20 are measured.", min=2),
+    batch=described("Entities an estimator sees in a step (default: 128, 1024).", min=1),
+)
 def diagnose(
-    lineage: LineageFolder,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Draw the result in this file.")
-    ] = None,
-    steps: Annotated[
-        int, typer.Option(min=2, help="Steps of training to repeat, of which 20 are measured.")
-    ] = 200,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Entities an estimator sees in a step (default: 128, 1024)."),
-    ] = None,
-    device: Device = "auto",
-    set_: Set = None,
+    lineage: str,
+    *,
+    out: Path | None = None,
+    steps: int = 200,
+    batch: list[int] | None = None,
+    device: str = "auto",
+    set_: list[str] | None = None,
 ) -> None:
     """Measure the newest version's spectrum and scores, and the error of each Gramian estimator.
 
@@ -154,20 +150,18 @@ def diagnose(
     Gramian along them. Nothing is published.
     """
     from evergram.evaluation.reports.run_reports import write_diagnosis
-    from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
     from evergram.training.recipe.recipe import refuse_unknown_kinds
 
     if out is not None and out.suffix != ".html":
         raise DataError(f"--out {out} must end in .html.")
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade"))
     values = opened.recipe(opened.newest)
     refuse_unknown_kinds(values, f"version {opened.newest} of {lineage}")
-    recipe = Recipe.stored(values, set_ or [])
     diagnosis = diagnose_version(
-        recipe,
+        Recipe.stored(values, set_ or []),
         opened,
         steps=steps,
         every=max(1, steps // 20),
@@ -179,24 +173,48 @@ def diagnose(
     if out is not None:
         errors = facts["steps"], facts["gramian_errors"], facts["gradient_errors"]
         write_diagnosis(out, diagnosis.histograms, *errors)
-    if is_json():
-        dump({"lineage": str(lineage), **facts})
+    plots = [] if out is None else [f"Plots: {out}"]
+    show({"lineage": str(lineage), **facts}, *diagnosis_parts(diagnosis, steps), *plots)
+
+
+def diagnosis_parts(diagnosis: Diagnosis, steps: int) -> Iterator[str | Grid]:
+    """Yield the spectrum of each side, the scores, and the error of each estimator."""
+    from evergram.training.monitors.gramian_tracking import OWN
+
+    yield Grid(
+        f"Version {diagnosis.version}",
+        ["", *next(iter(diagnosis.sides.values()))],
+        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
+    )
+    scores, tracking = diagnosis.histograms, diagnosis.tracking
+    yield (
+        f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
+        f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time."
+    )
+    if tracking is None:
+        yield diagnosis.left_out
         return
-    print_diagnosis(diagnosis, steps)
-    if out is not None:
-        sys.stdout.write(f"Plots: {out}\n")
+    gramian, gradient = diagnosis.gramian_error, diagnosis.gradient_error
+    own = {OWN: diagnosis.own}
+    yield Grid(
+        f"Errors over the second half of {steps} steps{tracking.sampling}",
+        ["estimator", "Gramian", "gradient"],
+        [[own.get(name, name), str(gramian[name]), str(gradient[name])] for name in gramian],
+    )
 
 
-@app.command(epilog="Example: evergram demo --out demo")
+@command(
+    "demo",
+    "--out demo",
+    out="Folder for the lineage and the report.",
+    data="MovieLens, a folder or zip (default: synthetic).",
+)
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the lineage and the report.")] = Path(
-        "demo"
-    ),
-    data: Annotated[
-        Path | None, typer.Option(help="MovieLens, a folder or zip (default: synthetic).")
-    ] = None,
-    device: Device = "auto",
-    set_: Set = None,
+    *,
+    out: Path = Path("demo"),
+    data: Path | None = None,
+    device: str = "auto",
+    set_: list[str] | None = None,
 ) -> None:
     """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
     from evergram.evaluation.reports.run_reports import write_demo
@@ -204,15 +222,13 @@ def demo(
     from evergram.releasing.demo import demo_recipe, run_demo
 
     recipe = demo_recipe(data, set_ or [])
-    lineage = Lineage.create(out / "lineage", recipe.name)
+    lineage, metric = Lineage.create(out / "lineage", recipe.name), recipe.training.metric
     versions = run_demo(recipe, lineage, device=device, progress=new_progress())
     rows = [version.as_json() for version in versions]
-    report = write_demo(out / "report.html", rows, recipe.training.metric)
-    if is_json():
-        dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
-        return
-    _print_demo(versions, recipe.training.metric)
-    sys.stdout.write(f"Report: {report}\n")
+    report = write_demo(out / "report.html", rows, metric)
+    facts = {"versions": rows, "report": str(report), "lineage": str(lineage.path)}
+    explained = _DEMO_EXPLAINED.format(metric=metric)
+    show(facts, _demo_table(versions, metric), explained, f"Report: {report}")
 
 
 _DEMO_EXPLAINED = """\
@@ -221,49 +237,43 @@ compare it with the same model trained alone, without a way back, and with popul
 A classifier of another team was trained once, on version 0, and never changed.
 AUC chain: it reads each version through the maps back to version 0; 0.5 is a guess.
 AUC raw: it is given each version's vectors as they are, cut or filled to its length.
-drift: distance from version 0's vectors after the chain, as a share of their length.
-"""
+drift: distance from version 0's vectors after the chain, as a share of their length."""
 
 
-def _print_demo(versions: list[DemoVersion], metric: str) -> None:
-    """Print a line for each version: how well it ranks, and what the consumer keeps."""
+def _demo_table(versions: list[DemoVersion], metric: str) -> Grid:
+    """Return a line for each version: how well it ranks, and what the consumer keeps."""
     lines = [
         [
-            str(v.version),
-            str(v.dim),
+            *(str(v.version), str(v.dim)),
             *(number(v.metrics.get(k, {}).get(metric)) for k in ("model", "alone", "popularity")),
-            number(v.consumer_chain),
-            number(v.consumer_raw),
-            number(v.drift),
+            *(number(value) for value in (v.consumer_chain, v.consumer_raw, v.drift)),
         ]
         for v in versions
     ]
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
-    table("A consumer built on version 0", header, lines)
-    sys.stdout.write(_DEMO_EXPLAINED.format(metric=metric))
+    return Grid("A consumer built on version 0", header, lines)
 
 
-@app.command(
-    epilog="Example: evergram tune recipe.toml --out trials --over model.dim=16,32,64 --over "
-    "task.penalty=log:1..100"
+@command(
+    "tune",
+    "recipe.toml --out trials --over model.dim=16,32,64 --over task.penalty=log:1..100",
+    out="FOLDER | Folder for trials and best.toml.",
+    over=(
+        "KEY=VALUES | Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; "
+        "default: by task)."
+    ),
+    trials="Trials in all, those in FOLDER included.",
+    minutes="End after so many minutes (default: no limit).",
 )
 def tune(
-    recipe: RecipeFile,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
-            "by task).",
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,
-    minutes: Annotated[
-        float | None, typer.Option(help="End after so many minutes (default: no limit).")
-    ] = None,
-    device: Device = "auto",
-    set_: Set = None,
+    recipe: Path,
+    *,
+    out: Path,
+    over: list[str] | None = None,
+    trials: int = 20,
+    minutes: float | None = None,
+    device: str = "auto",
+    set_: list[str] | None = None,
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
     from evergram.evaluation.reports.run_reports import write_tuning
@@ -271,117 +281,155 @@ def tune(
     from evergram.training.tuning.trials import tune as tune_recipe
 
     chosen = load_recipe(recipe, set_, unread=("upgrade",))
+    progress = new_progress()
     tuned = tune_recipe(
-        chosen,
-        over,
-        out,
-        trials=trials,
-        minutes=minutes,
-        device=device,
-        progress=new_progress(),
+        chosen, over, out, trials=trials, minutes=minutes, device=device, progress=progress
     )
     best = out / "best.toml"
     write_best(best, recipe, [*(set_ or []), *tuned.best.overrides])
-    facts = tuned.as_json()
-    picture = write_tuning(out / "trials.html", facts["trials"], chosen.training.metric)
-    if is_json():
-        dump({**facts, "recipe": str(best), "picture": str(picture)})
-    else:
-        _print_trials(tuned, chosen.training.metric)
-        sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
+    facts, metric = tuned.as_json(), chosen.training.metric
+    picture = write_tuning(out / "trials.html", facts["trials"], metric)
+    written = f"Recipe with the best values: {best}\nPicture: {picture}"
+    facts |= {"recipe": str(best), "picture": str(picture)}
+    show(facts, *_trials(tuned, metric), written)
     if tuned.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _print_trials(tuned: Tuned, metric: str) -> None:
-    """Print a line for each trial, best first, and why trials failed."""
-    keys = list(tuned.best.values)
+def _trials(tuned: Tuned, metric: str) -> Iterator[str | Grid]:
+    """Yield a line for each trial, best first, and why trials failed."""
     lines = [
         [
             str(trial.number),
             *(v if isinstance(v, str) else f"{v:.4g}" for v in trial.values.values()),
-            number(trial.value),
-            str(trial.epochs),
-            f"{trial.seconds:.1f}",
-            trial.state,
+            *(number(trial.value), str(trial.epochs), f"{trial.seconds:.1f}", trial.state),
         ]
         for trial in tuned.ranked
     ]
+    keys = list(tuned.best.values)
     names = [key.rpartition(".")[2] for key in keys]
     # Short where they tell keys apart, as a line has 80 columns where it is no terminal.
     shown = names if len(set(names)) == len(names) else keys
     header = ["trial", *shown, metric, "epochs", "seconds", "state"]
-    table("Trials, by the selection pairs", header, lines)
-    for trial in tuned.ranked:
-        if trial.error:
-            sys.stdout.write(f"Trial {trial.number} failed: {trial.error}\n")
+    yield Grid("Trials, by the selection pairs", header, lines)
+    yield from (f"Trial {t.number} failed: {t.error}" for t in tuned.ranked if t.error)
     if tuned.ended == "exhausted":
-        sys.stdout.write("All values of the search were tried; there are no others.\n")
+        yield "All values of the search were tried; there are no others."
     elif tuned.ended != "trials":
         why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
-        sys.stdout.write(f"The search ended early: {why}. The same command goes on.\n")
+        yield f"The search ended early: {why}. The same command goes on."
 
 
 # Tables of a recipe that an evaluation does not read.
 NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade")
 
 
-class Index(StrEnum):
-    """Kinds of an index of candidates."""
-
-    hnsw = "hnsw"
-    ivf = "ivf"
-
-
-@app.command(epilog="Example: evergram evaluate lineages/shop --as v0")
+@command(
+    "evaluate",
+    "lineages/shop --as v0",
+    queries=described("Rank so many test queries, drawn (default: all).", min=2),
+)
 def evaluate(
-    lineage: LineageFolder,
-    as_version: As = None,
-    from_version: From = None,
-    queries: Annotated[
-        int | None, typer.Option(min=2, help="Rank so many test queries, drawn (default: all).")
-    ] = None,
-    index: Annotated[
-        Index | None,
-        typer.Option(help="Rank by an index, whose recall is measured and shown."),
-    ] = None,
-    device: Device = "auto",
-    set_: Set = None,
+    lineage: str,
+    *,
+    as_: str | None = None,
+    from_: str | None = None,
+    queries: int | None = None,
+    device: str = "auto",
+    set_: list[str] | None = None,
 ) -> None:
     """Measure the stored embeddings, read as any version, on the newest version's test pairs.
 
     The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
     """
-    from evergram.lineage.lineage import Lineage
-    from evergram.releasing.evaluate import Ranking
     from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
     from evergram.training.recipe.recipe import without_unknown_kinds
 
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     refuse_unread(set_, NOT_EVALUATED)
-    values = without_unknown_kinds(opened.recipe(opened.newest))
-    recipe = Recipe.stored(values, set_ or [])
-    view = opened.view(as_version, from_version)
-    source, read_as = view.source, view.version
-    ranking = Ranking(queries, None if index is None else index.value)
+    recipe = Recipe.stored(without_unknown_kinds(opened.recipe(opened.newest)), set_ or [])
+    view = opened.view(as_, from_)
     measured = evaluate_version(
-        recipe, opened, read_as, source=source, device=device, ranking=ranking
+        recipe, opened, view.version, source=view.source, device=device, queries=queries
     )
-    metrics = {name: measured[name] for name in ("model", "popularity")}
-    beside = {name: value for name, value in measured.items() if name not in metrics}
-    if is_json():
-        dump({"version": source, "as": read_as, "metrics": metrics, **beside})
-        return
-    title = f"Version {source} read as version {read_as}"
-    metrics_table(title, metrics, beside.get("sampled"))
-    if unknown := beside.get("unknown"):
-        sys.stdout.write(
+    metrics = {name: measured.pop(name) for name in ("model", "popularity")}
+    title = f"Version {view.source} read as version {view.version}"
+    parts = metrics_table(title, metrics, measured.get("sampled"))
+    if unknown := measured.get("unknown"):
+        parts.append(
             f"{unknown['query']:,} queries and {unknown['candidate']:,} candidates of the data "
-            "have no stored vector: such queries are left out, and such candidates are misses.\n"
+            "have no stored vector: such queries are left out, and such candidates are misses."
         )
-    if by := beside.get("index"):
-        sys.stdout.write(
-            f"Ranked by an index ({by['kind']}), which finds {by['recall']:.1%} of the "
-            f"{by['k']} best candidates (measured on {by['queries']:,} queries).\n"
-        )
+    show({"version": view.source, "as": view.version, "metrics": metrics, **measured}, *parts)
+
+
+def checkout() -> Path:
+    """Return the folder of the repository: the one that this Evergram was installed from, or the
+    working directory.
+
+    Raises: DataError: neither has `reproduction/`.
+    """
+    installed_from = Path(evergram.__file__).parents[2]
+    for folder in (installed_from, Path.cwd()):
+        if (folder / "reproduction" / "catalogue.py").is_file():
+            return folder
+    raise DataError(
+        "reproduction/ is not part of the installed package, and it is not in this folder either; "
+        "run the command in a checkout of Evergram's repository, which has it beside src/."
+    )
+
+
+def reproduction(module: str) -> ModuleType:
+    """Return a module of the package `reproduction`, imported from the checkout."""
+    folder = str(checkout())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return import_module(f"reproduction.{module}")
+
+
+@command(
+    "reproduce",
+    "gramian/table2 --preset tiny",
+    name="[NAME|all|stale|report] | What to run, such as gramian/table2 (default: list all).",
+    preset="Size of the experiment: small, gowalla, paper or tiny.",
+    data="PATH | Folder of data sets ($EVERGRAM_DATA).",
+    out="DIR | Folder of results (default: reproduction/results).",
+    seeds=described("Train with seeds 0 to N - 1.", min=1),
+)
+def reproduce(
+    name: str | None = None,
+    *,
+    preset: str = "small",
+    data: Path | None = None,
+    out: Path | None = None,
+    seeds: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Reproduce a table or figure of the papers; without NAME, list all with their state.
+
+    An interrupted run goes on: each training that is done is kept as one JSON. `all` runs every
+    experiment, `stale` runs again what the code would give other results for today, and `report`
+    makes the pages and figures of all results.
+    """
+    commands = reproduction("commands")
+    if name is None:
+        lines = commands.list_all(out)
+        facts = {"experiments": [line.as_json() for line in lines]}
+        return show(facts, *commands.list_lines(lines))
+    if name == "report":
+        paths = commands.make_report(out)
+        return show({"report": [str(path) for path in paths]}, f"Report: {paths[0]}")
+    run = commands.Run(name, preset, seeds, data, out, device)
+    if name == "stale" and (preset, seeds) != ("small", 1):
+        raise DataError("--preset and --seeds are those of the results; leave them out of stale.")
+    several = {"stale": commands.reproduce_stale, "all": commands.reproduce_all}
+    if name in several:
+        outcomes = several[name](run, new_progress())
+        facts = {"experiments": [outcome.as_json() for outcome in outcomes]}
+    else:
+        outcomes = [commands.reproduce(run, new_progress())]
+        facts = outcomes[0].as_json()
+    tables = [Grid(t.title, t.header, t.rows) for outcome in outcomes for t in outcome.tables]
+    lines = [line for o in outcomes for line in (*o.sentences, f"Results: {o.folder}")]
+    return show(facts, *tables, *lines)

@@ -2,110 +2,71 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from evergram.cli.app import is_json, vector_commands
 from evergram.cli.options import (
-    AllowSmallOverlap,
-    As,
-    Columns,
-    Force,
-    From,
-    LineageFolder,
-    LineageOption,
-    NoPromote,
-    ShardCount,
-    Side,
-    StrictProbes,
     columns_of,
+    command,
+    described,
     new_progress,
+    open_lineage,
     other_processes,
     print_progress,
 )
 from evergram.cli.printing import (
-    dump,
+    Grid,
     number,
     paragraph,
-    print_probes,
+    probes_table,
     shard_facts,
     show,
-    table,
     written_to,
 )
 from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
-_MAPPINGS = {
-    "transformed": "new, transformed",
-    "as_is": "new, as it is",
-    "in_sample": "fitted to these too",
-    "chance": "objects mixed up",
-}
+_FILE = "FILE | File of vectors."
 
 
-OldVectors = Annotated[
-    str,
-    typer.Argument(
-        metavar="OLD", help="File of old vectors, or the newest version (its number, or newest)."
-    ),
-]
-NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
-TransformKind = Annotated[
-    str,
-    typer.Option(
-        help="Kind of the backward transform: linear, affine, orthogonal, low_rank, or scaled "
-        "(orthogonal, times a number)."
-    ),
-]
-Rank = Annotated[
-    int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
-]
-HeldOut = Annotated[
-    float,
-    typer.Option(
-        help="Share of the common objects that the transform is not fitted to, but measured on."
-    ),
-]
-NewName = Annotated[
-    str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
-]
-MaxError = Annotated[
-    float | None,
-    typer.Option(
+@command(
+    "vectors align",
+    "old.parquet new.parquet --lineage lineages/texts",
+    old="OLD | File of old vectors, or the newest version (its number, or newest).",
+    new="NEW | File of new vectors.",
+    transform="Kind of the backward transform: linear, affine, orthogonal, low_rank, or scaled "
+    "(orthogonal, times a number).",
+    rank=described("Rank of a low_rank transform.", min=1, show_default="32"),
+    held_out="Share of the common objects that the transform is not fitted to, but measured on.",
+    name=described("Name of a new lineage.", show_default="embeddings"),
+    max_error=described(
+        "Limit of the relative error on held-out objects; being better than chance is asked for in "
+        "any case; inf for neither.",
         min=0,
-        help="Limit of the relative error on held-out objects; being better than chance is "
-        "asked for in any case; inf for neither.",
     ),
-]
-
-
-@vector_commands.command(
-    epilog="Example: evergram vectors align old.parquet new.parquet --lineage lineages/texts"
 )
 def align(
-    old: OldVectors,
-    new: NewVectors,
-    lineage: LineageOption,
-    transform: TransformKind = "linear",
-    rank: Rank = None,
-    held_out: HeldOut = 0.1,
-    name: NewName = None,
-    column: Columns = None,
-    max_error: MaxError = None,
-    allow_small_overlap: AllowSmallOverlap = False,
-    strict_probes: StrictProbes = False,
-    no_promote: NoPromote = False,
+    old: str,
+    new: Path,
+    *,
+    lineage: str,
+    transform: str = "linear",
+    rank: int | None = None,
+    held_out: float = 0.1,
+    name: str | None = None,
+    column: list[str] | None = None,
+    max_error: float | None = None,
+    allow_small_overlap: bool = False,
+    strict_probes: bool = False,
+    no_promote: bool = False,
 ) -> None:
     """Publish a file of vectors as the next version, with a backward transform to an older file.
 
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
-    from evergram.lineage.lineage import Lineage
     from evergram.lineage.score_maps import threshold_counts
     from evergram.releasing.align import AlignSettings, take_part_in_alignment
     from evergram.releasing.align import align as align_files
@@ -116,10 +77,9 @@ def align(
     target = open_or_create(lineage, name) if is_first_process() else None
     version = None
     if not Path(old).exists() and not Path(old).suffix:
-        target = Lineage.open(lineage) if target is None else target
+        target = open_lineage(lineage) if target is None else target
         version = int(old) if old.isdecimal() else target.resolve(old)
-    files = [new] if version is not None else [Path(old), new]
-    columns = columns_of(files, column)
+    columns = columns_of([new] if version is not None else [Path(old), new], column)
     past = open_embeddings(Path(old), **columns) if version is None else version
     vectors = open_embeddings(new, **columns)
     scaled = transform == "scaled"
@@ -137,84 +97,84 @@ def align(
         progress=new_progress(),
         strict_probes=strict_probes,
     )
-    thresholds = threshold_counts(target)
-    if is_json():
-        counts = [asdict(count) for count in thresholds]
-        dump({"lineage": str(lineage), **facts, "thresholds": counts})
-        return None
-    _print_alignment(lineage, facts)
-    for count in thresholds:
-        paragraph(count.sentence)
-    if facts["probes"]:
-        print_probes(facts["probes"])
-    return None
+    counts = threshold_counts(target)
+    return show(
+        {"lineage": str(lineage), **facts, "thresholds": [asdict(count) for count in counts]},
+        *_alignment(lineage, facts),
+        *(paragraph(count.sentence) for count in counts),
+        *([probes_table(facts["probes"])] if facts["probes"] else []),
+    )
 
 
-def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
-    """Print what was aligned, what held-out objects keep, and how far that is from chance."""
+_MAPPINGS = {
+    "transformed": "new, transformed",
+    "as_is": "new, as it is",
+    "in_sample": "fitted to these too",
+    "chance": "objects mixed up",
+}
+
+
+def _alignment(lineage: str, facts: dict[str, Any]) -> Iterator[str | Grid]:
+    """Yield what was aligned, what held-out objects keep, and how far that is from chance."""
     alignment = facts["alignment"]
     pairs = alignment["pairs"]
     by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
-    sys.stdout.write(
+    yield (
         f"Version {facts['version']} in {lineage}: {alignment['dims']['new']} dims, back to "
         f"{alignment['dims']['old']} by a transform (kind: {alignment['transform']['kind']}).\n"
         f"{pairs['common']} objects in common{by} ({pairs['only_old']} in the old file alone, "
         f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
-        f"needed), {pairs['held_out']} held out.\n"
+        f"needed), {pairs['held_out']} held out."
     )
     if pairs["only_old"]:
-        sys.stdout.write(
+        yield (
             f"Readers of the old vectors will not find the {pairs['only_old']} of the old file "
-            "alone: the index has the objects of the new file.\n"
+            "alone: the index has the objects of the new file."
         )
     readings = alignment["held_out"]
     header = ["", "cosine", "relative error", "overlap@10", "own queries"]
     names = list(next(iter(readings.values())))
     lines = [[_MAPPINGS[name], *(number(v[n]) for n in names)] for name, v in readings.items()]
     lines.append(["the old vectors", "1.0000", "0.0000", "1.0000", "1.0000"])
-    table("What held-out objects keep", header, lines)
-    sample = alignment["neighbours"]
-    sys.stdout.write(
+    yield Grid("What held-out objects keep", header, lines)
+    sample, chance = alignment["neighbours"], alignment["chance"]
+    yield (
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
-        "by cosine;\nown queries: of old vectors, among new ones.\n"
+        "by cosine;\nown queries: of old vectors, among new ones."
     )
-    chance = alignment["chance"]
-    sys.stdout.write(
+    yield (
         f"{'Better' if chance['beaten'] else 'No better'} than chance: the error is "
         f"{1 - chance['ratio']:.1%} below that of the same transform with the objects mixed up, "
-        f"by {chance['deviations']:.1f} standard deviations.\n"
+        f"by {chance['deviations']:.1f} standard deviations."
     )
 
 
-@vector_commands.command(
-    epilog="Example: evergram vectors transform new.parquet --lineage lineages/texts --as v0 "
-    "--out as-v0.parquet"
+@command(
+    "vectors transform",
+    "new.parquet --lineage lineages/texts --as v0 --out as-v0.parquet",
+    file=_FILE,
+    as_="VERSION | The version or label to write.",
+    out="File to write; its suffix says the format. With --shards, a folder.",
 )
 def transform(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
-    lineage: LineageOption,
-    as_version: Annotated[
-        str,
-        typer.Option("--as", metavar="VERSION", help="The version or label to write."),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(help="File to write; its suffix says the format. With --shards, a folder."),
-    ],
-    from_version: From = None,
-    column: Columns = None,
-    shards: ShardCount = None,
-    force: Force = False,
+    file: Path,
+    *,
+    lineage: str,
+    as_: str,
+    out: Path,
+    from_: str | None = None,
+    column: list[str] | None = None,
+    shards: str | None = None,
+    force: bool = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
-    from evergram.lineage.lineage import Lineage
     from evergram.releasing.transform_file import transform_file, transform_shards
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, other_processes())
-    opened = Lineage.open(lineage)
-    source, target = opened.resolve(from_version), opened.resolve(as_version)
+    opened = open_lineage(lineage)
+    source, target = opened.resolve(from_), opened.resolve(as_)
     vectors = open_embeddings(file, **columns_of([file], column))
     options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
     if parts is None:
@@ -235,54 +195,34 @@ def transform(
     )
 
 
-@vector_commands.command(
-    "export-transform",
-    no_args_is_help=True,
-    epilog="Example: evergram vectors export-transform lineages/texts as-v0.sql --format "
-    "pgvector --as v0",
+@command(
+    "vectors export-transform",
+    "lineages/texts as-v0.sql --format pgvector --as v0",
+    out="OUT | File or folder to write.",
+    format_="Program to write for: onnx, pgvector, duckdb or sentence-transformers.",
+    name=described(
+        "Name of the function in SQL, or of the graph.", show_default="evergram_LINEAGE_as_vN"
+    ),
+    license_="Licence in the model card of sentence-transformers, such as apache-2.0.",
 )
 def export_transform(
-    lineage: LineageFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="Program to write for: onnx, pgvector, duckdb or sentence-transformers.",
-        ),
-    ],
-    as_version: As = None,
-    from_version: From = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the function in SQL, or of the graph.",
-            show_default="evergram_LINEAGE_as_vN",
-        ),
-    ] = None,
-    license_: Annotated[
-        str | None,
-        typer.Option(
-            "--license",
-            help="Licence in the model card of sentence-transformers, such as apache-2.0.",
-        ),
-    ] = None,
-    force: Force = False,
+    lineage: str,
+    out: Path,
+    *,
+    format_: str,
+    as_: str | None = None,
+    from_: str | None = None,
+    name: str | None = None,
+    license_: str | None = None,
+    force: bool = False,
 ) -> None:
     """Write what reads new vectors as a past version's, for programs without Evergram."""
     from evergram.exporting.formats import export_transform as export
-    from evergram.lineage.lineage import Lineage
 
-    opened = Lineage.open(lineage)
-    written = export(
-        *(opened, out, form, as_version),
-        source=from_version,
-        name=name,
-        overwrite=force,
-        license=license_,
-    )
+    more: dict[str, Any] = {"name": name, "overwrite": force, "license": license_}
+    written = export(open_lineage(lineage), out, format_, as_, source=from_, **more)
     source, dim = written.dims
-    facts: dict[str, Any] = {"path": str(out), "format": form, "name": written.name}
+    facts: dict[str, Any] = {"path": str(out), "format": format_, "name": written.name}
     facts |= {"version": written.source, "as": written.version}
     show(
         facts | {"dims": {"from": source, "to": dim}},
@@ -291,14 +231,14 @@ def export_transform(
     )
 
 
-@vector_commands.command(
-    "import", epilog="Example: evergram vectors import old.parquet --lineage lineages/texts"
+@command(
+    "vectors import",
+    "old.parquet --lineage lineages/texts",
+    file=_FILE,
+    name="Name of the lineage.",
 )
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
-    lineage: LineageOption,
-    name: Annotated[str, typer.Option(help="Name of the lineage.")] = "embeddings",
-    column: Columns = None,
+    file: Path, *, lineage: str, name: str = "embeddings", column: list[str] | None = None
 ) -> None:
     """Publish embeddings, without a model, as version 0 of a new lineage.
 
@@ -317,39 +257,35 @@ def import_(
     )
 
 
-@vector_commands.command(
-    epilog="Example: evergram vectors export lineages/shop candidates.parquet --side candidate "
-    "--as stable"
+@command(
+    "vectors export",
+    "lineages/shop candidates.parquet --side candidate --as stable",
+    out=(
+        "OUT | File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
+        "file beside it), .safetensors or .csv. With --shards, a folder."
+    ),
+    dimensions=described(
+        "Keep so many first coordinates, with length 1, if the version allows it.", min=1
+    ),
 )
 def export(
-    lineage: LineageFolder,
-    out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT",
-            help="File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
-            "file beside it), .safetensors or .csv. With --shards, a folder.",
-        ),
-    ],
-    side: Side = None,
-    as_version: As = None,
-    from_version: From = None,
-    shards: ShardCount = None,
-    dimensions: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Keep so many first coordinates, with length 1, if the version allows it."
-        ),
-    ] = None,
-    force: Force = False,
+    lineage: str,
+    out: Path,
+    *,
+    side: str | None = None,
+    as_: str | None = None,
+    from_: str | None = None,
+    shards: str | None = None,
+    dimensions: int | None = None,
+    force: bool = False,
 ) -> None:
     """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
-    from evergram.lineage.lineage import Lineage, side_of
+    from evergram.lineage.lineage import side_of
     from evergram.vector_files.shards import Shards
 
     parts = Shards.parsed(out, shards, other_processes())
-    opened = Lineage.open(lineage)
-    view = opened.view(as_version, from_version)
+    opened = open_lineage(lineage)
+    view = opened.view(as_, from_)
     side = side_of(opened.manifest(view.source).embeddings, str(opened.path), side)
     if parts is not None and dimensions is not None:
         raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
@@ -369,83 +305,64 @@ def export(
     )
 
 
-@vector_commands.command(
-    "sidecar",
-    epilog="Example: evergram vectors sidecar lineages/texts v1.safetensors --old old.parquet "
-    "--error 0.1",
+@command(
+    "vectors sidecar",
+    "lineages/texts v1.safetensors --old old.parquet --error 0.1",
+    out="OUT | File to write, .safetensors.",
+    old="FILE | Vectors of the version before (default: those that the lineage still stores).",
+    bytes_=described("Bytes beside each new vector.", min=1),
+    error=described("Relative error that old readers may be left with.", min=0),
+    version=described(
+        "VERSION | The version whose rows are read as the one before.", show_default="newest"
+    ),
 )
 def make(
-    lineage: LineageFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, .safetensors.")],
-    old: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Vectors of the version before (default: those that the lineage still stores).",
-        ),
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--bytes", min=1, help="Bytes beside each new vector.")
-    ] = None,
-    error: Annotated[
-        float | None,
-        typer.Option(min=0, help="Relative error that old readers may be left with."),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION",
-            help="The version whose rows are read as the one before.",
-            show_default="newest",
-        ),
-    ] = None,
-    side: Side = None,
-    column: Columns = None,
-    force: Force = False,
+    lineage: str,
+    out: Path,
+    *,
+    old: Path | None = None,
+    bytes_: int | None = None,
+    error: float | None = None,
+    version: str | None = None,
+    side: str | None = None,
+    column: list[str] | None = None,
+    force: bool = False,
 ) -> None:
     """Make a few bytes for each object, by which old readers get nearly the old vectors.
 
     `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
     """
-    from evergram.lineage.lineage import Lineage
     from evergram.migration.make_sidecar import make_sidecar
     from evergram.vector_files.open_embeddings import open_embeddings
     from evergram.vector_files.writers import check_writable
 
-    opened = Lineage.open(lineage)
+    opened = open_lineage(lineage)
     if out.suffix.lower() != ".safetensors":
         raise DataError(f"{out} must end in .safetensors, as a sidecar is such a file.")
     check_writable(out, overwrite=force)
-    before = None
     if old is None and column:
         raise DataError("--column is of the file --old; give it, or leave --column out.")
-    if old is not None:
-        columns = columns_of([old], column)
-        before = open_embeddings(old, **columns)
+    before = None if old is None else open_embeddings(old, **columns_of([old], column))
     made = make_sidecar(
         opened,
         before,
         version=None if version is None else opened.resolve(version),
         side=side,
-        size=size,
+        size=bytes_,
         error=error,
-        progress=lambda done, total: print_progress(done, total, "objects"),
+        progress=partial(print_progress, what="objects"),
     )
     made.save(out)
-    old_bytes = 4 * len(made.sidecar.weight)
     rows = open_embeddings(opened.stored(made.side, made.version)).rows
+    share = made.sidecar.size / (4 * len(made.sidecar.weight))
+    figures = ("version", "target", "side", "error", "way_back_error", "worse")
     facts = {
         "file": str(out),
-        "version": made.version,
-        "target": made.target,
-        "side": made.side,
+        **{name: getattr(made, name) for name in figures},
         "objects": len(made),
         "without_codes": rows - len(made),
         "bytes": made.sidecar.size,
-        "share_of_old_bytes": made.sidecar.size / old_bytes,
-        "error": made.error,
-        "way_back_error": made.way_back_error,
-        "worse": made.worse,
+        "share_of_old_bytes": share,
     }
     more = (
         f"{rows - len(made):,} more objects of version {made.version} have no old vector, and "
@@ -454,7 +371,7 @@ def make(
     show(
         facts,
         f"{out}: {len(made):,} objects of side {made.side}, {made.sidecar.size} bytes each "
-        f"({facts['share_of_old_bytes']:.1%} of an old vector). Read as version "
+        f"({share:.1%} of an old vector). Read as version "
         f"{made.target}, version {made.version} has a relative error of {made.error:.3f}; by "
         f"the way back alone it is {made.way_back_error:.3f}. Codes read {made.worse:.1%} of the "
         "objects worse than that.",

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing_path
 from evergram.collectives import Collectives
-from evergram.errors import DataError, ShapeError
-from evergram.system_errors import reason_and_remedy
+from evergram.errors import DataError, ShapeError, reason_and_remedy
 
 # Columns multiplied at once; blocks below the diagonal are never computed.
 PANEL = 256

@@ -3,14 +3,13 @@
 Read in this order:
 
 1. `score_blocks`: all scores, in blocks of bounded memory, and the largest of them. `ranking`:
-   Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
-   `large_catalogues/`: of a sample of queries, with standard errors, and by an index whose recall
-   is measured.
+   Recall@K, NDCG@K and MAP@K over the whole catalogue. `metric_sample`: of a sample of queries,
+   with standard errors. `breakdown`: by popularity and by pairs.
 2. `gramian_error`: an estimated Gramian compared with the exact one, or with a sample and then
    with an interval ([G2] Fig. 2 to 4).
 3. `version_distance`: how far a version, read as a past one or through any map, is from it.
-4. `judged/`: rankings of texts compared with people's judgements. `probes/`: a consumer's own
-   model, run in a process of its own. `reports/`: tables and figures.
+4. `judged`: rankings of texts compared with people's judgements. `probes`: a consumer's own model,
+   run by `probe_process` in a process of its own. The others are tables and figures.
 
 Source: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019.
@@ -24,7 +23,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.evaluation.gramian_error import score_histograms as score_histograms
-    from evergram.evaluation.probes.probe_models import load_probe_model as load_probe_model
+    from evergram.evaluation.probes import load_probe_model as load_probe_model
     from evergram.evaluation.ranking import Relevance as Relevance
     from evergram.evaluation.ranking import rank_metrics as rank_metrics
     from evergram.evaluation.reports.embedding_map import EmbeddingMap as EmbeddingMap

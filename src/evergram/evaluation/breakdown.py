@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import take_ragged
-from evergram.errors import ShapeError
 from evergram.evaluation.ranking import Relevance, parse_metric, values_of_ranks
-from evergram.evaluation.score_blocks import ScoreBlocks
-
-# Vectors that are compared at once.
-ROWS = 65_536
+from evergram.evaluation.score_blocks import best_candidates
 
 
 def nearest_neighbours(vectors: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -28,77 +23,12 @@ def nearest_neighbours(vectors: Tensor, rows: Tensor, k: int) -> tuple[Tensor, T
         rows: int64 [n], of the vectors whose neighbours are wanted.
     Returns: float [n, K] and int64 [n, K]; K is k, or N − 1 if that is less.
     """
-    chosen = torch.nn.functional.normalize(vectors[rows], dim=1)
-    best = chosen.new_empty(len(rows), 0)
-    place = torch.empty(len(rows), 0, dtype=torch.int64)
-    for start in range(0, len(vectors), ROWS):
-        block = torch.nn.functional.normalize(vectors[start : start + ROWS], dim=1)
-        scores = chosen @ block.T
-        own = torch.nonzero((rows >= start) & (rows < start + len(block))).flatten()
-        scores[own, rows[own] - start] = -torch.inf
-        largest = scores.topk(min(k, scores.shape[1]))
-        best = torch.cat([best, largest.values], dim=1)
-        place = torch.cat([place, largest.indices + start], dim=1)
-        kept = best.topk(min(k, best.shape[1]))
-        best, place = kept.values, place.gather(1, kept.indices)
-    k = min(k, len(vectors) - 1)
-    return best[:, :k], place[:, :k]
-
-
-# Targets that are compared with a block's scores at once.
-TARGETS = 64
-# The rank of a target that is in no ranking: no K reaches it.
-UNRANKED = 2**62
-
-
-def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
-    """Return the rank of each target, int64 [T], in the order of `relevance.targets`.
-
-    Ranks are those of `rank_metrics`: the number of unseen candidates that score at least as much,
-    itself included. A target outside the catalogue has rank 0; one that is also seen, which no
-    list holds, has rank `UNRANKED`.
-
-    Args:
-        query: [N_q, D]; candidate: [N, D].
-    Raises: ShapeError: the dims differ.
-    """
-    if query.shape[-1] != candidate.shape[-1]:
-        raise ShapeError(
-            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
-            "embeddings of one version are needed on both sides."
-        )
-    blocks = ScoreBlocks(candidate)
-    ranks = torch.zeros(len(relevance.targets), dtype=torch.int64)
-    for places in torch.split(torch.arange(len(relevance)), blocks.rows):
-        targets, offsets = take_ragged(relevance.targets, relevance.target_offsets, places)
-        owner = torch.repeat_interleave(torch.arange(len(places)), offsets.diff())
-        score = candidate.new_full((len(targets),), -torch.inf)
-        for start, scores in _unseen(query, blocks, relevance, places):
-            inside = (targets >= start) & (targets < start + scores.shape[1])
-            score[inside] = scores[owner[inside], targets[inside] - start]
-        rank = torch.zeros(len(targets), dtype=torch.int64)
-        # All targets' scores are needed first, so blocks of candidates are scored again.
-        for _, scores in _unseen(query, blocks, relevance, places):
-            for part in torch.split(torch.arange(len(targets)), TARGETS):
-                rank[part] += (scores[owner[part]] >= score[part, None]).sum(1)
-        # No K reaches it: a target that was seen is not in the ranking.
-        rank[score == -torch.inf] = UNRANKED
-        rank[targets < 0] = 0
-        first = int(relevance.target_offsets[places[0]])
-        ranks[first : first + len(rank)] = rank
-    return ranks
-
-
-def _unseen(
-    query: Tensor, blocks: ScoreBlocks, relevance: Relevance, places: Tensor
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield blocks of the scores of some queries, with seen candidates at −∞."""
-    seen, offsets = take_ragged(relevance.seen, relevance.seen_offsets, places)
-    owner = torch.repeat_interleave(torch.arange(len(places)), offsets.diff())
-    for start, scores in blocks.of(query[relevance.queries[places]]):
-        inside = (seen >= start) & (seen < start + scores.shape[1])
-        scores[owner[inside], seen[inside] - start] = -torch.inf
-        yield start, scores
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    places = best_candidates(unit[rows], unit, k + 1)
+    own = places == rows[:, None]
+    own[~own.any(1), -1] = True  # behind k + 1 vectors that are as near
+    places = places[~own].view(len(rows), -1)
+    return (unit[rows][:, None] * unit[places]).sum(2), places
 
 
 def owners(relevance: Relevance) -> Tensor:

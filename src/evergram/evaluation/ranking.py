@@ -16,6 +16,8 @@ from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.evaluation import score_blocks
 from evergram.evaluation.score_blocks import ScoreBlocks, largest_scores
 
+# The rank of a target that is in no ranking: no K reaches it.
+UNRANKED = 2**62
 NOT_FINITE = "A score is not finite; an embedding holds NaN or infinity."
 
 
@@ -160,6 +162,27 @@ def query_metrics(
     return {name: torch.cat([none, *(values[name] for values in blocks)]) for name in names}
 
 
+def target_ranks(query: Tensor, candidate: Tensor, relevance: Relevance) -> Tensor:
+    """Return the rank of each target, int64 [T], in the order of `relevance.targets`.
+
+    Ranks are those of `rank_metrics`. A target outside the catalogue has rank 0; one that is also
+    seen, which no list holds, has rank `UNRANKED`.
+
+    Args:
+        query: [N_q, D]; candidate: [N_c, D].
+    Raises: ShapeError: the dims differ, or a score is not finite.
+    """
+    _check_dims(query, candidate)
+    ranks, depth = torch.zeros(len(relevance.targets), dtype=torch.int64), len(candidate)
+    blocks = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
+    for block in _blocks(relevance, blocks.rows):
+        start, end = relevance.target_offsets[[int(block[0]), int(block[-1]) + 1]].tolist()
+        inside = relevance.targets[start:end] >= 0
+        rank = _ranks(query, blocks, relevance, block, depth)[0]
+        ranks[start:end][inside] = rank.masked_fill(rank > depth, UNRANKED)
+    return ranks
+
+
 def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the baseline that ranks by `counts` [N] alone, as a query [1] and candidates [N, 1].
 
@@ -193,11 +216,7 @@ def _values(
     together: Collectives,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the metrics of each query of a block, float64 [b], block by block."""
-    if query.shape[-1] != candidate.shape[-1]:
-        raise ShapeError(
-            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
-            "embeddings of one version are needed on both sides."
-        )
+    _check_dims(query, candidate)
     wanted = {name: parse_metric(name) for name in names}
     depth = max(k for _, k in wanted.values())
     if not len(relevance):
@@ -210,6 +229,14 @@ def _values(
         return {name: values_of_ranks(metric, *ranks) for name, metric in wanted.items()}
 
     yield from measured_by_all(measured, _blocks(relevance, scores.rows), list(wanted), together)
+
+
+def _check_dims(query: Tensor, candidate: Tensor) -> None:
+    if query.shape[-1] != candidate.shape[-1]:
+        raise ShapeError(
+            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
+            "embeddings of one version are needed on both sides."
+        )
 
 
 def _list_bytes(depth: int, candidate: Tensor) -> int:

@@ -17,12 +17,11 @@ from torch import Tensor
 from evergram.atomic_files import new_folder, remove_folder
 from evergram.data.corpus import Vocabulary
 from evergram.encoders.kinds import ENCODERS
-from evergram.errors import DataError, FormatError, IntegrityError
+from evergram.errors import DataError, FormatError, IntegrityError, reason_and_remedy
 from evergram.kinds import kinds_where
 from evergram.lineage.diagnosis import sample_sentence, standard_errors, with_error
 from evergram.lineage.record import EncoderRecord, check_files, sha256
 from evergram.lineage.version_files import load_tensors, plain_numbers, save_tensors
-from evergram.system_errors import reason_and_remedy
 from evergram.validation import sentence_of
 
 FORMAT_VERSION = 1

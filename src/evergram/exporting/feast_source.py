@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergram.atomic_files import replacing_path
-from evergram.errors import DataError
+from evergram.errors import DataError, reason_and_remedy
 from evergram.lineage.view import View
-from evergram.system_errors import reason_and_remedy
 from evergram.vector_files.open_embeddings import provenance_of
 from evergram.vector_files.writers import check_writable, vectors_to_arrow
 

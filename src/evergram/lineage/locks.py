@@ -13,13 +13,11 @@ from tempfile import TemporaryFile
 from filelock import Timeout
 from safetensors import SafetensorError
 
-from evergram.atomic_files import make_folder, remove_tree, write_text
-from evergram.errors import LineageError
-from evergram.file_lock import FileLock, file_lock
+from evergram.atomic_files import FileLock, file_lock, make_folder, remove_tree, write_text
+from evergram.errors import LineageError, reason_and_remedy
 from evergram.lineage.paths import check_parts, file_mode
 from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote, describe_process, this_process
-from evergram.system_errors import reason_and_remedy
 
 LOCK, OWNER = "training.lock", "training.json"
 

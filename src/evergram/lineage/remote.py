@@ -22,9 +22,14 @@ from urllib.parse import unquote, urlsplit
 import platformdirs
 from filelock import Timeout
 
-from evergram.atomic_files import make_folder, mirror_content, replacing_path, write_bytes
+from evergram.atomic_files import (
+    file_lock,
+    make_folder,
+    mirror_content,
+    replacing_path,
+    write_bytes,
+)
 from evergram.errors import EvergramError, IntegrityError, LineageError
-from evergram.file_lock import file_lock
 from evergram.lineage.record import sha256
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.\-]*(::[a-z][a-z0-9+.\-]*)*://", re.IGNORECASE)

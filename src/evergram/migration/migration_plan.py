@@ -13,9 +13,14 @@ from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.chance import LEAST_DEVIATIONS, beside_chance
 from evergram.compatibility.degenerate import MOST_ZEROS
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.judged.beir_files import Judgements
-from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
-from evergram.evaluation.judged.paired_bootstrap import bootstrap, mean_bound, paired_bootstrap
+from evergram.evaluation.judged import (
+    JudgedQueries,
+    Judgements,
+    bootstrap,
+    judged_metrics,
+    mean_bound,
+    paired_bootstrap,
+)
 from evergram.migration.ways import MigrationVectors, Way, WaySettings, measure_ways, unit
 
 # With fewer judged queries there is no verdict.

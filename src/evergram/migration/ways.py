@@ -16,7 +16,7 @@ from evergram.compatibility.aligner.aligner import Aligner
 from evergram.compatibility.degenerate import SHORTEST
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
-from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
+from evergram.evaluation.judged import RECALL_DEPTH
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.evaluation.version_distance import as_dim
 from evergram.migration.cascade import DEPTH, KeptVectors, cascade

@@ -24,7 +24,6 @@ from evergram.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from evergram.releasing.align import AlignSettings as AlignSettings
     from evergram.releasing.align import align as align
-    from evergram.releasing.evaluate import Ranking as Ranking
     from evergram.releasing.evaluate import evaluate as evaluate
     from evergram.releasing.known_consumers import KnownConsumer as KnownConsumer
     from evergram.releasing.past_file import import_embeddings as import_embeddings

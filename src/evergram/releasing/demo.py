@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
-from evergram.evaluation.auc import roc_auc
+from evergram.evaluation.probes import roc_auc
 from evergram.evaluation.version_distance import as_dim
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

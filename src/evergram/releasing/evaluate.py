@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import LineageError
-from evergram.evaluation.large_catalogues.candidate_index import (
-    CandidateIndex,
-    IndexKind,
-    index_metrics,
-)
-from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.evaluation.ranking import (
-    Relevance,
     popularity,
     popularity_metrics,
     query_metrics,
@@ -36,22 +28,6 @@ from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.recipe import Recipe
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """How test queries are ranked.
-
-    Args:
-        queries: how many, drawn by the recipe's seed; None is all.
-        index: the kind of index that finds the candidates; None compares every candidate.
-    """
-
-    queries: int | None = None
-    index: IndexKind | None = None
-
-
-EVERYTHING = Ranking()
-
-
 def evaluate(
     recipe: Recipe,
     lineage: Lineage,
@@ -60,21 +36,21 @@ def evaluate(
     *,
     source: int | str | None = None,
     device: str = "auto",
-    ranking: Ranking = EVERYTHING,
+    queries: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return metrics of the stored embeddings of `source`, read as `version`, on the newest
     version's test pairs: {"model": {name: value}, "popularity": {name: value}}. The defaults are
     those of `Lineage.view`.
 
-    With a sample of queries there is "sampled": the sample's size and standard errors; with an
-    index "index": its kind and its recall, measured against exact ranking. Popularity is ranked
-    exactly. Where the data has objects that have no stored vector there is "unknown": how many of
-    each side. Test pairs of such a query are left out, and such a candidate is a miss.
+    Where the data has objects that have no stored vector there is "unknown": how many of each side.
+    Test pairs of such a query are left out, and such a candidate is a miss.
 
+    Args:
+        queries: how many test queries are ranked, drawn by the recipe's seed; there is then
+            "sampled", the sample's size and standard errors. None is all.
     Raises: LineageError: no pair is known to be held out from every version of the lineage, or no
         query of one has a stored vector.
-        DataError: the newest version's corpus was passed in Python, and none is passed; the index
-        has too low a recall, or faiss is not installed.
+        DataError: the newest version's corpus was passed in Python, and none is passed.
     """
     corpus = corpus_for(recipe, corpus, lineage)
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
@@ -95,41 +71,21 @@ def evaluate(
     for entities, (side, (ids, rows)) in zip(sides, stored.items(), strict=True):
         vectors[side] = rows[Vocabulary(ids).rows(entities.vocabulary.keys)]
     relevance, counts = test_relevance(split), split.training.counts("candidate")
-    drawn = QueryDraw(ranking.queries, recipe.seed).of(relevance)
+    drawn = QueryDraw(queries, recipe.seed).of(relevance)
     report: dict[str, dict[str, Any]]
-    if len(drawn) < len(relevance) or ranking.index is not None:
-        settings = recipe, ranking, pick_device(device)
-        report = _of_queries(vectors, counts, drawn, len(relevance), settings)
+    both, chosen = (vectors["query"], vectors["candidate"]), pick_device(device)
+    if len(drawn) < len(relevance):
+        one, popular = popularity(counts)
+        by_count = one.expand(len(both[0]), 1), popular
+        values = {
+            "model": query_metrics(*both, drawn, recipe.metrics, device=chosen),
+            "popularity": query_metrics(*by_count, drawn, recipe.metrics),
+        }
+        sample = SampledRanking(values, len(relevance))
+        report = {**sample.means(), "sampled": sample.as_json()}
     else:
-        both = vectors["query"], vectors["candidate"]
-        chosen = pick_device(device)
         report = {
             "model": rank_metrics(*both, relevance, recipe.metrics, device=chosen),
             "popularity": popularity_metrics(counts, relevance, recipe.metrics),
         }
     return {**report, "unknown": unknown} if any(unknown.values()) else report
-
-
-def _of_queries(
-    vectors: dict[str, Tensor],
-    counts: Tensor,
-    drawn: Relevance,
-    population: int,
-    settings: tuple[Recipe, Ranking, torch.device],
-) -> dict[str, dict[str, Any]]:
-    """Return the metrics of drawn queries, exact, on the device, or by an index."""
-    (recipe, ranking, device), query, candidate = settings, vectors["query"], vectors["candidate"]
-    index = None if ranking.index is None else CandidateIndex(candidate, ranking.index)
-    if index is None:
-        model = query_metrics(query, candidate, drawn, recipe.metrics, device=device)
-    else:
-        model = index_metrics(query, drawn, index, recipe.metrics, seed=recipe.seed)
-    one, popular = popularity(counts)
-    known = query_metrics(one.expand(len(query), 1), popular, drawn, recipe.metrics)
-    sample = SampledRanking({"model": model, "popularity": known}, population)
-    report: dict[str, dict[str, Any]] = dict(sample.means())
-    if len(drawn) < population:
-        report["sampled"] = sample.as_json()
-    if index is not None and index.measured is not None:
-        report["index"] = {"kind": index.kind, **asdict(index.measured)}
-    return report

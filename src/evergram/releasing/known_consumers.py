@@ -20,7 +20,7 @@ from evergram.compatibility.consumers import (
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, EvergramError, RecipeError, ShapeError
-from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
+from evergram.evaluation.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.lineage.consumers import ConsumerRegistry, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
@@ -121,19 +121,18 @@ def probe_sensitivity(
     """
     model, data = registry.probe_files(probe)
     files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
-    with ProbeProcess(files, probe.metric, ProbeLimits.of_environment()) as process:
-        rows = entities.rows(process.ids())
-        known = torch.nonzero((rows >= 0) & used[rows.clamp(min=0)]).flatten()
-        if not len(known):
-            raise DataError(
-                f"None of the objects of its evaluation file {data} is among those that this "
-                "version can be aligned on."
-            )
-        known = _spread(known, PROBE_ROWS)
-        here = np.zeros(len(rows), dtype=bool)
-        here[known.numpy()] = True
-        read = vectors[rows[known]].float().numpy()
-        return torch.from_numpy(process.fisher(here, read))
+    process = ProbeProcess(files, probe.metric, ProbeLimits.of_environment())
+    rows = entities.rows(process.ids())
+    known = torch.nonzero((rows >= 0) & used[rows.clamp(min=0)]).flatten()
+    if not len(known):
+        raise DataError(
+            f"None of the objects of its evaluation file {data} is among those that this version "
+            "can be aligned on."
+        )
+    known = _spread(known, PROBE_ROWS)
+    here = np.zeros(len(rows), dtype=bool)
+    here[known.numpy()] = True
+    return torch.from_numpy(process.fisher(here, vectors[rows[known]].float().numpy()))
 
 
 @dataclass(frozen=True)

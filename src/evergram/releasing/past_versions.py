@@ -21,7 +21,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
 from evergram.errors import LineageError, RecipeError
-from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.version_distance import as_dim, drift, overlap
 from evergram.lineage.lineage import Lineage

@@ -18,7 +18,7 @@ from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.chain import Chain
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
-from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
+from evergram.evaluation.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.ids import INTEGER, refuse_other_form
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers import Baseline, Consumer, ConsumerRegistry, Probe
@@ -242,16 +242,16 @@ def _measure(
     files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: ProbeLimits
 ) -> tuple[float, int, int]:
     """Return the metric, and how many objects have an embedding and how many have none."""
-    with ProbeProcess(files, probe.metric, limits) as process:
-        ids = process.ids()
-        has_vector, vectors = _pick(ids, source.blocks(probe.side))
-        if not len(vectors):
-            raise DataError(
-                f"{files.data}: none of its ids is among the {probe.side} embeddings; give ids of "
-                "stored objects, or name their side."
-            )
-        read = source.chain.apply(vectors, source.version, version)
-        value = process.value(has_vector, read.numpy())
+    process = ProbeProcess(files, probe.metric, limits)
+    ids = process.ids()
+    has_vector, vectors = _pick(ids, source.blocks(probe.side))
+    if not len(vectors):
+        raise DataError(
+            f"{files.data}: none of its ids is among the {probe.side} embeddings; give ids of "
+            "stored objects, or name their side."
+        )
+    read = source.chain.apply(vectors, source.version, version)
+    value = process.value(has_vector, read.numpy())
     # An object may have several rows.
     measured = pc.count_distinct(ids.filter(pa.array(has_vector))).as_py()
     return value, measured, pc.count_distinct(ids).as_py() - measured

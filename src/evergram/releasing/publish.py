@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergram.errors import DegradationError
-from evergram.evaluation.large_catalogues.metric_sample import NORMAL
+from evergram.evaluation.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.diagnosis import LEAST_QUERIES, version_warnings

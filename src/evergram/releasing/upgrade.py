@@ -28,7 +28,7 @@ from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.popularity_factor import popularity_factors
 from evergram.errors import RecipeError
-from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.metric_sample import QueryDraw, SampledRanking
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

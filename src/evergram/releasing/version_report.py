@@ -29,11 +29,15 @@ from evergram.evaluation.breakdown import (
     owners,
     recall_by_pairs,
     recall_by_popularity,
-    target_ranks,
 )
 from evergram.evaluation.gramian_error import score_histograms
-from evergram.evaluation.large_catalogues.metric_sample import QueryDraw
-from evergram.evaluation.ranking import Relevance, parse_metric, test_relevance
+from evergram.evaluation.metric_sample import QueryDraw
+from evergram.evaluation.ranking import (
+    Relevance,
+    parse_metric,
+    target_ranks,
+    test_relevance,
+)
 from evergram.evaluation.reports.html_page import (
     NONE,
     Axes,

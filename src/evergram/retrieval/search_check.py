@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.evaluation.judged.paired_bootstrap import bootstrap
+from evergram.evaluation.judged import bootstrap
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import Progress
 from evergram.retrieval.reader import Metric, Reader

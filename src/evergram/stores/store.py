@@ -13,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, EvergramError, IntegrityError, ShapeError, StoreError
+from evergram.errors import (
+    DataError,
+    EvergramError,
+    IntegrityError,
+    ShapeError,
+    StoreError,
+    reason_and_remedy,
+)
 from evergram.ids import is_text
 from evergram.reopening import Reopened
 from evergram.stores.filters import Filter
@@ -30,7 +37,6 @@ from evergram.stores.rows import (
     merge_hits,
     row_checks,
 )
-from evergram.system_errors import reason_and_remedy
 
 __all__ = [
     "ID_TYPES",

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
-from evergram.file_content import refuse_other_content, unreadable
+from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
 from evergram.ids import first_missing, ids_of_text, is_text, missing_sentence
-from evergram.quotation import refuse_open_quotation
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
 

@@ -17,7 +17,7 @@ from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import Schema
-from evergram.evaluation.large_catalogues.metric_sample import SampledRanking
+from evergram.evaluation.metric_sample import SampledRanking
 from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Task
 from evergram.training.build import Companions, prepare

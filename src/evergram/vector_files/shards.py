@@ -25,8 +25,7 @@ import torch
 
 from evergram.atomic_files import replacing, sync
 from evergram.collectives import ALONE, Collectives
-from evergram.errors import DataError
-from evergram.system_errors import reason_and_remedy
+from evergram.errors import DataError, reason_and_remedy
 from evergram.vector_files.open_embeddings import Block
 from evergram.vector_files.writers import write_embeddings
 

@@ -18,9 +18,8 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from evergram.errors import DataError
-from evergram.file_group import replacing_group
-from evergram.system_errors import reason_and_remedy
+from evergram.atomic_files import replacing_group
+from evergram.errors import DataError, reason_and_remedy
 from evergram.vector_files.open_embeddings import (
     ARROW,
     ID_TYPE,

@@ -32,8 +32,7 @@ from evergram.compatibility.aligner.solution import (
 )
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
 from evergram.compatibility.kinds import build_transform
-from evergram.errors import DataError, IntegrityError, ShapeError
-from evergram.system_errors import reason_and_remedy
+from evergram.errors import DataError, IntegrityError, ShapeError, reason_and_remedy
 from evergram.validation import sentence_of
 
 KEY = "evergram.aligner"

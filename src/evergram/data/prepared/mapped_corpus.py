@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergram.atomic_files import new_folder, remove_tree
+from evergram.atomic_files import file_lock, new_folder, remove_tree
 from evergram.data.corpus import Corpus, PairBlock, PairRule
 from evergram.data.features import Side, Vocabulary, features_of_sides, take_ragged, to_tensor
 from evergram.data.prepared.files import (
@@ -43,7 +43,6 @@ from evergram.data.prepared.files import (
     sha256_of,
 )
 from evergram.errors import DataError
-from evergram.file_lock import file_lock
 
 # The folder, in a prepared one, of what is derived from it; and files in it.
 CACHE, LOCK, DIGESTS = ".splits", ".lock", "sha256.json"

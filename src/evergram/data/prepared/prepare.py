@@ -28,6 +28,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from evergram.atomic_files import (
     commit,
     exchange_folders,
+    file_lock,
     part_of,
     remove_tree,
     restore_displaced,
@@ -64,9 +65,7 @@ from evergram.data.reading.keyed_table import read_keyed_files, refuse_repeated_
 from evergram.data.reading.rules import BadRows, BadRowsChoice, Clock
 from evergram.data.rolling_window import date_text
 from evergram.did_you_mean import did_you_mean
-from evergram.errors import DataError
-from evergram.file_lock import file_lock
-from evergram.system_errors import reason_and_remedy
+from evergram.errors import DataError, reason_and_remedy
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus

@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 from evergram.data.data_sets import whole_path
 from evergram.data.reading.column_names import has_no_header, lacking
 from evergram.errors import DataError
-from evergram.file_content import refuse_other_content, unreadable
-from evergram.quotation import refuse_open_quotation
+from evergram.file_content import refuse_open_quotation, refuse_other_content, unreadable
 
 # A file, a folder, a glob or an address, or several.
 Paths: TypeAlias = str | Path | list[str | Path] | tuple[str | Path, ...]

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import Timeout
 
-from evergram.atomic_files import make_folder, remove_folder
+from evergram.atomic_files import file_lock, make_folder, remove_folder
 from evergram.compatibility.certificate import certify
-from evergram.errors import EvergramError, IntegrityError, LineageError
-from evergram.file_lock import file_lock
+from evergram.errors import EvergramError, IntegrityError, LineageError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.paths import check_tree, file_mode
 from evergram.retrieval.backfilling.backfill_files import (
@@ -37,7 +36,6 @@ from evergram.stores.adopted_store import read_only
 from evergram.stores.open_store import open_store
 from evergram.stores.rows import Floats, joined_ids, places_among
 from evergram.stores.store import ID_TYPES, ReadableStore, Rows, Store
-from evergram.system_errors import reason_and_remedy
 
 # The error of a row of a withdrawn version, which is refreshed before all others.
 UNREADABLE = 1e9

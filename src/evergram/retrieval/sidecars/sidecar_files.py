@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError, IntegrityError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.metric_search import Metric, by_vectors
@@ -19,7 +19,6 @@ from evergram.retrieval.sidecars.version_sidecar import VersionSidecar
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import MOST_HITS, joined_ids, places_among
 from evergram.stores.store import Floats, Hits, Rows
-from evergram.system_errors import reason_and_remedy
 
 # Hits by the backward transform that are read by a sidecar, of each query, unless another number is
 # given.

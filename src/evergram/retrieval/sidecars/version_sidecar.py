@@ -19,12 +19,11 @@ from torch import Tensor
 
 from evergram.atomic_files import replacing
 from evergram.compatibility.sidecar.sidecar import Sidecar
-from evergram.errors import DataError, IntegrityError
+from evergram.errors import DataError, IntegrityError, reason_and_remedy
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.id_lookup import IdLookup
 from evergram.stores.rows import Rows
 from evergram.stores.store import Floats
-from evergram.system_errors import reason_and_remedy
 
 # Sums over random signs, of each vector.
 MARKS = 3

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from filelock import Timeout
 
-from evergram.errors import DataError, StoreError
-from evergram.file_lock import file_lock
+from evergram.atomic_files import file_lock
+from evergram.errors import DataError, StoreError, reason_and_remedy
 from evergram.stores.rows import Checks, Floats, Rows
 from evergram.stores.store import not_ours
-from evergram.system_errors import reason_and_remedy
 
 # As many ids stand in one condition.
 LOOKED_UP = 10_000

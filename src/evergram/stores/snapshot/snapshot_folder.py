@@ -14,14 +14,19 @@ from typing import Any
 
 from filelock import Timeout
 
-from evergram.atomic_files import sync, write_bytes
-from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
-from evergram.file_lock import file_lock
+from evergram.atomic_files import file_lock, sync, write_bytes
+from evergram.errors import (
+    DataError,
+    EvergramError,
+    FormatError,
+    IntegrityError,
+    StoreError,
+    reason_and_remedy,
+)
 from evergram.stores.rows import Space
 from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
 from evergram.stores.snapshot.generation import Generation, SnapshotRecord
 from evergram.stores.snapshot.segment import IndexRecord, Segment, SegmentRecord, SegmentWriter
-from evergram.system_errors import reason_and_remedy
 
 FORMAT_VERSION = 1
 NAME = "store.json"

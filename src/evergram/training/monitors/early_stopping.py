@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
-from evergram.evaluation.large_catalogues.metric_sample import MetricSample, sample_queries
+from evergram.evaluation.metric_sample import MetricSample, sample_queries
 from evergram.evaluation.ranking import query_metrics, rank_metrics, relevance_of
 from evergram.training.callbacks import Callback
 from evergram.training.distributed.agreement import begin_shared

@@ -18,7 +18,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.evaluation.large_catalogues.metric_sample import SampledRanking, sample_queries
+from evergram.evaluation.metric_sample import SampledRanking, sample_queries
 from evergram.evaluation.ranking import (
     popularity,
     popularity_metrics,

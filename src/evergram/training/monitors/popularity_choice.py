@@ -11,7 +11,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.kinds import EncoderSettings
 from evergram.errors import DataError
-from evergram.evaluation.large_catalogues.metric_sample import MetricSample
+from evergram.evaluation.metric_sample import MetricSample
 from evergram.training.distributed.shares import embed_together
 from evergram.training.monitors.early_stopping import EarlyStopping, SelectionMetric
 

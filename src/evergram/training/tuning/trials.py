@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import Timeout
 
-from evergram.atomic_files import make_folder
+from evergram.atomic_files import file_lock, make_folder
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.errors import DataError, RecipeError, TrainingError
-from evergram.file_lock import file_lock
 from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback, Point
 from evergram.training.checkpoints.journal import Journal

@@ -1,4 +1,4 @@
-"""Read a consumer's own model, ONNX or safetensors, and apply it to embeddings.
+"""A consumer's own model, ONNX or safetensors: read, applied to embeddings, and measured.
 
 Such a model is another team's program: `probe_process` runs this module in a process of its own.
 """
@@ -6,7 +6,7 @@ Such a model is another team's program: `probe_process` runs this module in a pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -323,3 +323,136 @@ def _cut(score: Floats) -> pa.Array | None:
     if not ((score >= 0) & (score <= 1)).all():
         return None
     return pa.array((score > 0.5).astype(np.int64))
+
+
+def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
+    """Return the chance that a positive scores above a negative; a tie counts half.
+
+    Args:
+        score: [N].
+        label: bool [N], True for positives.
+    Raises: DataError: one of the classes is missing.
+    """
+    positives = int(label.sum())
+    negatives = len(label) - positives
+    if not positives or not negatives:
+        raise DataError("An AUC needs positive and negative examples; one of them is missing.")
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    # Mean rank of each distinct score.
+    rank = count.cumsum() - (count - 1) / 2
+    total = rank[place][label].sum()
+    return float((total - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def measure(metric: str, answers: Answers, label: pa.Array) -> float:
+    """Return AUC or accuracy (higher is better), or root mean squared error (lower is better).
+
+    Args:
+        metric: "auc", "accuracy" or "rmse".
+        answers: of the model, for N objects.
+        label: [N]; two classes (0 and 1, or booleans) for auc, numbers for rmse.
+    Raises: DataError: the labels or the answers are not of the kind that the metric needs.
+    """
+    if label.null_count or not len(label):
+        raise DataError("A probe needs at least one object, and a label for each.")
+    if metric == "accuracy":
+        if answers.predicted is None:
+            raise DataError(
+                "The model gives neither classes nor a probability from 0 to 1, so that accuracy "
+                "cannot be measured; export it with its classes."
+            )
+        return float(
+            np.mean([a == b for a, b in zip(*_alike(answers.predicted, label), strict=True)])
+        )
+    if answers.score is None:
+        raise DataError(f"The model tells more than two classes apart; {metric} needs one score.")
+    try:
+        numbers = label.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(f"The labels are {label.type}; {metric} needs numbers.") from None
+    if metric == "rmse":
+        return float(np.sqrt(np.square(answers.score - numbers).mean()))
+    if not ((numbers == 0) | (numbers == 1)).all():
+        raise DataError("The labels are not 0 and 1; auc needs two classes.")
+    return roc_auc(answers.score, numbers == 1)
+
+
+def _alike(predicted: pa.Array, label: pa.Array) -> tuple[list[Any], list[Any]]:
+    """Return both as texts if one of them is text, else as numbers."""
+    if pa.types.is_string(label.type) or pa.types.is_string(predicted.type):
+        both = predicted.cast(pa.string()), label.cast(pa.string())
+    else:
+        both = predicted.cast(pa.float64()), label.cast(pa.float64())
+    return both[0].to_pylist(), both[1].to_pylist()
+
+
+# Steps of the differences, as a share of the root mean variance of the embeddings: wide enough for
+# models that compute in float32, and for trees, which are flat between their thresholds.
+STEP = 0.1
+# A probability and what is left to 1 count as at least so much: below, a difference of a model in
+# float32 is rounding.
+LEAST_CHANCE = 0.01
+
+
+def probe_fisher(model: ProbeModel, embeddings: NDArray[np.float32], metric: str) -> Floats:
+    """Return the mean input Fisher matrix of a probe, float64 [D, D]; see `input_fisher`.
+
+    Args:
+        embeddings: [N, D].
+        metric: of the probe; with "rmse" its output is a value, otherwise probabilities (numbers
+            in [0, 1] that add up to 1, or one alone) or logits.
+    Raises: DataError: there are no embeddings, they are all alike, or the model does not answer
+        with numbers.
+    """
+    rows, dim = embeddings.shape
+    step = STEP * float(np.sqrt(embeddings.var(axis=0).mean())) if rows else 0.0
+    if not step > 0:
+        raise DataError(
+            f"{rows} embeddings that do not differ say nothing of what a probe is sensitive to; "
+            "leave the consumer out."
+        )
+    centres = model.outputs(embeddings)
+    factor = _factor(centres, metric, never_chances=model.gives_logits)
+    total: Floats = np.zeros((dim, dim))
+    moves = step * np.concatenate([np.eye(dim), -np.eye(dim)])
+    size = max(1, BLOCK // (2 * dim))
+    for start in range(0, rows, size):
+        block: Floats = embeddings[start : start + size].astype(np.float64)
+        moved = (block[:, None] + moves).reshape(-1, dim)
+        ends = model.outputs(moved.astype(np.float32)).reshape(len(block), 2, dim, -1)
+        slope = (ends[:, 0] - ends[:, 1]) / (2 * step)  # [b, D, C]
+        weighed = factor(slope, centres[start : start + size])
+        flat = weighed.transpose(0, 2, 1).reshape(-1, dim)
+        total += flat.T @ flat
+    total /= rows
+    return total
+
+
+def _factor(centres: Floats, metric: str, *, never_chances: bool) -> Callable[..., Floats]:
+    """Return the function that makes slopes [b, D, C] at outputs [b, C] such that their products
+    are the rows' Fisher matrices."""
+    if metric == "rmse":
+        return lambda slope, _: slope
+    one = centres.shape[1] == 1
+    inside = bool(((centres >= 0) & (centres <= 1)).all()) and not never_chances
+    if inside and (one or np.allclose(centres.sum(axis=1), 1, atol=1e-3)):
+        return _of_chances
+    return _of_logits
+
+
+def _of_chances(slope: Floats, chance: Floats) -> Floats:
+    # Σ_c ∇p_c ∇p_cᵀ / p_c; of one probability, ∇p ∇pᵀ / (p (1 − p)).
+    spread = chance * (1 - chance) if chance.shape[1] == 1 else chance
+    weighed: Floats = slope / np.sqrt(np.maximum(spread, LEAST_CHANCE))[:, None]
+    return weighed
+
+
+def _of_logits(slope: Floats, logits: Floats) -> Floats:
+    if logits.shape[1] == 1:
+        chance = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+        return slope * np.sqrt(chance * (1 - chance))[:, None]
+    # Σ_c p_c (∇h_c − Σ_c p_c ∇h_c)(…)ᵀ.
+    chance = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chance = (chance / chance.sum(axis=1, keepdims=True))[:, None]
+    weighed: Floats = np.sqrt(chance) * (slope - (chance * slope).sum(axis=2, keepdims=True))
+    return weighed

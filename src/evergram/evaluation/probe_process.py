@@ -1,0 +1,376 @@
+"""Run a consumer's probe in a process of its own, with limits of time and memory.
+
+A consumer's model is another team's program, and its evaluation file another team's data: the
+publisher's process opens neither. It starts this module as a program for each question:
+
+    in   a line of JSON, `Job`; behind it, unless ids are asked for, two arrays as of `.npy`: bool
+         [N], True for each id that has an embedding, and these embeddings, float32 [n, D]
+    out  a line of JSON with what is asked for: `ids`, those of the evaluation file; `value`, that
+         of the metric; or `fisher`, the rows of the model's mean input Fisher matrix [D, D].
+         In its place there may be `error`, a sentence, or `memory`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from evergram.errors import DataError, EvergramError
+from evergram.evaluation.probes import load_probe_model, measure, probe_fisher
+
+SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
+# The most bytes of an answer, which may hold all ids of an evaluation file.
+MOST_WRITTEN = 1 << 28
+# Variables that a program needs to start; none of them is secret.
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
+
+
+@dataclass(frozen=True)
+class ProbeLimits:
+    """The most time and memory that one probe may use.
+
+    Args:
+        seconds: to answer all that it is asked, without the time to look embeddings up.
+        mib: MiB of memory, beside some 300 that every probe takes.
+    """
+
+    seconds: float = 60.0
+    mib: int = 4096
+
+    @classmethod
+    def of_environment(cls) -> ProbeLimits:
+        """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults.
+
+        Raises: DataError: one is not a number above 0.
+        """
+        seconds, mib = _number(SECONDS, cls.seconds), _number(MIB, cls.mib)
+        return cls(seconds, math.ceil(mib))
+
+
+@dataclass(frozen=True)
+class ProbeFiles:
+    """A consumer's model and evaluation file, with the hashes of their contents."""
+
+    model: Path
+    model_sha256: str
+    data: Path
+    data_sha256: str
+
+
+class Job(TypedDict):
+    """A question to a probe.
+
+    Keys:
+        asks: "ids", "value" or "fisher".
+        model, data: absolute paths; model_name, data_name: their names for errors.
+        model_sha256, data_sha256: of their contents.
+        metric: "auc", "accuracy" or "rmse".
+        seconds, mib: limits of processor time, and of memory beside that of this program itself.
+    """
+
+    asks: str
+    model: str
+    model_name: str
+    model_sha256: str
+    data: str
+    data_name: str
+    data_sha256: str
+    metric: str
+    seconds: float
+    mib: int
+
+
+class ProbeProcess:
+    """A probe that is asked for the ids of its data, and then for its value or its matrix.
+
+    Args:
+        files: read by the other process alone.
+        metric: "auc", "accuracy" or "rmse".
+    Raises: DataError: when it is asked, any fault of the model or its data.
+    """
+
+    def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
+        self.files: ProbeFiles = files
+        self.metric: str = metric
+        self.limits: ProbeLimits = limits
+        self._left = limits.seconds
+
+    def ids(self) -> pa.Array:
+        """Return the ids of the evaluation file, int64 or strings [N]."""
+        ids = self._asked("ids")
+        kinds = {type(key) for key in ids} if isinstance(ids, list) else set()
+        if kinds not in ({int}, {str}):
+            raise self._failure("it gave no ids")
+        try:
+            return pa.array(ids, pa.int64() if kinds == {int} else pa.string())
+        except (ValueError, OverflowError) as error:
+            raise self._failure("it gave ids that are not int64 or strings") from error
+
+    def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
+        """Return the value of the metric.
+
+        Args:
+            has_vector: bool [N], True for ids that have an embedding.
+            vectors: their embeddings [n, D], as the consumer reads them.
+        """
+        value = self._asked("value", has_vector, vectors)
+        if not isinstance(value, float) or not math.isfinite(value):
+            shown = _shown(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {shown}, which is no finite number")
+        return value
+
+    def fisher(
+        self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return the model's mean input Fisher matrix [D, D], see `probe_fisher`; the arguments are
+        those of `value`."""
+        rows, dim = self._asked("fisher", has_vector, vectors), vectors.shape[1]
+        try:
+            matrix = np.array(rows, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            matrix = np.empty(0)
+        if matrix.shape != (dim, dim) or not np.isfinite(matrix).all():
+            raise self._failure(f"it gave no matrix of {dim} by {dim} finite numbers")
+        return matrix
+
+    def _asked(self, what: str, *arrays: NDArray[Any]) -> Any:
+        """Return the entry `what` of the program's answer; None if there is none."""
+        files = self.files
+        job = Job(
+            asks=what,
+            model=str(files.model.absolute()),
+            model_name=str(files.model),
+            model_sha256=files.model_sha256,
+            data=str(files.data.absolute()),
+            data_name=str(files.data),
+            data_sha256=files.data_sha256,
+            metric=self.metric,
+            seconds=self.limits.seconds,
+            mib=self.limits.mib,
+        )
+        started = time.monotonic()
+        with (
+            # An empty folder, so that a model can name no file.
+            tempfile.TemporaryDirectory(prefix="evergram-probe-") as folder,
+            tempfile.TemporaryFile() as asked,
+            tempfile.TemporaryFile() as answer,
+            tempfile.TemporaryFile() as said,
+        ):
+            asked.write(json.dumps(job).encode() + b"\n")
+            for array in arrays:
+                np.save(asked, np.ascontiguousarray(array), allow_pickle=False)
+            asked.seek(0)
+            try:
+                code = subprocess.run(
+                    # -P: import no module from the current folder.
+                    [sys.executable, "-P", "-m", "evergram.evaluation.probe_process"],
+                    stdin=asked,
+                    stdout=answer,
+                    stderr=said,
+                    cwd=folder,
+                    env=_environment(),
+                    timeout=self._left,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                raise self._failure(
+                    f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows "
+                    "more)"
+                ) from None
+            except OSError as error:
+                raise DataError(
+                    f"{files.model} cannot be run: no process can be started ({error.strerror})."
+                ) from error
+            finally:
+                self._left = max(0.0, self._left - (time.monotonic() - started))
+            answer.seek(0)
+            line = answer.readline(MOST_WRITTEN)
+            if not line.endswith(b"\n"):
+                raise self._failure(self._end(code, said))
+        return self._read(line).get(what)
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failure("it gave no answer that can be read")
+        if answer.get("memory"):
+            raise self._failure(
+                f"it needs more than {self.limits.mib} MiB of memory ({MIB} allows more)"
+            )
+        if "error" in answer:
+            # An error of a library may quote the model.
+            raise DataError(_shown(str(answer["error"]), 1000))
+        return answer
+
+    def _end(self, code: int, said: IO[bytes]) -> str:
+        """Return the reason why there is no answer."""
+        if code >= 0:
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().split("\n")[-1]
+            text = _shown(last, 200) or "no message"
+            return f"its process ended with exit code {code} and no answer: {text}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return (
+            f"its process was ended by {name}, without an answer; it may take {self.limits.mib} "
+            f"MiB of memory ({MIB} allows more)"
+        )
+
+    def _failure(self, why: str) -> DataError:
+        return DataError(f"{self.files.model} cannot be used as a probe: {why}.")
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of the program: none that may be secret."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+def _shown(text: str, most: int) -> str:
+    """Return a foreign text for an error: one printable line of `most` characters at most."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
+    return printable + "…" * (len(text) > most)
+
+
+def _number(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise DataError(
+            f"{variable} is {text!r}; it must be a number above 0 ({default:g} by default)."
+        )
+    return value
+
+
+def main() -> None:
+    """Answer one question."""
+    # The answer goes to the old stdout; what a library prints goes to stderr.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        asked = sys.stdin.buffer
+        answer.write(json.dumps(_answer(json.loads(asked.readline()), asked)) + "\n")
+
+
+def _answer(job: Job, asked: IO[bytes]) -> dict[str, Any]:
+    try:
+        if job["asks"] != "ids" and job["model"].lower().endswith(".onnx"):
+            # Imported before the limits, as their own memory is not the model's. `OnnxModel` says
+            # so if one is not installed.
+            with suppress(ImportError):
+                import onnxruntime  # noqa: F401
+        limit(job["seconds"], job["mib"])
+        name = Path(job["data_name"])
+        ids, labels = evaluation(name, _content(job["data"], name, job["data_sha256"]))
+        if job["asks"] == "ids":
+            return {"ids": ids.to_pylist()}
+        name = Path(job["model_name"])
+        model = load_probe_model(name, _content(job["model"], name, job["model_sha256"]))
+        has_vector, vectors = (np.load(asked, allow_pickle=False) for _ in range(2))
+        if job["asks"] == "fisher":
+            return {"fisher": probe_fisher(model, vectors, job["metric"]).tolist()}
+        known = labels.filter(pa.array(has_vector))
+        return {"value": measure(job["metric"], model.answers(vectors), known)}
+    except MemoryError:
+        return {"memory": True}
+    except EvergramError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        # A model can raise any error.
+        what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        return {"error": f"{job['model_name']} cannot be used as a probe ({what})."}
+
+
+def limit(seconds: float, mib: int) -> None:
+    """Limit processor time and memory of this process; do nothing on a system without limits."""
+    pa.set_cpu_count(1)
+    try:
+        import resource
+    except ImportError:
+        return
+    # The publisher ends this process earlier; the limit is for a publisher that was killed.
+    processor = int(seconds) + 5
+    limits = {
+        resource.RLIMIT_CPU: processor,
+        resource.RLIMIT_FSIZE: MOST_WRITTEN,
+        resource.RLIMIT_CORE: 0,
+    }
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + mib * 2**20
+    for kind, most in limits.items():
+        # A limit that exists already can only be lowered.
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
+    """Return ids (int64 or strings) and labels of an evaluation file.
+
+    Raises: DataError: it is damaged, or a column, an id or a label is missing.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            lacking = {"id", "label"} - set(file.schema_arrow.names)
+            if lacking or not file.metadata.num_rows:
+                raise DataError(f"{path} needs at least one row, with the columns id and label.")
+            table = file.read(columns=["id", "label"], use_threads=False)
+    except pa.ArrowMemoryError:
+        raise
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; write it again.") from error
+    ids, labels = table["id"].combine_chunks(), table["label"].combine_chunks()
+    nan = pa.types.is_floating(labels.type) and pc.any(pc.is_nan(labels)).as_py()
+    if ids.null_count or labels.null_count or nan:
+        raise DataError(
+            f"{path} has a row without an id or without a label; give both, or leave the row out."
+        )
+    number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
+    kind = pa.int64() if number else pa.string()
+    try:
+        return ids.cast(kind), labels
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"The ids of the evaluation file are not {kind}: {error}.") from error
+
+
+def _content(path: str, name: Path, published: str) -> bytes:
+    """Return the bytes of a file. Raises: DataError: their hash is not the published one."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
+    if hashlib.sha256(content).hexdigest() != published:
+        raise DataError(f"{name} was changed while the probe was being run; run it again.")
+    return content
+
+
+if __name__ == "__main__":
+    main()
