@@ -20,7 +20,6 @@ from benchmarks import (
     defaults,
     errors,
     evaluation_speed,
-    fast_paths,
     fold_in,
     graphs,
     growth,
@@ -141,9 +140,6 @@ SECTIONS = {
         serving.transform_rates, serving.tiny_transform, serving.transform_table
     ),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
-    "serving-fast-paths": Section(
-        fast_paths.fast_paths, fast_paths.tiny_fast_paths, fast_paths.table
-    ),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "snapshot-engine": Section(
         snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table

@@ -2,7 +2,7 @@
 tracer is set.
 
 `evergram serve` sets one where the standard variables name an exporter
-(`serving.traces`); a program with a provider of its own calls `trace_with`.
+(`serving.metrics`); a program with a provider of its own calls `trace_with`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NOTHING = nullcontext()
 _tracer: Tracer | None = None
+_provider: TracerProvider | None = None
 
 
 def trace_with(provider: TracerProvider | None) -> None:
@@ -22,13 +23,27 @@ def trace_with(provider: TracerProvider | None) -> None:
 
     A service records its requests if this is called before its application is made.
     """
-    global _tracer
+    global _tracer, _provider
+    _provider = provider
     _tracer = None if provider is None else provider.get_tracer("evergram")
 
 
 def tracer() -> Tracer | None:
     """Return the tracer that records spans; None if none are recorded."""
     return _tracer
+
+
+def tracer_provider() -> TracerProvider | None:
+    """Return the provider that spans are recorded with; None if none are recorded."""
+    return None if _tracer is None else _provider
+
+
+def annotate(**attributes: str | int) -> None:
+    """Add attributes to the span that is open in this thread or task, named as by `span`."""
+    if _tracer is not None:
+        from opentelemetry.trace import get_current_span
+
+        get_current_span().set_attributes({f"evergram.{k}": v for k, v in attributes.items()})
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:

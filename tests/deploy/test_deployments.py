@@ -18,7 +18,7 @@ from tests.support.running_service import running
 
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.serving.http.connections import DRAIN
+from evergram.serving.connections import DRAIN
 from evergram.serving.settings import ADMIN_TOKEN, ServiceSettings
 
 ROOT = Path(__file__).parents[2]

@@ -36,8 +36,7 @@ from evergram.lineage.diagnosis import (
 )
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.record import sha256
-from evergram.serving.dashboard.data import dashboard_data
-from evergram.serving.dashboard.schemas import Live
+from evergram.serving.dashboard import Live, dashboard_data
 from evergram.vector_files.writers import write_embeddings
 
 __all__ = ["evergram"]

@@ -338,25 +338,25 @@ FAULTS = (
     ),
     # The service and its consumers.
     Fault(
-        "serving/http/access.py",
+        "serving/access.py",
         "if number in readable:",
         "if number is not None:",
         "serving/test_access.py",
     ),
     Fault(
-        "serving/http/access.py",
+        "serving/access.py",
         "if len(headers) > 1:",
         "if len(headers) > 2:",
         "serving/test_access.py",
     ),
     Fault(
-        "serving/http/request_values.py",
+        "serving/vector_routes.py",
         "if count > limit:",
         "if count > limit + 1:",
         "serving/test_routes.py",
     ),
     Fault(
-        "serving/http/vector_routes.py",
+        "serving/vector_routes.py",
         "pc.invert(pc.is_in(hits.ids, value_set=known))",
         "pc.is_in(hits.ids, value_set=known)",
         "serving/test_vectors.py",

@@ -28,9 +28,9 @@ from evergram import Client
 from evergram.errors import DataError, EvergramError, LineageError, ServiceError, ShapeError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
+from evergram.serving import frameworks as pinned_texts
 from evergram.serving.app import create_app
-from evergram.serving.frameworks import pinned_texts
-from evergram.serving.frameworks.pinned_texts import PinnedTexts
+from evergram.serving.frameworks import PinnedTexts
 
 
 def script(source: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from tests.support.running_service import CountedStore, server, service_of, unti
 from uvicorn.config import LOOP_FACTORIES
 
 from evergram.serving.app import create_app
-from evergram.serving.http.connections import EXTRA, READ, LimitedProtocol, Wait
+from evergram.serving.connections import EXTRA, READ, LimitedProtocol, Wait
 from evergram.serving.server import listen
 from evergram.serving.settings import ServiceSettings
 

@@ -17,8 +17,7 @@ from tests.support.running_service import server
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
-from evergram.serving.dashboard.data import dashboard_data, health
-from evergram.serving.dashboard.schemas import (
+from evergram.serving.dashboard import (
     BackfillFacts,
     ConsumerFacts,
     DashboardData,
@@ -29,6 +28,8 @@ from evergram.serving.dashboard.schemas import (
     Rate,
     StepFacts,
     Traffic,
+    dashboard_data,
+    health,
 )
 from evergram.serving.service import Service as EvergramService
 from evergram.serving.settings import ServiceSettings

@@ -51,7 +51,7 @@ from evergram.serving.app import create_app
 from evergram.serving.server import FILES, ServerProcesses, allowed_connections
 from evergram.serving.service import ChangeWatch, Service
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import ServedTexts
 from evergram.stores.store import Store
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_embeddings
@@ -418,7 +418,7 @@ def test_an_address_is_given_back_and_what_is_missing_is_named(
         port = int(server.url.rpartition(":")[2])
     socket.create_server(("127.0.0.1", port)).close()  # is free again, though it never ran
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "evergram.serving.http.connections", raising=False)
+    monkeypatch.delitem(sys.modules, "evergram.serving.connections", raising=False)
     with pytest.raises(ServiceError, match=r"uvicorn: pip install 'evergram\[serve\]'"):
         listen(lineage.path)
 

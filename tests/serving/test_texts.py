@@ -44,15 +44,17 @@ from evergram.lineage.lineage import Lineage
 from evergram.migration.encoded_files import Texts, encode_file
 from evergram.releasing.align import AlignSettings, align
 from evergram.releasing.past_file import import_embeddings
-from evergram.serving import text_encoders as module
+from evergram.serving import texts as module
 from evergram.serving.app import create_app
-from evergram.serving.documents import BATCH, Documents
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.text_encoders import (
+from evergram.serving.texts import (
+    BATCH,
     OVERHEAD,
     Batcher,
     CrowdedError,
+    Documents,
+    EncoderWaitError,
     ServedTexts,
     TextEncoderError,
     VectorCache,
@@ -610,7 +612,8 @@ def test_a_number_that_goes_to_another_version_is_encoded_by_its_encoder() -> No
     texts.encode(1, TEXTS, "document")
     texts.load(lineage_with(0, FIRST))
     texts.load(lineage_with(1, FIRST, THIRD))
-    assert texts.cached(1, TEXTS, "document") is None
+    with pytest.raises(EncoderWaitError):
+        texts.cached(1, TEXTS, "document")
     assert_allclose(texts.encode(1, TEXTS, "document"), word_vectors(TEXTS, 2, 11), rtol=1e-5)
     # A request under way may be of the lineage before.
     for ask in (texts.encode, texts.cached):

@@ -48,10 +48,9 @@ from evergram.migration.make_sidecar import make_sidecar
 from evergram.releasing.align import AlignSettings, align
 from evergram.retrieval.reader import QueryVectors, Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.serving.documents import Documents
 from evergram.serving.features import MOST_FEATURES, FeatureEncoders, Features
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import Documents, ServedTexts
 
 BACK = torch.arange(12.0).reshape(3, 4)
 

@@ -20,8 +20,8 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.serving.dashboard.page import router
-from evergram.serving.dashboard.schemas import DashboardData
+from evergram.serving.app import dashboard_pages
+from evergram.serving.dashboard import DashboardData
 
 
 def publish(
@@ -90,6 +90,9 @@ def serve(data: DashboardData) -> Iterator[Service]:
     """Serve the dashboard's routes and nothing else, on a free port, for a `with` block."""
     service = Service("", data)
 
+    app = FastAPI()
+
+    @app.get("/v1/dashboard")
     def shown(request: Request) -> DashboardData:
         service.asked.append(time.monotonic())
         authorization = request.headers.get("authorization")
@@ -99,8 +102,7 @@ def serve(data: DashboardData) -> Iterator[Service]:
             raise HTTPException(service.status, "As the test wants it.")
         return service.data
 
-    app = FastAPI()
-    app.include_router(router(shown))
+    app.include_router(dashboard_pages())
     served = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
     with listening(uvicorn.Server(served)) as url:
         service.url = f"{url}/"

@@ -16,7 +16,7 @@ from evergram.migration.encoded_files import Texts, encode_file
 from evergram.releasing.align import AlignSettings, align
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import ServedTexts
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.text_encoder import Prompts, Vectors
 from evergram.vector_files.open_embeddings import open_embeddings

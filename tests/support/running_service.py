@@ -20,7 +20,7 @@ from evergram.retrieval.fill import fill, id_type
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.client import Client
-from evergram.serving.http.connections import uvicorn_server
+from evergram.serving.connections import uvicorn_server
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Store

@@ -17,7 +17,7 @@ from evergram.releasing.align import AlignSettings, align
 from evergram.releasing.past_file import import_embeddings
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import ServedTexts
 from evergram.texts.text_encoder import Vectors
 
 # Seconds in which the service must have loaded a new version and its encoder.

@@ -4,10 +4,11 @@
 an ASGI application of a `Service`, for a server of your own. These need `evergram[serve]`.
 
 Read `settings`, `service` (a lineage as it is now, reloaded when it changes), `app` (the
-application and its routes), `server` (from a lineage to a listening server). `http/` is a request's
-way from the connection to the answer, `dashboard/` the page and its data. `client` needs httpx,
-NumPy and pyarrow alone; `frameworks/` gives embeddings of one version to LangChain, LlamaIndex and
-Haystack.
+application and its routes), `server` (from a lineage to a listening server). A request passes
+`connections` (limits on sockets), `access` (hosts and tokens), `request_handler` (body, threads,
+time, counting), `requests` (its schema) and `vector_routes` or a list of `answers`. `dashboard/` is
+the page and its data. `client` needs httpx, NumPy and pyarrow alone; `frameworks/` gives embeddings
+of one version to LangChain, LlamaIndex and Haystack.
 """
 
 from __future__ import annotations

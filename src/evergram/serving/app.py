@@ -1,25 +1,27 @@
-"""The ASGI application: its routes, its middleware, its handling of errors."""
+"""The ASGI application: its routes, their description, its middleware, its handling of errors."""
 
 # No postponed annotations here: FastAPI reads them.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version as release
+from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evergram.errors import EvergramError
-from evergram.serving.dashboard import page
-from evergram.serving.dashboard.schemas import DashboardData
-from evergram.serving.http import listing_routes, vector_routes
-from evergram.serving.http.access import HostCheck, refusal_response
-from evergram.serving.http.errors import RefusedError, error_response
-from evergram.serving.http.openapi import (
+from evergram.serving import answers, vector_routes
+from evergram.serving.access import HostCheck, refusal_response
+from evergram.serving.answers import (
     ConsumersAnswer,
     EmbeddingsAnswer,
+    ErrorAnswer,
     Liveness,
     ModelAnswer,
     ModelsAnswer,
@@ -27,12 +29,12 @@ from evergram.serving.http.openapi import (
     SearchAnswer,
     TransformAnswer,
     VersionsAnswer,
-    describe,
-    errors,
-    vectors,
 )
-from evergram.serving.http.request_handler import Listing, Operation, RequestHandler
-from evergram.serving.http.request_schemas import (
+from evergram.serving.dashboard import DashboardData
+from evergram.serving.errors import ARROW, JSON, RefusedError, error_response
+from evergram.serving.request_handler import Listing, Operation, RequestHandler
+from evergram.serving.requests import (
+    REQUESTS,
     EmbeddingsRequest,
     FoldInRequest,
     SearchRequest,
@@ -40,15 +42,42 @@ from evergram.serving.http.request_schemas import (
 )
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.traces import RequestSpans
-from evergram.tracing import tracer
+from evergram.tracing import tracer_provider
 
+# What machines ask for every few seconds, which has no span.
+_SILENT = ("/healthz", "/readyz", "/metrics")
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _NOT_FOUND = {
     404: "There is no such page, or not with a slash at its end; /openapi.json describes all.",
     405: "This page does not take that method; /openapi.json says which it takes.",
+}
+
+
+# The page loads nothing from elsewhere, runs nothing inline, and no other page may frame it.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_PAGE_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_PAGE_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
 }
 
 
@@ -96,9 +125,13 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         redoc_url=None,
         # A redirect would repeat the host of the request, whoever sent it.
         redirect_slashes=False,
-        # Its own span of a request would be a second one. FastAPI before 0.165 has none.
-        telemetry={"tracing": tracer() is None},
-        responses=errors(403, 421),
+        telemetry={
+            "tracing": tracer_provider() is not None,
+            "tracer_provider": tracer_provider(),
+            **{"metrics": False, "logs": False, "operation_spans": False},
+            "exclude": lambda scope: scope.get("path") in _SILENT,
+        },
+        responses=_errors(403, 421),
     )
     app.state.handler = handler
     _vector_routes(app, handler)
@@ -113,9 +146,7 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
         tokens=lambda: service.tokens,
         refused=handler.count_refusal,
     )
-    if (recording := tracer()) is not None:
-        app.add_middleware(RequestSpans, tracer=recording)
-    describe(app, settings)
+    _describe(app, settings)
     return app
 
 
@@ -129,10 +160,10 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         app.post(path, name=name, summary=summary, **description)(endpoint)
 
     # Each route's requests and answers, and the one column of a request that is an Arrow stream.
-    embedded = vectors(EmbeddingsRequest, EmbeddingsAnswer, "id")
-    found = vectors(SearchRequest, SearchAnswer, "vector")
-    read = vectors(TransformRequest, TransformAnswer, "vector")
-    folded = vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
+    embedded = _vectors(EmbeddingsRequest, EmbeddingsAnswer, "id")
+    found = _vectors(SearchRequest, SearchAnswer, "vector")
+    read = _vectors(TransformRequest, TransformAnswer, "vector")
+    folded = _vectors(FoldInRequest, TransformAnswer | SearchAnswer, None)
     routes = vector_routes
     add("embeddings", routes.embeddings, "Embeddings of ids, of texts, or of features", embedded)
     add("search", routes.search, "The nearest stored objects", found)
@@ -142,7 +173,7 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
 
 
 def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
-    refused = errors(400, 401, 500, 503, 504)
+    refused = _errors(400, 401, 500, 503, 504)
 
     def add(name: str, listing: Listing, summary: str, answer: Any) -> None:
         path = f"/v1/{name}"
@@ -153,24 +184,56 @@ def _listing_routes(app: FastAPI, handler: RequestHandler) -> None:
         responses = {200: {"model": answer}, **refused}
         app.get(path, name=name, summary=summary, responses=responses)(endpoint)
 
-    routes = listing_routes
-    add("versions", routes.versions, "Versions that may be read", VersionsAnswer)
-    add("consumers", routes.consumers, "Who is pinned to which version", ConsumersAnswer)
-    add("models", routes.models, "Versions and labels, as OpenAI lists models", ModelsAnswer)
+    add("versions", answers.versions, "Versions that may be read", VersionsAnswer)
+    add("consumers", answers.consumers, "Who is pinned to which version", ConsumersAnswer)
+    add("models", answers.models, "Versions and labels, as OpenAI lists models", ModelsAnswer)
 
     @app.get(
         "/v1/models/{model}",
         summary="One of them",
-        responses={200: {"model": ModelAnswer}, **errors(404), **refused},
+        responses={200: {"model": ModelAnswer}, **_errors(404), **refused},
     )
     async def model(request: Request, model: str) -> Response:
-        one: Listing = lambda state, access: routes.model(state, access, model)  # noqa: E731
+        one: Listing = lambda state, access: answers.model(state, access, model)  # noqa: E731
         return await handler.list(request, "/v1/models/{model}", one)
 
-    async def dashboard(request: Request) -> DashboardData:
-        return await handler.dashboard(request)
+    @app.get(
+        "/v1/dashboard",
+        summary="What the dashboard shows",
+        responses={200: {"model": DashboardData}, **refused},
+    )
+    async def data(request: Request) -> Response:
+        answer = await handler.list(request, "/v1/dashboard", handler.dashboard)
+        answer.headers["Cache-Control"] = "no-store"
+        return answer
 
-    app.include_router(page.router(dashboard), responses=errors(400, 401, 500, 503))
+    app.include_router(dashboard_pages())
+
+
+def dashboard_pages() -> APIRouter:
+    """Return the routes `/` and `/dashboard/…`, for the files of the dashboard's page.
+
+    They hold no data, so everybody may load them.
+    """
+    static = {
+        path.name: (path.read_bytes(), _PAGE_TYPES[path.name.rpartition(".")[2]])
+        for path in files("evergram.serving.dashboard").joinpath("static").iterdir()
+        if path.name.rpartition(".")[2] in _PAGE_TYPES
+    }
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    def page() -> Response:
+        return part("dashboard.html")
+
+    @routes.get("/dashboard/{name}")
+    def part(name: str) -> Response:
+        if name not in static:
+            raise HTTPException(404, "The dashboard has no such file.")
+        body, kind = static[name]
+        return Response(body, media_type=kind, headers=_PAGE_HEADERS)
+
+    return routes
 
 
 def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
@@ -194,10 +257,10 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         "/metrics",
         summary="For Prometheus",
         response_class=Response,
-        responses={**_TEXT, **errors(400, 401, 500, 503, 504)},
+        responses={**_TEXT, **_errors(400, 401, 500, 503, 504)},
     )
     async def metrics(request: Request) -> Response:
-        return await handler.metrics_page(request)
+        return await handler.list(request, "/metrics", handler.metrics_page, metrics=True)
 
 
 def _refusals(app: FastAPI) -> None:
@@ -215,3 +278,111 @@ def _refusals(app: FastAPI) -> None:
         app.add_exception_handler(handled, refused)
     for failing in (EvergramError, Exception):
         app.add_exception_handler(failing, failed)
+
+
+_REF = "#/components/schemas/{model}"
+_STATUS = {
+    400: "What was asked cannot be done; the sentence says why.",
+    401: "A token is needed, or is not known.",
+    403: "The token may not read this version, or a web page of another origin asked.",
+    404: "There is no such version, or no such id.",
+    408: "The body stopped coming.",
+    409: "The vectors carry the fingerprint of another space; or a stored object has no text.",
+    413: "More than one request may hold.",
+    415: "The body is neither JSON nor an Arrow stream, or does not say which.",
+    421: "The service was asked for under a host name that it does not answer to.",
+    500: "What the service reads is damaged.",
+    503: "Too many requests wait, or a store does not answer; `Retry-After` says when.",
+    504: "It took longer than a request may.",
+}
+_REFUSED = (400, 401, 403, 404, 408, 409, 413, 415, 421, 500, 503, 504)
+_STREAM = {"schema": {"type": "string", "format": "binary"}}
+_HEADERS = {
+    "x-evergram-version": "The version that the answer is read as.",
+    "x-evergram-computed-from": "The versions that it was computed from.",
+    "x-evergram-fingerprint": "Of the version that the answer is read as.",
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return FastAPI's `responses` of a route for the statuses that it refuses with."""
+    return {s: {"model": ErrorAnswer, "description": _STATUS[s]} for s in statuses}
+
+
+def _vectors(request: type[BaseModel], answer: Any, column: str | None) -> dict[str, Any]:
+    """Return the arguments of `FastAPI.post` that describe a route of vectors."""
+    body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}}
+    description = "JSON."
+    if column is not None:
+        body[ARROW] = _STREAM
+        description = (
+            f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as "
+            "JSON under `evergram.request` in its schema's metadata."
+        )
+    success = {
+        "model": answer,
+        "description": "The rows, and what they were computed from.",
+        "content": {ARROW: _STREAM},
+        "headers": {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in _HEADERS.items()
+        },
+    }
+    return {
+        "responses": {200: success, **_errors(*_REFUSED)},
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": body, "description": description}
+        },
+    }
+
+
+def _describe(app: FastAPI, settings: ServiceSettings) -> None:
+    """Add the bodies of requests for vectors, and the service's limits, to the app's OpenAPI."""
+
+    def description() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title, version=app.version, routes=app.routes, summary=app.summary
+            )
+            schemas = models_json_schema(
+                [(kind, "validation") for kind in REQUESTS], ref_template=_REF
+            )[1]["$defs"]
+            _limit(schemas, settings)
+            components = schema.setdefault("components", {})
+            components.setdefault("schemas", {}).update(schemas)
+            _without_422(schema)
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            # A token, or none where the service is open.
+            schema["security"] = [{"token": []}, {}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = description  # type: ignore[method-assign]
+
+
+def _without_422(schema: dict[str, Any]) -> None:
+    """Remove the answer 422: FastAPI lists it for paths with a name, none of which is invalid."""
+    for path in schema["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+
+
+def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
+    """Write the service's limits into the schemas of requests."""
+    search, folded = schemas["SearchRequest"]["properties"], schemas["FoldInRequest"]["properties"]
+    search["k"]["maximum"] = settings.max_k
+    for number in (search["rerank"], folded["k"]):
+        number["anyOf"][0]["maximum"] = settings.max_k
+    lists = [
+        schemas["EmbeddingsRequest"]["properties"]["input"],
+        schemas["TransformRequest"]["properties"]["vectors"],
+        *(search[name] for name in ("ids", "input", "vectors")),
+        folded["candidates"],
+    ]
+    bounds = [(schema, settings.max_batch) for schema in lists]
+    for schema, items in [*bounds, (search["vector"], settings.max_dim)]:
+        for kind in schema.get("anyOf", [schema]):
+            if kind.get("type") == "array":
+                kind["maxItems"] = items

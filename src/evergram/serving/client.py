@@ -18,13 +18,12 @@ from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.ids import Lists, as_lists
 from evergram.reopening import Reopened
 from evergram.retrieval.embedded import Embedded
-from evergram.serving.http.errors import RAISED
+from evergram.serving.errors import ARROW, JSON, RAISED
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:
     import httpx
 
-ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 # Seconds before the first retry; each further retry waits twice as long.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -290,7 +289,7 @@ class Client(Reopened):
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:
-    """Return a successful answer. Raises: EvergramError: the service refused."""
+    """Return a successful answer."""
     if answer.status_code == 200:
         return answer
     try:
@@ -345,7 +344,7 @@ def _vectors(table: pa.Table) -> Floats:
 
 
 def _listed(values: Iterable[Any], name: str) -> list[Any]:
-    """Return values as a list. Raises: DataError: they are a single string."""
+    """Return values as a list."""
     if isinstance(values, str | bytes):
         raise DataError(
             f"{name} is the text {values[:40]!r}; give a list, such as [{values[:40]!r}]."

@@ -15,7 +15,6 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidatorFunctionWrapHandler,
     field_validator,
 )
 
@@ -56,17 +55,13 @@ class Features(BaseModel):
     ]
     id: Id | None = None
 
-    @field_validator("features", mode="wrap")
+    @field_validator("features", mode="before")
     @classmethod
-    def _stop_at_first_error(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        """Validate only the first wrong feature: the errors of all would take far more memory."""
-        if isinstance(value, dict):
-            if len(value) > MOST_FEATURES:
-                raise ValueError(f"an object has at most {MOST_FEATURES} features")
-            for name, keys in value.items():
-                if type(keys) not in (int, float, str, list, type(None)):
-                    return check({name: keys})
-        return check(value)
+    def _few(cls, value: Any) -> Any:
+        """Count before the features are validated: the errors of all could take much memory."""
+        if isinstance(value, dict) and len(value) > MOST_FEATURES:
+            raise ValueError(f"an object has at most {MOST_FEATURES} features")
+        return value
 
 
 class FeatureEncoders:
@@ -100,7 +95,7 @@ class FeatureEncoders:
 
 
 def _restored(lineage: Lineage, version: int) -> RowEncoder:
-    """Return a version's encoder. Raises: LineageError: it has none that encodes objects."""
+    """Return a version's encoder."""
     manifest = lineage.manifest(version)
     problem, instead = None, "ask for the embeddings of ids"
     if manifest.encoder is None and manifest.text_encoder is not None:

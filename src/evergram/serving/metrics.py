@@ -1,5 +1,6 @@
-"""Counters and gauges of a service, for Prometheus, and drift: the second moments of served vectors
-against those of the stored ones.
+"""Counters and gauges of a service, for Prometheus; drift, the second moments of served vectors
+against those of the stored ones; and whether spans of requests are sent to a collector, by OTLP
+over HTTP as the OTEL_* variables say.
 
 No request waits for a measurement: ids are noted when they are served, and looked up again between
 requests, at the version that they are stored at.
@@ -7,6 +8,8 @@ requests, at the version that they are stored at.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from collections import deque
@@ -23,7 +26,11 @@ from prometheus_client.metrics_core import Metric
 from evergram.errors import EvergramError
 from evergram.retrieval.reader import Reader
 from evergram.stores.store import Floats
+from evergram.tracing import trace_with, tracer
 
+log: logging.Logger = logging.getLogger("evergram.serving")
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -269,3 +276,46 @@ class _OfProcess:
                 s._replace(labels={**s.labels, **self._label}) for s in family.samples
             ]
             yield family
+
+
+def wants_traces(environment: Mapping[str, str]) -> bool:
+    """Return whether variables name a collector, and none of them turns spans off."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        return False
+    return any(environment.get(name, "").strip() for name in _ENDPOINTS)
+
+
+def export_traces(environment: Mapping[str, str] = os.environ) -> bool:
+    """Export spans from now on, if the variables ask for it and none are recorded yet.
+
+    The SDK reads the variables itself: endpoint, headers, time-out, sampler, resource. The name of
+    the service is "evergram" where OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say none. What
+    was not sent is sent when the process ends.
+
+    Returns: whether spans are recorded. Where packages are missing they are not, and the log says
+        what to install: a service answers without traces, too.
+    """
+    if tracer() is not None:
+        return True
+    if not wants_traces(environment):
+        return False
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        log.warning(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, and no traces are sent, as %s is not installed: "
+            "pip install 'evergram[telemetry]', or unset it.",
+            error.name,
+        )
+        return False
+    named = OTELResourceDetector().detect().attributes
+    name = str(named.get("service.name", "evergram"))
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace_with(provider)
+    return True

@@ -17,23 +17,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from evergram.errors import EvergramError, ServiceError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.log_lines import LogFormat, log_format, log_to_stderr, set_log_format
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.serving.documents import Documents
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import Documents, ServedTexts
 from evergram.stores.qdrant.qdrant_connection import is_local_mode
 from evergram.texts.addresses import check_encoder_address
 from evergram.texts.recorded_encoder import RECORDED
@@ -64,9 +62,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        host = self.settings.host
-        port: int = self._listening.getsockname()[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return str(self.as_json()["url"])
 
     @property
     def is_open(self) -> bool:
@@ -80,14 +76,7 @@ class Server:
 
     def as_json(self) -> dict[str, Any]:
         """Return the server's address, version and checked files, as `evergram serve --json`."""
-        files = self.service.files()
-        return {
-            "url": self.url,
-            "version": self.service.production,
-            "open": self.is_open,
-            "checked": [name for name, checked in files.items() if checked],
-            "unchecked": [name for name, checked in files.items() if not checked],
-        }
+        return _facts(self.service, self.settings, self._listening)
 
     def run(self) -> None:
         """Answer requests until the process is told to stop, or `stop` is called.
@@ -118,6 +107,17 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _facts(service: Service, settings: ServiceSettings, listening: socket.socket) -> dict[str, Any]:
+    host, files = settings.host, service.files()
+    return {
+        "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
+        "version": service.production,
+        "open": settings.is_open(service.tokens),
+        "checked": [name for name, checked in files.items() if checked],
+        "unchecked": [name for name, checked in files.items() if not checked],
+    }
 
 
 def listen(
@@ -196,7 +196,7 @@ def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSet
     """
     try:
         import evergram.serving.app
-        import evergram.serving.http.connections  # noqa: F401
+        import evergram.serving.connections  # noqa: F401
     except ModuleNotFoundError as error:
         raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
     settings.check(has_tokens(ConsumerRegistry.open(place)))
@@ -207,8 +207,8 @@ def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSet
 def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Server:
     # Imported here, so that `checked_settings` names what is missing.
     from evergram.serving.app import create_app
-    from evergram.serving.http.connections import uvicorn_server
-    from evergram.serving.traces import export_traces
+    from evergram.serving.connections import uvicorn_server
+    from evergram.serving.metrics import export_traces
 
     export_traces()
     app = create_app(service, settings)
@@ -291,61 +291,54 @@ class _Work:
     again: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Running:
-    """A process that serves; the pipe tells it that this one lives."""
+    """A process that serves. It sends None when it could answer, or why it cannot, and answers when
+    it is sent something; the pipe tells it that this process lives."""
 
     process: SpawnProcess
     pipe: Connection
-    facts: dict[str, Any] | None = None
-
-    def go(self) -> None:
-        """Let it answer requests."""
-        with suppress(OSError):  # one that has ended is replaced
-            self.pipe.send(None)
 
 
 class ServerProcesses:
     """Several processes that serve one lineage at one address; `run` keeps them alive.
 
-    Made by `listen_processes`.
+    Made by `listen_processes`. uvicorn's own supervisor neither waits until all could answer, nor
+    says why one cannot start, nor numbers them.
     """
 
     def __init__(self, work: _Work, count: int, listening: socket.socket) -> None:
         self._work, self._listening = work, listening
         self._stopping = threading.Event()
-        self._spawn = get_context("spawn")
         self._running: list[_Running] = []
         self._killed = 0
+        texts_of(work.settings)
+        # The stores are filled here, and the processes find them filled.
+        service = Service(work.place, work.stores, None, sidecars_of(work.settings))
+        with closing(service):
+            self._facts = {**_facts(service, work.settings, listening), "processes": count}
+            # A sentence on the published files that were compared with their hashes.
+            self.checked_sentence: str = checked_sentence(service.files())
         try:
-            # The first fills the stores, which the others then find filled.
-            for number in range(count):
-                self._running.append(self._start(number))
-                if not number:
-                    self._await(0)
-            waits: Sequence[int] = range(1, count)
+            self._running = [self._start(number) for number in range(count)]
+            waits: Sequence[int] = range(count)
             while waits:
                 for number in waits:
                     self._await(number)
                 waits = [n for n, r in enumerate(self._running) if not r.process.is_alive()]
             for running in self._running:
-                running.go()
+                _let_answer(running)
         except BaseException:
             self.close()
             raise
 
     @property
     def url(self) -> str:
-        return str(self._facts["json"]["url"])
-
-    @property
-    def checked_sentence(self) -> str:
-        """A sentence on the published files that were compared with their hashes."""
-        return str(self._facts["sentence"])
+        return str(self._facts["url"])
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts of `Server.as_json`, and how many processes serve."""
-        return {**self._facts["json"], "processes": len(self._running)}
+        return dict(self._facts)
 
     def run(self) -> None:
         """Keep the processes alive until this one is told to stop, or `stop` is called.
@@ -356,7 +349,7 @@ class ServerProcesses:
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for stop in (signal.SIGTERM, signal.SIGINT):
-                before[stop] = signal.signal(stop, self._stop_by_signal)
+                before[stop] = signal.signal(stop, lambda *_: self.stop())
         try:
             while not self._stopping.is_set():
                 wait([r.process.sentinel for r in self._running], timeout=0.2)
@@ -389,17 +382,12 @@ class ServerProcesses:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _facts(self) -> dict[str, Any]:
-        facts = self._running[0].facts
-        assert facts is not None
-        return facts
-
     def _start(self, number: int, *, again: bool = False) -> _Running:
-        ours, theirs = self._spawn.Pipe()
+        spawn = get_context("spawn")
+        ours, theirs = spawn.Pipe()
         settings = replace(self._work.settings, process=number)
         work = replace(self._work, settings=settings, again=again)
-        process = self._spawn.Process(
+        process = spawn.Process(
             target=_serve, args=(work, self._listening, theirs), name=f"evergram-serve-{number}"
         )
         process.start()
@@ -407,16 +395,13 @@ class ServerProcesses:
         return _Running(process, ours)
 
     def _await(self, number: int) -> None:
-        """Wait until a process could answer; replace one that was killed. Raises: ServiceError."""
+        """Wait until a process could answer; replace one that was killed."""
         while True:
             running = self._running[number]
-            facts: dict[str, Any] | None = None
             with suppress(EOFError, ConnectionError):
-                facts = running.pipe.recv()
-            if facts is not None and "error" in facts:
-                raise ServiceError(facts["error"])
-            if facts is not None:
-                running.facts = facts
+                problem = running.pipe.recv()
+                if problem is not None:
+                    raise ServiceError(problem)
                 return
             running.process.join()
             code, self._killed = running.process.exitcode, self._killed + 1
@@ -425,30 +410,30 @@ class ServerProcesses:
                     f"A process of the service ended with code {code} before it could answer; its "
                     "log is above."
                 )
-            self._log_end(number, " before it could answer")
-            self._running[number] = self._start(number)
+            self._replace(number, " before it could answer")
 
     def _replace_ended(self) -> None:
         for number, running in enumerate(self._running):
             if running.process.is_alive() or self._stopping.is_set():
                 continue
-            self._log_end(number, _reason(running.pipe))
-            if not self._stopping.wait(PAUSE):
-                # The others answer meanwhile, so nobody waits until it listens.
-                new = replace(self._start(number, again=True), facts=running.facts)
-                self._running[number] = new
-                new.go()
+            # The others answer meanwhile, so nobody waits until it listens.
+            self._replace(number, _reason(running.pipe), PAUSE)
+            _let_answer(self._running[number])
 
-    def _log_end(self, number: int, reason: str) -> None:
-        running = self._running[number]
+    def _replace(self, number: int, reason: str, pause: float = 0.0) -> None:
+        ended = self._running[number]
         log.error(
             "Process %d of the service (pid %s) ended with code %s%s; another is started.",
-            *(number, running.process.pid, running.process.exitcode, reason),
+            *(number, ended.process.pid, ended.process.exitcode, reason),
         )
-        running.pipe.close()
+        if not self._stopping.wait(pause):
+            ended.pipe.close()
+            self._running[number] = self._start(number, again=bool(pause))
 
-    def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop()
+
+def _let_answer(running: _Running) -> None:
+    with suppress(OSError):  # one that has ended is replaced
+        running.pipe.send(None)
 
 
 def listen_processes(
@@ -489,35 +474,30 @@ def listen_processes(
 
 def _reason(pipe: Connection) -> str:
     """Return why a process that has ended could not serve, after a colon; "" if it did serve."""
-    facts: dict[str, Any] = {}
-    # The facts of a process that replaced another are read by nobody before.
+    reason = None
     with suppress(EOFError, OSError):
         while pipe.poll():
-            facts = pipe.recv()
-    reason = str(facts.get("error", "")).rstrip(".")
-    return reason and f": {reason}"
+            reason = pipe.recv()
+    return "" if reason is None else f": {reason.rstrip('.')}"
 
 
 def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     """Serve in a process of its own until it is told to stop, or its parent is gone."""
-    number = work.settings.process
     # A Ctrl-C in a terminal reaches the parent too, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_log_format(work.log_format)
-    log_to_stderr(number)
+    log_to_stderr(work.settings.process)
     try:
-        service = Service(
-            *(work.place, work.stores, texts_of(work.settings)),
-            sidecars_of(work.settings, required=not work.again),
-        )
+        sidecars = sidecars_of(work.settings, required=not work.again)
+        service = Service(work.place, work.stores, texts_of(work.settings), sidecars)
         server = Server(service, work.settings, listening)
     except EvergramError as error:
         # The first process logs it: a service that cannot start says one sentence.
         with suppress(OSError):
-            pipe.send({"error": str(error)})
+            pipe.send(str(error))
         sys.exit(1)
     with suppress(EOFError, OSError):  # the parent may have ended meanwhile
-        pipe.send({"json": server.as_json(), "sentence": server.checked_sentence})
+        pipe.send(None)
         # Clients wait until all processes could answer.
         pipe.recv()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()

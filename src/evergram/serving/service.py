@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from evergram.errors import EvergramError, LineageError, ServiceError
@@ -16,9 +17,9 @@ from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.sidecars.sidecar_files import SidecarFiles
-from evergram.serving.dashboard.data import PublishedFacts, published_facts
+from evergram.serving.dashboard import PublishedFacts, published_facts
 from evergram.serving.features import FeatureEncoders
-from evergram.serving.text_encoders import ServedTexts
+from evergram.serving.texts import ServedTexts
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 
@@ -27,8 +28,6 @@ RETRY_AFTER = 10.0
 # Seconds between two looks at a lineage on another machine, at least.
 REMOTE_POLL = 10.0
 _RECORD, _CONSUMERS = "lineage.json", "consumers.json"
-# Kinds of stores whose rows are in this process's memory.
-_IN_MEMORY = ("snapshot",)
 # Identifies one state of a file: two equal stamps mean that nothing was written in between.
 FileStamp = tuple[object, ...]
 
@@ -79,19 +78,13 @@ class SharedReader:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.encoders: FeatureEncoders = FeatureEncoders(reader.lineage)
-        # Whether rows are read without asking another process.
-        self.in_memory: bool = all(reader.store(side).kind in _IN_MEMORY for side in reader.sides)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
-        self._reading_facts = threading.Lock()
-        self._facts: PublishedFacts | None = None
 
+    @cached_property
     def published_facts(self) -> PublishedFacts:
-        """Return the published facts. Only the first call reads them, from every published file."""
-        with self._reading_facts:
-            if self._facts is None:
-                self._facts = published_facts(self.reader.lineage)
-            return self._facts
+        """The published facts. Only the first look reads them, from every published file."""
+        return published_facts(self.reader.lineage)
 
     def enter(self) -> bool:
         """Count one more user. Returns: False where the reader is closed already."""

@@ -1,5 +1,686 @@
-"""The dashboard: one page, the JSON that it shows, and where that comes from.
+"""The JSON of the dashboard, whose page is in `static/`: facts of a lineage, its consumers and the
+running service, and the rule that says whether all is well.
 
-Read `schemas` (what the page shows), `data` (from the lineage), `traffic` (from the running
-service), `page` (the routes). `static/` holds the page's own files.
+The rule fails closed: what nobody measured is not well, it is not known.
 """
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from time import monotonic
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from evergram.errors import EvergramError, LineageError
+from evergram.lineage.consumers import Consumer, Probe
+from evergram.lineage.diagnosis import (
+    Reading,
+    contradictions,
+    diagnose_lineage,
+    read_versions,
+    sample_sentence,
+    standard_errors,
+)
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.backfilling.backfill_files import UNREADABLE, backfill_progress
+from evergram.retrieval.reader import Reader
+from evergram.serving.metrics import Metrics
+
+# Digits of a fingerprint that are shown.
+DIGITS = 12
+# Times of requests that each step remembers, and the seconds that latency and traffic look back.
+REMEMBERED, RECENT = 2_000, 60.0
+# Seconds of one rate, and seconds that all rates together look back.
+STEP, WINDOW = 5.0, 600.0
+# Seconds for which a count of a store's rows is kept: some stores look at each row to count them.
+COUNTED_FOR = 5.0
+# Relative distance past which served vectors are no longer like the stored ones.
+DRIFT_LIMIT = 0.5
+
+
+def _finite(value: Any) -> Any:
+    return value if value is not None and math.isfinite(value) else None
+
+
+# NaN and infinity, which JSON cannot hold, are not known, and neither is None.
+Finite = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class _Facts(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class StepFacts(_Facts):
+    """The backward transform from a version to the one before it: its error, that at publication,
+    and its largest singular value. A withdrawn version has the identity."""
+
+    kind: str
+    error: Finite = None
+    estimate: Finite = None
+    amplification: Finite = None
+
+
+class PastFacts(_Facts):
+    """The newest version read as a past one; errors are relative to the past vectors' length.
+
+    Args:
+        unseen: how many canaries alignment never saw; 0 if they are too few to measure.
+        error: what `lineage check` holds to a limit, on these if there are enough: `Reading.error`.
+        cosine: on these, or else on all canaries.
+        canaries, measured: how many canaries there are, and the error on all of them.
+        estimate, bound, amplification: of the certificate.
+        history: the error at every version since, by version.
+        belied: a sentence, where the measured error is far above the certificate's bound.
+    """
+
+    unseen: int
+    error: Finite
+    cosine: Finite
+    canaries: int
+    measured: Finite
+    estimate: Finite
+    bound: Finite
+    amplification: Finite
+    history: dict[int, float]
+    belied: str | None = None
+
+
+class VersionFacts(_Facts):
+    """One version. `created` and `withdrawn` of a withdrawn one say when and why it was withdrawn.
+
+    Args:
+        encoder: its kind; "file" where the embeddings came from a file; None of a withdrawn one.
+        fingerprint: its first 12 digits.
+        quality: "model", "popularity", "alone" to metric to value.
+        errors, sample: standard errors of `quality`, and a sentence on the sample of queries that
+            they are of; None where all queries were ranked.
+        step: None of the first version.
+        past: None of the newest version, and of those that are no longer read.
+    """
+
+    version: int
+    name: str
+    created: str
+    dim: int
+    encoder: str | None
+    fingerprint: str
+    labels: list[str]
+    retired: bool
+    withdrawn: str | None
+    quality: dict[str, dict[str, float]]
+    errors: dict[str, dict[str, float]] = {}
+    sample: str | None = None
+    step: StepFacts | None
+    past: PastFacts | None
+
+
+class ProbeFacts(_Facts):
+    """A consumer's probe: its own model, measured on the vectors that it would read.
+
+    Args:
+        limit: the least value that is good enough; the most, where `less_is_better`.
+        values: the value at each version that was read as the consumer's, by version.
+        last: the value at the newest version; None where it was not measured.
+        holds: whether `last` is good enough; None where there is no limit, or no `last`.
+        failed: whether the probe could not be run on the newest; `metrics.json` says why.
+    """
+
+    metric: str
+    limit: float | None
+    less_is_better: bool
+    values: dict[int, float]
+    last: float | None
+    holds: bool | None
+    failed: bool = False
+
+
+class ConsumerFacts(_Facts):
+    """One consumer; `version` is what `pinned` is now, None where that label is gone."""
+
+    name: str
+    pinned: str
+    version: int | None
+    since: str
+    probe: ProbeFacts | None = None
+
+
+class Traffic(_Facts):
+    """Requests of one consumer ("" without a token) to one version, since the service started;
+    `errors` were refused or failed, and `per_minute` is the rate of the last minute."""
+
+    consumer: str
+    version: int | None
+    requests: int
+    errors: int
+    per_minute: float | None = None
+
+
+class BackfillFacts(_Facts):
+    """Progress of bringing the rows of a store's side to a version: its `state` is that of
+    `BackfillProgress`, or "being filled" of the service's own snapshots; rows `per_minute` in the
+    last run, seconds `left` at that rate while it runs, and seconds `idle` since the last row."""
+
+    side: str
+    version: int
+    done: int
+    total: int
+    state: str
+    per_minute: float | None = None
+    left: float | None = None
+    idle: float | None = None
+
+
+class DriftFacts(_Facts):
+    """Relative distance of the second moments of so many served vectors from those of the stored
+    ones of a version, 0 where both are the same; past `limit` it is marked."""
+
+    side: str
+    version: int | None = None
+    relative: Finite
+    vectors: int | None = None
+    limit: float | None = None
+
+
+class Rate(_Facts):
+    """Requests a minute over the few seconds that ended `ago` seconds ago."""
+
+    ago: float
+    per_minute: float
+
+
+class Live(_Facts):
+    """Facts of the running service: the rates of the last ten minutes, oldest first, and how many
+    requests of these it failed to answer; `problems` are sentences on what it could not load or
+    reach; `latency_ms` has "p50" and "p99"; `rows` are those of each side, by version."""
+
+    started: str | None = None
+    traffic: list[Traffic] | None = None
+    rates: list[Rate] | None = None
+    failed: int | None = None
+    problems: list[str] | None = None
+    latency_ms: dict[str, float] | None = None
+    drift: list[DriftFacts] | None = None
+    rows: dict[str, dict[int, int]] | None = None
+    backfill: list[BackfillFacts] | None = None
+
+
+class Reason(_Facts):
+    """One reason why not all is well; `part` is the part of the page that has more."""
+
+    kind: Literal["broken", "not known"]
+    part: str
+    sentence: str
+
+
+class Health(_Facts):
+    """Whether all is well; the reasons that something is broken come first."""
+
+    state: Literal["well", "not well", "not known"]
+    reasons: list[Reason]
+
+
+class DashboardData(_Facts):
+    """Everything on the page, put together `at` that time; the published files were compared with
+    their hashes and with each other when `checked` says, both ISO 8601."""
+
+    lineage: str
+    at: str
+    checked: str
+    health: Health
+    newest: int
+    production: int
+    versions: list[VersionFacts]
+    consumers: list[ConsumerFacts]
+    live: Live
+
+
+@dataclass(frozen=True)
+class PublishedFacts:
+    """Facts that are slow to read, and stay as they are until the next publication: the metrics,
+    the backward transform and the reading of each version, what the lineage's files say of each
+    other that cannot be, and when all of this was read."""
+
+    metrics: Mapping[int, Mapping[str, Any]]
+    steps: Mapping[int, StepFacts]
+    past: Mapping[int, PastFacts]
+    contradictions: Sequence[str]
+    checked: str
+
+
+def published_facts(lineage: Lineage) -> PublishedFacts:
+    """Read the facts of a lineage from its published files, each compared with its hash.
+
+    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
+    """
+    past = {r.version: _past(r) for r in diagnose_lineage(lineage)}
+    numbers = [m.version for m in lineage.versions]
+    steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
+    for before, n in pairwise(numbers):
+        steps[n] = _step(lineage, n, before)
+    metrics = {n: lineage.metrics(n) for n in numbers}
+    return PublishedFacts(metrics, steps, past, contradictions(lineage), _now())
+
+
+def dashboard_data(
+    lineage: Lineage,
+    consumers: Sequence[Consumer],
+    live: Live,
+    published: PublishedFacts | None = None,
+) -> DashboardData:
+    """Return everything that the page shows.
+
+    Args:
+        published: the facts of this lineage where they were read before, so that no file is read.
+    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
+    """
+    facts = published_facts(lineage) if published is None else published
+    versions = [_version(lineage, n, facts) for n in range(lineage.next_version)]
+    shown = sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name)
+    return DashboardData(
+        lineage=lineage.name,
+        at=_now(),
+        checked=facts.checked,
+        health=health(versions, shown, lineage.newest, live, facts.contradictions),
+        newest=lineage.newest,
+        production=lineage.production,
+        versions=versions,
+        consumers=shown,
+        live=live,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
+    facts: dict[str, Any] = {
+        "version": version,
+        "name": f"{lineage.name}@v{version}",
+        "dim": lineage.chain.dim(version),
+        "labels": sorted(name for name, n in lineage.labels.items() if n == version),
+        "retired": version in lineage.retired,
+        "step": published.steps.get(version),
+        "past": published.past.get(version),
+    }
+    withdrawal = lineage.withdrawn.get(version)
+    if withdrawal is not None:
+        facts |= {"created": withdrawal.when, "withdrawn": withdrawal.reason, "encoder": None}
+        return VersionFacts(fingerprint=_short(withdrawal.fingerprint), quality={}, **facts)
+    manifest, metrics = lineage.manifest(version), published.metrics[version]
+    quality = {
+        model: {k: float(v) for k, v in values.items() if _finite(v) is not None}
+        for model, values in metrics.get("metrics", {}).items()
+        if model in ("model", "popularity", "alone")
+    }
+    sampled = metrics.get("sampled")
+    # Of a sample of queries.
+    errors = {model: standard_errors(sampled, model) for model in quality}
+    return VersionFacts(
+        created=manifest.created,
+        encoder="file" if manifest.encoder is None else manifest.encoder.kind,
+        fingerprint=_short(manifest.fingerprint),
+        withdrawn=None,
+        quality=quality,
+        errors={model: each for model, each in errors.items() if each},
+        sample=sample_sentence(sampled),
+        **facts,
+    )
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint.removeprefix("sha256:")[:DIGITS]
+
+
+def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
+    """Return the facts of the transform to the version before that is not withdrawn."""
+    (reading,) = read_versions(lineage, [before], version)
+    return StepFacts(
+        kind=lineage.chain.transforms[version - 1].kind,
+        error=reading.error,
+        estimate=getattr(reading.certificate, "relative", None),
+        amplification=reading.amplification,
+    )
+
+
+def _past(reading: Reading) -> PastFacts:
+    measured, certificate = reading.measured, reading.certificate
+    return PastFacts(
+        unseen=getattr(reading.unseen, "objects", 0),
+        error=reading.error,
+        cosine=getattr(reading.unseen or measured, "cosine", None),
+        canaries=getattr(measured, "objects", 0),
+        measured=getattr(measured, "relative", None),
+        estimate=getattr(certificate, "relative", None),
+        bound=getattr(certificate, "relative_bound", None),
+        amplification=getattr(certificate, "amplification", None),
+        history={k: v for k, v in reading.history.items() if _finite(v) is not None},
+        belied=reading.belied,
+    )
+
+
+def _consumer(lineage: Lineage, consumer: Consumer, published: PublishedFacts) -> ConsumerFacts:
+    version = None
+    with suppress(LineageError):
+        version = lineage.resolve(consumer.pinned)
+    probe = None if consumer.probe is None else _probe(lineage, consumer, consumer.probe, published)
+    facts: dict[str, Any] = {n: getattr(consumer, n) for n in ("name", "pinned", "since")}
+    return ConsumerFacts(version=version, probe=probe, **facts)
+
+
+def _probe(
+    lineage: Lineage, consumer: Consumer, probe: Probe, published: PublishedFacts
+) -> ProbeFacts:
+    """Return the probe's values at publications since the consumer was pinned as it is now."""
+    values: dict[int, float] = {}
+    if probe.baseline is not None:
+        values[probe.baseline.version] = probe.baseline.value
+    failed = False
+    for n, metrics in published.metrics.items():
+        for reading in metrics.get("probes", ()):
+            of = [reading["consumer"], reading["pinned"], reading["metric"]]
+            if of != [consumer.name, consumer.pinned, probe.metric]:
+                continue
+            if _finite(reading["value"]) is not None:
+                values[n] = reading["value"]
+            # The reason is left out: it may name files of the machine.
+            failed = n == lineage.newest and n not in values
+    less = probe.metric == "rmse"
+    limit = probe.max if less else probe.min
+    last = values.get(lineage.newest)
+    holds = False if failed else None
+    if last is not None and limit is not None:
+        holds = last <= limit if less else last >= limit
+    return ProbeFacts(
+        metric=probe.metric,
+        limit=limit,
+        less_is_better=less,
+        values=dict(sorted(values.items())),
+        last=last,
+        holds=holds,
+        failed=failed,
+    )
+
+
+def health(
+    versions: Sequence[VersionFacts],
+    consumers: Sequence[ConsumerFacts],
+    newest: int,
+    live: Live,
+    contradictions: Sequence[str] = (),
+) -> Health:
+    """Return whether all is well, and the reasons where it is not.
+
+    Args:
+        newest: the version that past ones are read from.
+        contradictions: of the lineage, a sentence each.
+    """
+    reasons = [
+        *_consumers(consumers, newest),
+        *(_broken("versions", sentence) for sentence in contradictions),
+        *_certificates(versions),
+        *_rows(versions, live),
+        *_drift(live),
+        *_backfills(live),
+        *_requests(live),
+    ]
+    reasons.sort(key=lambda reason: reason.kind != "broken")
+    if not reasons:
+        return Health(state="well", reasons=[])
+    broken = reasons[0].kind == "broken"
+    return Health(state="not well" if broken else "not known", reasons=reasons)
+
+
+def _broken(part: str, sentence: str) -> Reason:
+    return Reason(kind="broken", part=part, sentence=sentence)
+
+
+def _unknown(part: str, sentence: str) -> Reason:
+    return Reason(kind="not known", part=part, sentence=sentence)
+
+
+def _consumers(consumers: Sequence[ConsumerFacts], newest: int) -> Iterator[Reason]:
+    for consumer in consumers:
+        name, probe = f"Consumer {consumer.name}", consumer.probe
+        if consumer.version is None:
+            sentence = f"{name} is pinned to {consumer.pinned}, which does not exist."
+            yield _broken("consumers", sentence)
+        elif probe is None:
+            # Who reads the newest version reads it as it was published: nothing can be lost.
+            if consumer.version != newest:
+                yield _unknown("consumers", f"{name} has no probe: what it keeps is not measured.")
+        elif probe.failed:
+            yield _broken("consumers", f"The probe of {consumer.name} could not be run.")
+        elif probe.holds is False:
+            yield _broken(
+                "consumers",
+                f"The probe of {consumer.name} is beyond its limit: {probe.metric} is "
+                f"{_value(probe.last)}, and {'at most' if probe.less_is_better else 'at least'} "
+                f"{_value(probe.limit)} is asked for.",
+            )
+        elif probe.limit is None:
+            yield _unknown("consumers", f"The probe of {consumer.name} has no limit.")
+        elif probe.holds is None:
+            sentence = f"The probe of {consumer.name} was not run on version {newest}."
+            yield _unknown("consumers", sentence)
+
+
+def _certificates(versions: Sequence[VersionFacts]) -> Iterator[Reason]:
+    for version, past in ((v.version, v.past) for v in versions):
+        if past is None:  # the newest, or one that is no longer read
+            continue
+        if past.belied is not None:
+            yield _broken("certificate", past.belied)
+        elif past.bound is None:
+            yield _unknown("certificate", f"Version {version} has no certificate.")
+        elif not past.canaries:
+            sentence = f"Version {version} has no canaries: its certificate cannot be checked."
+            yield _unknown("certificate", sentence)
+
+
+def _rows(versions: Sequence[VersionFacts], live: Live) -> Iterator[Reason]:
+    if not live.rows:
+        yield _unknown("store", "The rows of the stores could not be counted.")
+        return
+    withdrawn = {v.version for v in versions if v.withdrawn is not None}
+    known = {v.version for v in versions}
+    for side, rows in live.rows.items():
+        if not any(rows.values()):
+            yield _broken("store", f"The store of side {side} has no rows.")
+        for version, count in rows.items():
+            if count and (version not in known or version in withdrawn):
+                what = "withdrawn" if version in withdrawn else "unknown"
+                sentence = f"The store of side {side} has rows of the {what} version {version}."
+                yield _broken("store", sentence)
+
+
+def _drift(live: Live) -> Iterator[Reason]:
+    drift = live.drift or []
+    # A side that is served and was never measured is not known, and neither is no side at all.
+    unmeasured = sorted({*(live.rows or {})} - {facts.side for facts in drift})
+    if not drift and not unmeasured:
+        yield _unknown("drift", "Drift is not measured.")
+    for side in unmeasured:
+        yield _unknown("drift", f"Drift of side {side} is not measured: nothing was served.")
+    for facts in drift:
+        version = "" if facts.version is None else f" at version {facts.version}"
+        what = f"Drift of side {facts.side}{version}"
+        if facts.relative is None:
+            yield _unknown("drift", f"{what} is not measured: no moments were published.")
+        elif facts.limit is None:
+            yield _unknown("drift", f"{what} has no limit.")
+        elif facts.relative > facts.limit:
+            value, limit = _value(facts.relative), _value(facts.limit)
+            yield _broken("drift", f"{what} is {value}, and its limit is {limit}.")
+
+
+def _backfills(live: Live) -> Iterator[Reason]:
+    if live.backfill is None:
+        yield _unknown("store", "Whether a backfill is under way is not known.")
+    for backfill in live.backfill or ():
+        name = f"The backfill of side {backfill.side}"
+        if backfill.state == UNREADABLE:
+            yield _broken("store", f"{name} {UNREADABLE}.")
+        elif backfill.state == "stalled":
+            idle = "a while" if backfill.idle is None else f"{abs(backfill.idle):,.0f} seconds"
+            yield _broken(
+                "store",
+                f"{name} stalled or died: nothing was written for {idle}, with {backfill.done:,} "
+                f"of {backfill.total:,} rows done; 'evergram store backfill apply' resumes it.",
+            )
+
+
+def _requests(live: Live) -> Iterator[Reason]:
+    if live.problems is None:
+        yield _unknown("requests", "Whether the service can load what changed is not known.")
+    for problem in live.problems or ():
+        yield _broken("requests", problem)
+    if live.failed is None:
+        yield _unknown("requests", "Whether requests fail is not known.")
+    elif live.failed:
+        count = "1 request" if live.failed == 1 else f"{live.failed:,} requests"
+        yield _broken("requests", f"{count} failed in the last ten minutes.")
+
+
+def _value(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.3g}"
+
+
+@dataclass
+class _Step:
+    """The requests of STEP seconds."""
+
+    requests: Counter[tuple[str, int | None]]
+    seconds: deque[float]
+    failed: int = 0
+
+
+class TrafficLog:
+    """Counts of all requests, and of those of the last ten minutes in steps of a few seconds."""
+
+    def __init__(self) -> None:
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._begun = monotonic()
+        # By the number of the step since then.
+        self._steps: dict[int, _Step] = {}
+        self._counted = -COUNTED_FOR
+        self._rows: dict[str, dict[int, int]] | None = None
+        self._requests: Counter[tuple[str, int | None]] = Counter()
+        self._errors: Counter[tuple[str, int | None]] = Counter()
+
+    def answered(self, consumer: str, version: int | None, status: int, seconds: float) -> None:
+        """Record one request; called from the event loop alone."""
+        number = int((monotonic() - self._begun) / STEP)
+        step = self._steps.get(number)
+        if step is None:
+            kept = {n: s for n, s in self._steps.items() if n > number - WINDOW / STEP}
+            step = _Step(Counter(), deque(maxlen=REMEMBERED))
+            self._steps = {**kept, number: step}
+        key = consumer, version
+        step.requests[key] += 1
+        step.seconds.append(seconds)
+        step.failed += status >= 500
+        self._requests[key] += 1
+        self._errors[key] += status >= 400
+
+    def live(
+        self, reader: Reader, metrics: Metrics, filling: Mapping[str, tuple[int, int, int]]
+    ) -> Live:
+        """Return the facts as they are now; counts the rows of each store and reads its backfills.
+
+        Args:
+            filling: side to the version that its store is being filled with, the rows written and
+                the rows in all.
+        """
+        now = monotonic()
+        elapsed, steps = now - self._begun, self._steps
+        last = int(elapsed / STEP)
+        recent = [step for n, step in steps.items() if n > last - RECENT / STEP]
+        rates = sum((step.requests.copy() for step in recent), Counter[tuple[str, int | None]]())
+        traffic = [
+            Traffic(
+                consumer=key[0],
+                version=key[1],
+                requests=requests,
+                errors=self._errors[key],
+                per_minute=rates[key] * 60 / RECENT,
+            )
+            # Requests that were refused before their version was known come first.
+            for key, requests in sorted(self._requests.copy().items(), key=_order)
+        ]
+        seconds = [one for step in recent for one in step.seconds.copy()]
+        latency = {
+            name: float(np.percentile(seconds, share)) * 1000
+            for name, share in (("p50", 50), ("p99", 99))
+            if seconds
+        }
+        drift = [
+            DriftFacts(
+                side=side, version=version, relative=relative, vectors=count, limit=DRIFT_LIMIT
+            )
+            for (side, version), (relative, count) in metrics.drift.measured().items()
+        ]
+        failed = sum(step.failed for n, step in steps.items() if n > last - WINDOW / STEP)
+        return Live(
+            started=self._started,
+            traffic=traffic,
+            rates=_rates(steps, elapsed),
+            failed=failed,
+            latency_ms=latency or None,
+            drift=drift or None,
+            rows=self._rows_of(reader, now),
+            backfill=_backfill_facts(reader, filling),
+        )
+
+    def _rows_of(self, reader: Reader, now: float) -> dict[str, dict[int, int]] | None:
+        if now - self._counted >= COUNTED_FOR:
+            self._rows, self._counted = _counted_rows(reader), now
+        return self._rows
+
+
+def _order(item: tuple[tuple[str, int | None], int]) -> tuple[str, int]:
+    (consumer, version), _ = item
+    return consumer, -1 if version is None else version
+
+
+def _rates(steps: Mapping[int, _Step], elapsed: float) -> list[Rate]:
+    """Return the rate of each step, oldest first; the last step is under way."""
+    last, rates = int(elapsed / STEP), []
+    for n in range(max(0, last - int(WINDOW / STEP) + 1), last + 1):
+        seconds = STEP if n < last else max(elapsed - n * STEP, 1.0)
+        ago = max(0.0, elapsed - (n + 1) * STEP)
+        count = steps[n].requests.total() if n in steps else 0
+        rates.append(Rate(ago=round(ago, 3), per_minute=count / seconds * 60))
+    return rates
+
+
+def _backfill_facts(
+    reader: Reader, filling: Mapping[str, tuple[int, int, int]]
+) -> list[BackfillFacts]:
+    own = [
+        BackfillFacts(side=side, version=version, done=done, total=total, state="being filled")
+        for side, (version, done, total) in sorted(dict(filling).items())
+    ]
+    shown = BackfillFacts.model_fields.keys() - {"per_minute"}
+    return own + [
+        BackfillFacts(
+            per_minute=None if backfill.rate is None else backfill.rate * 60,
+            **{name: getattr(backfill, name) for name in shown},
+        )
+        for backfill in backfill_progress(reader.lineage.path)
+    ]
+
+
+def _counted_rows(reader: Reader) -> dict[str, dict[int, int]] | None:
+    try:
+        return {side: reader.store(side).count() for side in reader.sides}
+    except EvergramError:
+        return None

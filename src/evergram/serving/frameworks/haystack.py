@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from evergram.errors import DataError
-from evergram.serving.frameworks.pinned_texts import PinnedTexts
+from evergram.serving.frameworks import PinnedTexts
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evergram.errors import DataError
-from evergram.serving.frameworks.pinned_texts import PinnedTexts
+from evergram.serving.frameworks import PinnedTexts
 
 try:
     from langchain_core.embeddings import Embeddings

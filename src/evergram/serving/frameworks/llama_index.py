@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from evergram.errors import DataError
-from evergram.serving.frameworks.pinned_texts import PinnedTexts
+from evergram.serving.frameworks import PinnedTexts
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding

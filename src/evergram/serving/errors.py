@@ -20,6 +20,7 @@ from evergram.errors import (
 )
 
 log: logging.Logger = logging.getLogger("evergram.serving")
+ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 
 # The status and the code of each error; the first class that fits counts.
 _STATUS_AND_CODE: tuple[tuple[type[EvergramError], int, str], ...] = (
@@ -64,6 +65,16 @@ class RefusedError(ServiceError):
         self.status: int = status
         self.code: str = code
         self.param: str | None = param
+
+
+def wrong(message: str, param: str | None = None) -> RefusedError:
+    """Return the refusal of a request that has not the form that it should have."""
+    return RefusedError(400, "request", message, param)
+
+
+def too_much(message: str, param: str | None = None) -> RefusedError:
+    """Return the refusal of more than one request may ask for."""
+    return RefusedError(413, "limit", message, param)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -17,16 +17,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.serving.dashboard.data import TrafficLog, dashboard_data
-from evergram.serving.dashboard.schemas import DashboardData
-from evergram.serving.http.access import Access, authenticate, refusal_response
-from evergram.serving.http.call import ARROW, JSON, Answer, Call, EncoderWaitError
-from evergram.serving.http.connections import Connections
-from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response, log
-from evergram.serving.http.vector_routes import embeddings
+from evergram.serving.access import Access, authenticate, refusal_response
+from evergram.serving.answers import Answer, Call
+from evergram.serving.connections import Connections
+from evergram.serving.dashboard import DashboardData, TrafficLog, dashboard_data
+from evergram.serving.errors import ARROW, JSON, ErrorResponse, RefusedError, error_response, log
 from evergram.serving.metrics import MEDIA, Metrics
 from evergram.serving.service import ServedState, Service, SharedReader
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.texts import EncoderWaitError
+from evergram.tracing import annotate
 
 # Bytes of each body that the budget does not count, so that a full budget keeps out large requests
 # only.
@@ -60,16 +60,9 @@ class HeldBody:
     """The body of one request, which counts to the budget until its last holder leaves."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        self.size: int = 0
-        self._parts: list[bytes] = []
+        self.content: bytes = b""
         self._budget, self._taken, self._holders = budget, 0, 1
         self._lock = threading.Lock()
-
-    def content(self) -> bytes:
-        """Return the body, joined on the first call: of a large one, in a worker's thread."""
-        if len(self._parts) != 1:
-            self._parts = [b"".join(self._parts)]
-        return self._parts[0]
 
     def hold(self) -> None:
         with self._lock:
@@ -94,30 +87,24 @@ class HeldBody:
         Raises: RefusedError: the body is longer, stops coming, or does not fit the budget.
         """
         clock = asyncio.get_running_loop()
+        size, parts = 0, list[bytes]()
         try:
             async with asyncio.timeout(patience) as waiting:
                 async for chunk in request.stream():
                     waiting.reschedule(clock.time() + patience)
-                    self._add(chunk, limit)
+                    size += len(chunk)
+                    if size > limit:
+                        long = f"The body is longer than {limit} bytes; send fewer rows at a time."
+                        raise RefusedError(413, "limit", long)
+                    more = max(0, size + PART * len(parts) - FREE) - self._taken
+                    if more > 0:
+                        self._budget.take(more)
+                        self._taken += more
+                    parts += [chunk] if chunk else []
         except TimeoutError:
-            raise RefusedError(
-                408,
-                "slow",
-                f"Nothing more of the body came for {patience:g} seconds; send it again.",
-            ) from None
-
-    def _add(self, chunk: bytes, limit: int) -> None:
-        size = self.size + len(chunk)
-        if size > limit:
-            long = f"The body is longer than {limit} bytes; send fewer rows at a time."
-            raise RefusedError(413, "limit", long)
-        more = max(0, size + PART * len(self._parts) - FREE) - self._taken
-        if more > 0:
-            self._budget.take(more)
-            self._taken += more
-        self.size = size
-        if chunk:
-            self._parts.append(chunk)
+            late = f"Nothing more of the body came for {patience:g} seconds; send it again."
+            raise RefusedError(408, "slow", late) from None
+        self.content = b"".join(parts)
 
 
 def is_arrow(request: Request) -> bool:
@@ -270,7 +257,7 @@ class Refresher:
 
 
 Operation = Callable[[Call], Answer]
-Listing = Callable[[ServedState, Access], BaseModel]
+Listing = Callable[[ServedState, Access], BaseModel | bytes]
 # Routes that the dashboard counts as traffic.
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 # Refusals that may end once the service has loaded a new version. A forbidden version is among
@@ -278,8 +265,6 @@ VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 _MAY_END = ("taking_up", "forbidden_version")
 # Pages of metrics that may wait for one that is being made.
 PAGES = 8
-# Bytes of a body that may be answered in the event loop's own thread.
-QUICK = 4096
 
 
 @dataclass
@@ -311,11 +296,12 @@ class RequestHandler:
         self.text_workers: Workers = Workers(settings.workers, waiting)
         self.bodies: BodyBudget = BodyBudget(max(settings.max_buffered, settings.max_body))
         self.connections: Connections = Connections(
-            settings.max_connections, settings.silence, self.metrics.connection_ended
+            settings.max_connections,
+            settings.silence,
+            settings.keep_alive,
+            self.metrics.connection_ended,
         )
         self.refresher: Refresher = Refresher(service, settings, self.metrics)
-        # One at a time, as they set the same gauges; apart, as they are read most when all other
-        # threads wait for a store.
         self._pages = Workers(1, PAGES)
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
@@ -326,6 +312,7 @@ class RequestHandler:
                 answer = await self._operate(asked, operation)
         except Exception as error:
             return self._refuse(asked, error)
+        annotate(version=answer.version)
         headers = {
             "x-evergram-version": str(answer.version),
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
@@ -335,78 +322,84 @@ class RequestHandler:
         counting = BackgroundTask(self._count_answer, asked, answer, asked.seconds)
         return Response(answer.body, 200, headers, answer.media, counting)
 
-    async def list(self, request: Request, route: str, listing: Listing) -> Response:
-        """Return the answer of a listing, or the refusal of the request."""
+    async def list(
+        self, request: Request, route: str, listing: Listing, *, metrics: bool = False
+    ) -> Response:
+        """Return the answer of a listing, or the refusal of the request.
+
+        Args:
+            metrics: whether it is the page for Prometheus. One at a time is made, as all set the
+                same gauges; apart, as it is read most when all other threads wait for a store.
+        """
         asked = _Asked(request, route)
+        workers = self._pages if metrics else self.workers
         try:
             async with asyncio.timeout(self.settings.timeout):
-                state, access = self._enter(asked)
-                answer = await self.workers.run(lambda: listing(state, access), state.leave)
+                before = self.service.shared
+                try:
+                    answer = await self._listed(asked, listing, workers)
+                except LineageError:
+                    # A publication since then has removed files of the version before.
+                    if not await self.refresher.reloaded(before):
+                        raise
+                    answer = await self._listed(asked, listing, workers)
         except Exception as error:
             return self._refuse(asked, error)
+        if isinstance(answer, bytes):
+            return Response(answer, media_type=MEDIA)
         self._count(asked, None, 200, asked.seconds)
         return Response(answer.model_dump_json(), media_type=JSON)
 
+    async def _listed(self, asked: _Asked, listing: Listing, workers: Workers) -> BaseModel | bytes:
+        state, access = self._enter(asked)
+        return await workers.run(lambda: listing(state, access), state.leave)
+
     async def _operate(self, asked: _Asked, operation: Operation) -> Answer:
         # The token is checked before anything else of the request is read.
-        state, access = self._enter(asked)
+        self._enter(asked)[0].leave()
         body = HeldBody(self.bodies)
         try:
-            try:
-                arrow_in = is_arrow(asked.request)
-                await body.read(asked.request, self.settings.max_body, self.settings.silence)
-            except BaseException:
-                state.leave()
-                raise
-            call = self._call(asked, state, access, body, arrow_in)
-            quick = operation is embeddings and is_quick(call)
-            run = self._inline(call, operation) if quick else self._in_worker(call, operation, body)
+            arrow_in = is_arrow(asked.request)
+            await body.read(asked.request, self.settings.max_body, self.settings.silence)
             may_wait = reloaded = False
             while True:
+                before = self.service.shared
                 try:
-                    return await run
+                    return await self._run(asked, operation, body, arrow_in, may_wait=may_wait)
                 except EncoderWaitError:
                     may_wait = True
                 except (UnknownVersionError, RefusedError) as error:
                     lasting = isinstance(error, RefusedError) and error.code not in _MAY_END
-                    if lasting or reloaded or not await self.refresher.reloaded(call.state.shared):
+                    if lasting or reloaded or not await self.refresher.reloaded(before):
                         raise
                     reloaded = True
-                state, access = self._enter(asked)
-                call = self._call(asked, state, access, body, arrow_in)
-                run = self._in_worker(replace(call, may_wait=may_wait), operation, body)
         finally:
             body.leave()
 
-    def _call(
-        self, asked: _Asked, state: ServedState, access: Access, body: HeldBody, arrow_in: bool
-    ) -> Call:
+    async def _run(
+        self, asked: _Asked, operation: Operation, body: HeldBody, arrow_in: bool, *, may_wait: bool
+    ) -> Answer:
+        """Run an operation in a worker, on the service as it is now."""
+        state, access = self._enter(asked)
         headers = asked.request.headers
-        return Call(
-            *(state, access, self.settings, self.metrics.drift, body.size, body.content, arrow_in),
+        call = Call(
+            *(state, access, self.settings, self.metrics.drift, body.content, arrow_in),
             arrow_out=ARROW in headers.get("accept", ""),
             fingerprint=headers.get("x-evergram-fingerprint"),
+            may_wait=may_wait,
         )
-
-    async def _inline(self, call: Call, operation: Operation) -> Answer:
-        try:
-            return operation(call)
-        finally:
-            call.state.leave()
-
-    async def _in_worker(self, call: Call, operation: Operation, body: HeldBody) -> Answer:
         # A worker reads the body to the end, even after the request was given up.
         body.hold()
 
         def done() -> None:
             body.leave()
-            call.state.leave()
+            state.leave()
 
-        workers = self.text_workers if call.may_wait else self.workers
+        workers = self.text_workers if may_wait else self.workers
         return await workers.run(lambda: operation(call), done)
 
     def _enter(self, asked: _Asked) -> tuple[ServedState, Access]:
-        """Authenticate a request. Raises: RefusedError: its token is missing or unknown."""
+        """Authenticate a request."""
         state = self.service.enter()
         try:
             headers = asked.request.headers.getlist("authorization")
@@ -417,47 +410,16 @@ class RequestHandler:
         asked.consumer = access.name
         return state, access
 
-    async def dashboard(self, request: Request) -> DashboardData:
-        """Return the dashboard's data, to the administrator: it names consumers.
+    def dashboard(self, state: ServedState, access: Access) -> DashboardData:
+        """Return the dashboard's data, to the administrator: it names consumers."""
+        access.require_admin("The dashboard")
+        live = self.traffic.live(state.reader, self.metrics, self.service.filling)
+        live = live.model_copy(update={"problems": self.service.problems})
+        facts = state.shared.published_facts
+        return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
 
-        Raises: EvergramError.
-        """
-        asked = _Asked(request, "/v1/dashboard")
-        state, access = self._enter(asked)
-        try:
-            return await self._dashboard_data(state, access)
-        except LineageError:
-            # A publication since then has removed files of the version before.
-            if not await self.refresher.reloaded(state.shared):
-                raise
-        return await self._dashboard_data(*self._enter(asked))
-
-    async def _dashboard_data(self, state: ServedState, access: Access) -> DashboardData:
-        def collect() -> DashboardData:
-            access.require_admin("The dashboard")
-            live = self.traffic.live(state.reader, self.metrics, self.service.filling)
-            live = live.model_copy(update={"problems": self.service.problems})
-            facts = state.shared.published_facts()
-            return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
-
-        return await self.workers.run(collect, state.leave)
-
-    async def metrics_page(self, request: Request) -> Response:
-        """Return the page for Prometheus, to the administrator where tokens are asked for.
-
-        It names consumers. It is made outside of the event loop: what it counts may be locked while
-        a file of texts is read.
-        """
-        asked = _Asked(request, "/metrics")
-        try:
-            async with asyncio.timeout(self.settings.timeout):
-                state, access = self._enter(asked)
-                page = await self._pages.run(lambda: self._metrics_page(access), state.leave)
-        except Exception as error:
-            return self._refuse(asked, error)
-        return Response(page, media_type=MEDIA)
-
-    def _metrics_page(self, access: Access) -> bytes:
+    def metrics_page(self, _: ServedState, access: Access) -> bytes:
+        """Return the page for Prometheus, to the administrator: it names consumers."""
         access.require_admin("The page of metrics")
         metrics, service, texts = self.metrics, self.service, self.service.texts
         metrics.version.set(service.production)
@@ -504,17 +466,3 @@ class RequestHandler:
         self.metrics.answered(asked.route, asked.consumer, version, status, seconds)
         if asked.route in VECTORS:
             self.traffic.answered(asked.consumer, version, status, seconds)
-
-
-def is_quick(call: Call) -> bool:
-    """Return whether a request for embeddings is answered in the event loop's own thread.
-
-    Looking up a few rows in this process's memory takes less time than handing them to a worker,
-    and so does looking up the vectors of a few texts; those that must be encoded are then handed on
-    once. Features are encoded, which takes longer. `benchmarks serving-fast-paths` measures it.
-    """
-    if call.size > QUICK or not call.state.shared.in_memory:
-        return False
-    body = call.content()
-    # JSON may write the letters of "features" as \u0066, too.
-    return b"features" not in body and b"\\u00" not in body

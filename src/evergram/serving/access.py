@@ -6,7 +6,6 @@ import hmac
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.consumers import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.serving.http.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.errors import ErrorResponse, RefusedError, error_response
 from evergram.serving.settings import ServiceSettings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
@@ -165,7 +164,7 @@ class HostCheck:
         await answer(scope, receive, send)
 
     def _check(self, headers: Headers, method: str, http: str) -> None:
-        """Refuse a foreign host, and a foreign page. Raises: RefusedError."""
+        """Refuse a foreign host, and a foreign page."""
         host, port = _parted(headers.get("host", ""))
         # HTTP/1.0 names no host, and no browser speaks it.
         if not self._is_ours(host) and (http != "1.0" or "host" in headers):
@@ -234,17 +233,10 @@ def refusal_response(refusal: ErrorResponse, **headers: str) -> Response:
 
 def _parted(text: str) -> tuple[str, str | None]:
     """Return a header's host, in lower case and without brackets, and its port; "" for none."""
-    return _parted_short(text) if len(text) < 300 else ("", None)
-
-
-# Every request has one of the same few hosts.
-@lru_cache(256)
-def _parted_short(text: str) -> tuple[str, str | None]:
     match = _HOST.fullmatch(text.strip())
     return ("", None) if match is None else (match[1].strip("[]").rstrip(".").lower(), match[2])
 
 
-@lru_cache(256)
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 

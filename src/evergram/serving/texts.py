@@ -1,8 +1,9 @@
-"""Strings in requests: encoded by the newest version's encoder, batched, cached and checked.
+"""Strings in requests, encoded by the newest version's encoder, batched, cached and checked; and
+the texts of stored objects, with the vectors that searches had computed of them.
 
 Read in this order: `VectorCache`, `Batcher` (requests that wait at the same time are encoded
 together), `CheckedEncoder` (a version's encoder, used only while it is the recorded one),
-`ServedTexts` (the encoders of a lineage's versions).
+`Documents`, `ServedTexts` (the encoders of a lineage's versions).
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pyarrow as pa
+import torch
 
 from evergram.errors import DataError, EvergramError, ServiceError
 from evergram.lineage.lineage import Lineage
-from evergram.serving.documents import Documents
+from evergram.migration.cascade import KeptVectors
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import TextEncoderRecord
 from evergram.texts.recorded_encoder import MismatchError, RecordedEncoder, open_recorded
@@ -34,6 +40,14 @@ from evergram.texts.text_encoder import (
     TextsFailedError,
     Vectors,
 )
+from evergram.texts.text_files import read_texts
+from evergram.vector_files.open_embeddings import (
+    FINGERPRINT,
+    TEXT_ENCODER,
+    open_embeddings,
+    provenance_of,
+)
+from evergram.vector_files.writers import write_vectors
 
 log: logging.Logger = logging.getLogger("evergram.serving")
 Record = TextEncoderRecord | None
@@ -45,6 +59,9 @@ OVERHEAD = 400
 LOOK = 0.5
 # Seconds until an encoder that failed its check is tried again.
 RETRY_AFTER = 10.0
+# Texts that are encoded before their vectors are kept: what a request that ran out of time had
+# encoded is there for the next.
+BATCH = 64
 
 
 class VectorCache:
@@ -92,6 +109,10 @@ class VectorCache:
             self.held = 0
 
 
+class EncoderWaitError(Exception):
+    """A request needs an encoder of text, for which its thread may not wait."""
+
+
 class CrowdedError(ServiceError):
     """Texts have waited too long for their turn, which says nothing about the encoder."""
 
@@ -102,12 +123,7 @@ class _Job:
 
     texts: list[str]
     role: Role
-    vectors: Vectors | None = None
-    error: Exception | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.vectors is not None or self.error is not None
+    vectors: Future[Vectors] = field(default_factory=Future)
 
 
 class Batcher:
@@ -142,14 +158,11 @@ class Batcher:
                 self._waiting.remove(job)
             raise CrowdedError("The encoder is at work on other texts; try again.")
         try:
-            while not job.done:
+            while not job.vectors.done():
                 self._run(self._next(), encode)
         finally:
             self._turn.release()
-        if job.error is not None:
-            raise job.error
-        assert job.vectors is not None
-        return job.vectors
+        return job.vectors.result()
 
     def _next(self) -> list[_Job]:
         """Take the jobs at the front that are of one role and fit into a batch."""
@@ -170,7 +183,7 @@ class Batcher:
             # What fails for any texts would fail, or hang, once more for each job.
             if len(jobs) == 1 or not isinstance(error, DataError):
                 for job in jobs:
-                    job.error = error
+                    job.vectors.set_exception(error)
                 return
             # A text that cannot be encoded fails its own request, and not its neighbours'.
             for job in jobs:
@@ -178,7 +191,7 @@ class Batcher:
             return
         start = 0
         for job in jobs:
-            job.vectors = vectors[start : start + len(job.texts)]
+            job.vectors.set_result(vectors[start : start + len(job.texts)])
             start += len(job.texts)
 
 
@@ -286,7 +299,7 @@ class CheckedEncoder:
         return True
 
     def _encode(self, texts: list[str], role: Role) -> Vectors:
-        """Return the vectors of a batch. Raises: as `encode`."""
+        """Return the vectors of a batch."""
         # It may have failed since these texts began to wait.
         self.require()
         assert self._encoder is not None
@@ -301,7 +314,7 @@ class CheckedEncoder:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Set `problem` to what the encoder raises in a `with` block. Raises: TextEncoderError."""
+        """Set `problem` to what the encoder raises in a `with` block."""
         try:
             yield
         except MismatchError as error:
@@ -332,6 +345,149 @@ class CheckedEncoder:
         self.problem = problem
         self._failed()
         return TextEncoderError(problem)
+
+
+class MissingTextError(ServiceError):
+    """An object is stored, and its text is not among those that were given."""
+
+
+@dataclass
+class _Kept:
+    """The kept vectors of a version, and how many of them are trusted, and saved."""
+
+    fingerprint: str
+    record: Record
+    vectors: KeptVectors
+    trusted: int
+    saved: int
+
+
+class Documents:
+    """Texts by id, and their vectors by version, kept from their first use. Threads may share one.
+
+    Vectors are trusted once a check of the encoder that came after them has passed; only those
+    are saved, and all others are dropped when a check fails.
+
+    Args:
+        path: the file of ids and texts. It is read again when it has changed and an id is asked for
+            that it did not have: a text that was corrected is as it was until then, and its kept
+            vector stays the old text's.
+        folder: where vectors are saved, a file for each save; None keeps them in memory alone.
+    Raises: DataError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
+        self.path: Path = path
+        self.folder: Path | None = folder
+        self._stamp: tuple[int, int] | None = None
+        # By the text of the id: a CSV's 5 is the stored "5", too.
+        self._texts: dict[str, str] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._lock, self._saving = threading.Lock(), threading.Lock()
+        self._read()
+
+    def texts_of(self, ids: pa.Array) -> list[str]:
+        """Return the texts of ids. Raises: MissingTextError: one has none. DataError: the file has
+        changed and cannot be read."""
+        asked = [str(id_) for id_ in ids.to_pylist()]
+        if not self._texts.keys() >= set(asked):
+            with self._lock:
+                self._read()
+        absent = next((id_ for id_ in asked if id_ not in self._texts), None)
+        if absent is not None:
+            raise MissingTextError(
+                f"The id {absent[:40]} is stored and has no text in the file of --texts, so "
+                "that it cannot be re-ranked; add it to the file, or leave 'rerank' out."
+            )
+        texts = self._texts
+        return [texts[id_] for id_ in asked]
+
+    def kept(
+        self,
+        version: int,
+        fingerprint: str,
+        dim: int,
+        encode: Callable[[list[str]], Vectors],
+        encoder: Record = None,
+    ) -> KeptVectors:
+        """Return the kept vectors of a version, with those that were saved before.
+
+        Args:
+            encode: texts as the version's model encodes them.
+            encoder: the record of that model, written into the files that are saved.
+        """
+        with self._lock:
+            kept = self._kept.get(version)
+            # A lineage restored from a copy may have published another version under the number.
+            if kept is None or kept.fingerprint != fingerprint:
+                vectors = KeptVectors(lambda ids: encode(self.texts_of(ids)), dim, BATCH)
+                self._load(vectors, fingerprint)
+                kept = _Kept(fingerprint, encoder, vectors, len(vectors), len(vectors))
+                self._kept[version] = kept
+            return kept.vectors
+
+    def counts(self) -> dict[int, int]:
+        """Return the number of kept vectors by version."""
+        with self._lock:
+            return {version: len(kept.vectors) for version, kept in self._kept.items()}
+
+    def trust(self, version: int, count: int) -> None:
+        """Trust the first `count` vectors: the encoder was checked after they were computed."""
+        with self._lock:
+            if version in self._kept:
+                kept = self._kept[version]
+                kept.trusted = max(count, kept.trusted)
+
+    def distrust(self, version: int) -> None:
+        """Drop the vectors that no check came after: the encoder is another, or unknown."""
+        with self._lock:
+            if version in self._kept:
+                self._kept[version].vectors.drop_after(self._kept[version].trusted)
+
+    def save(self) -> None:
+        """Write the trusted vectors that are not saved yet; a failure is logged."""
+        if self.folder is None:
+            return
+        with self._saving:
+            for version, kept in list(self._kept.items()):
+                stop = kept.trusted
+                if stop <= kept.saved:
+                    continue
+                ids, vectors = kept.vectors.rows(kept.saved, stop)
+                path = self.folder / f"{kept.fingerprint[:16]}-{uuid.uuid4().hex}.parquet"
+                mark = provenance_of(kept.fingerprint, kept.fingerprint)
+                if kept.record is not None:
+                    mark[TEXT_ENCODER] = kept.record.model_dump_json()
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    write_vectors(path, [(ids, torch.from_numpy(vectors))], mark)
+                    kept.saved = stop
+                except (EvergramError, OSError) as error:
+                    log.error("The vectors of version %d cannot be saved: %s", version, error)
+
+    def _load(self, kept: KeptVectors, fingerprint: str) -> None:
+        """Keep what was saved of a version; a file that cannot be used is logged."""
+        if self.folder is None:
+            return
+        for path in sorted(self.folder.glob(f"{fingerprint[:16]}-*.parquet")):
+            try:
+                if open_embeddings(path).provenance.get(FINGERPRINT) != fingerprint:
+                    raise DataError(f"{path} is not of the version {fingerprint}.")
+                kept.load(path)
+            except EvergramError as error:
+                log.error("Kept vectors are computed again: %s", error)
+
+    def _read(self) -> None:
+        """Read the file if it is another than the one that was read."""
+        try:
+            stat = self.path.stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+        except OSError:
+            stamp = (-1, -1)
+        if stamp != self._stamp:
+            ids, texts = read_texts(self.path, options=False)
+            self._texts = dict(zip(map(str, ids.to_pylist()), texts, strict=True))
+            self._stamp = stamp
 
 
 class ServedTexts:
@@ -430,19 +586,22 @@ class ServedTexts:
 
     def cached(
         self, version: int, texts: Sequence[str], role: Role, record: Record = None
-    ) -> Vectors | None:
-        """Return the vectors [n, D] of texts if all are kept; None if `encode` would have to wait.
+    ) -> Vectors:
+        """Return the vectors [n, D] of texts that are all kept.
 
-        Raises: TextEncoderError: `encode` would raise it at once.
+        Raises: EncoderWaitError: `encode` would have to wait. TextEncoderError: it would raise it
+            at once.
         """
         _, rows = self._looked_up(version, texts, role, record)
         known = [row for row in rows if row is not None]
-        return np.stack(known) if len(known) == len(rows) else None
+        if len(known) < len(rows):
+            raise EncoderWaitError
+        return np.stack(known)
 
     def _looked_up(
         self, version: int, texts: Sequence[str], role: Role, record: TextEncoderRecord | None
     ) -> tuple[CheckedEncoder, list[Vectors | None]]:
-        """Return a version's encoder and what is kept of texts. Raises: TextEncoderError."""
+        """Return a version's encoder and what is kept of texts."""
         encoder = self._encoders.get(version)
         if encoder is None:
             raise TextEncoderError(
@@ -510,7 +669,7 @@ class ServedTexts:
             self.documents.distrust(version)
 
     def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
-        """Return the recorded encoder. Raises: MismatchError: those at the addresses are others."""
+        """Return the recorded encoder."""
         return open_recorded(record, self._addresses, self._shared)
 
     def _shared(self, address: str, prompts: Prompts) -> TextEncoder:

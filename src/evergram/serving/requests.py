@@ -1,0 +1,449 @@
+"""What a request for vectors may say: its schemas in JSON, and its rows as an Arrow stream.
+
+A request may send its rows as an Arrow stream instead of `input`, `vector` or `vectors`. The other
+fields are then JSON under `evergram.request` in the stream's metadata. Nothing from outside is
+trusted: what could take much memory or time is counted before it is parsed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticUseDefault, from_json
+
+from evergram.errors import DataError
+from evergram.serving.errors import too_much, wrong
+from evergram.serving.features import Features, Id, Int64, Text
+from evergram.serving.settings import ServiceSettings
+from evergram.stores.filters import FORM, MOST_FIELDS, MOST_VALUES
+from evergram.stores.store import Floats
+from evergram.texts.text_encoder import Role
+
+# A number, "v0", or a label.
+Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
+SideName = Annotated[StrictStr, Field(max_length=64)]
+# Validation of a list stops at the first wrong element: an error takes far more memory than the
+# element that it is about.
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
+Vectors = Annotated[list[Vector], Field(fail_fast=True)]
+Numbers = Annotated[list[Int64], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+# A text to encode; the service's own limit is `ServiceSettings.max_text`.
+LONGEST_ID, LONGEST_TEXT = 1024, 1 << 17
+InputText = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
+InputTexts = Annotated[list[InputText], Field(fail_fast=True)]
+Fingerprint = Annotated[StrictStr, Field(max_length=256)]
+Metric = Literal["ip", "l2", "cosine"]
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+# Fields of a request.
+MEMBERS = 64
+# Lists and objects, quotes, and commas of a JSON body: some in any, and more for each row that it
+# may have. Far more than honest bodies have: an object has 32 features on average, a vector of JSON
+# 1,024 coordinates, and larger requests are Arrow streams.
+FREE, OF_A_ROW = 1 << 17, {"lists and objects": 64, "texts": 512, "values": 1024}
+# Columns that an error names, at most.
+_NAMED = 5
+
+
+def _default_of_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+# A field whose default is not null, which null stands for: clients send null for what is not set.
+OrDefault = Annotated[T, BeforeValidator(_default_of_null)]
+
+# Values of a filter, which is never SQL: the store gets them as bound parameters.
+LONGEST_FIELD = 256
+FieldName = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_FIELD)]
+FilterValue = StrictBool | Int64 | StrictFloat | Text
+FilterValues = Annotated[list[FilterValue], Field(min_length=1, max_length=MOST_VALUES)]
+Bound = Literal["gt", "gte", "lt", "lte"]
+Bounds = Annotated[dict[Bound, Int64 | StrictFloat | Text], Field(min_length=1)]
+Conditions = Annotated[
+    dict[FieldName, FilterValue | FilterValues | Bounds],
+    Field(min_length=1, max_length=MOST_FIELDS),
+]
+
+
+class _RequestModel(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+
+Objects = Annotated[list[Features], Field(fail_fast=True)]
+
+
+class EmbeddingsRequest(_RequestModel):
+    """A request for embeddings of ids, of texts, or of objects with features.
+
+    Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are integers, "17" is 17,
+    and "017" is another id.
+
+    Args:
+        model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
+        version: names the version in place of `model`.
+        side: "query" or "candidate"; "object" of a lineage of files.
+        dimensions: the version's own, or one that its encoder's record allows: vectors are cut to
+            their first coordinates and scaled to length 1.
+        missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
+        user: ignored.
+        input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
+            texts in a lineage whose first version records an encoder of text, and ids in any other.
+    """
+
+    model: Annotated[StrictStr, Field(max_length=256)] | None = None
+    version: Version | None = None
+    side: SideName | None = None
+    encoding_format: OrDefault[Literal["float", "base64"]] = "float"
+    dimensions: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
+    missing: OrDefault[Literal["error", "zeros"]] = "error"
+    user: Text | None = None
+    input_type: Literal["id", "query", "document"] | None = None
+
+    input: (
+        Annotated[Numbers, Field(min_length=1)]
+        | Annotated[InputTexts, Field(min_length=1)]
+        | Annotated[Objects, Field(min_length=1)]
+        | InputText
+        | Int64
+        | Features
+    ) = Field(union_mode="left_to_right")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _no_tokens(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            raise ValueError(
+                "'input' holds arrays of tokens, which belong to one model's tokenizer; send the "
+                "texts themselves (check_embedding_ctx_length=False in LangChain)"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_version(self) -> Self:
+        if self.model is not None and self.version is not None:
+            raise ValueError("name the version in 'model' or in 'version', not in both")
+        return self
+
+
+class SearchRequest(_RequestModel):
+    """A search for one of `input`, `vector`, `vectors` and `id`.
+
+    Args:
+        input: a text or a list of texts, encoded by the newest version's encoder and read as the
+            version, as `POST /v1/embeddings` does.
+        input_type: whether the texts are encoded as queries or as documents; as queries where it
+            is not given.
+        id: an id whose stored embedding is the query.
+        id_side: the side of `id`; by default the searched side.
+        version: the version whose space the queries are in.
+        side: the side that is searched.
+        ids: search among these ids only.
+        filter: search among rows whose metadata fulfil all of these: a field is a value, one of a
+            list of values, or within bounds.
+        fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+        rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
+            which are computed from texts where they are not stored, and kept.
+        scores: "calibrated" takes scores to those that the version itself gave.
+        metric: by default the inner product, or cosine at a version before production whose own
+            vectors have length 1.
+        query_vectors: with calibrated scores, whether the version's own model made the vectors, or
+            production's, which were read back; or the number of the version whose model did. For
+            texts and ids it is known.
+    """
+
+    k: OrDefault[Annotated[StrictInt, Field(ge=1)]] = 10
+    version: Version | None = None
+    side: SideName | None = None
+    metric: Metric | None = None
+    ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
+    filter: Conditions | None = None
+    fingerprint: Fingerprint | None = None
+    rerank: Annotated[StrictInt, Field(ge=1)] | None = None
+    scores: OrDefault[Literal["raw", "calibrated"]] = "raw"
+    query_vectors: Literal["own", "read_back"] | Annotated[StrictInt, Field(ge=0)] | None = None
+    vector: Vector | None = None
+    vectors: Annotated[Vectors, Field(min_length=1)] | None = None
+    id: Id | None = None
+    id_side: SideName | None = None
+    input: Annotated[InputTexts, Field(min_length=1)] | InputText | None = Field(
+        default=None, union_mode="left_to_right"
+    )
+    input_type: Role | None = None
+
+    @model_validator(mode="after")
+    def _one_query(self) -> Self:
+        queries = (self.input, self.vector, self.vectors, self.id)
+        if sum(query is not None for query in queries) != 1:
+            raise ValueError("give one of 'input', 'vector', 'vectors' and 'id'")
+        if self.input is None and self.input_type is not None:
+            raise ValueError("'input_type' is for texts in 'input'; leave it out")
+        if self.query_vectors is not None and self.vector is None and self.vectors is None:
+            raise ValueError("'query_vectors' is for 'vector' and 'vectors'; leave it out")
+        return self
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        strings = value if isinstance(value, list) else [value]
+        texts = bool(strings) and all(isinstance(text, str) for text in strings)
+        if value is not None and not texts:
+            raise ValueError(
+                "'input' of a search is a text or a list of texts; ids are searched by with 'id'"
+            )
+        return value
+
+
+class TransformRequest(_RequestModel):
+    """Read vectors of version `source` as version `target`.
+
+    Args:
+        target: by default the token's pinned version, else production.
+        fingerprint: the vectors' fingerprint; the request is refused where that of `source`
+            differs.
+    """
+
+    source: Version
+    target: Version | None = None
+    fingerprint: Fingerprint | None = None
+    vectors: Annotated[Vectors, Field(min_length=1)]
+
+
+class FoldInRequest(_RequestModel):
+    """The candidates that new queries met, one list a query.
+
+    Args:
+        weights: how often each was met, above 0; in lists as long as those of `candidates`.
+        values: of the pairs, for a version that was trained on values.
+        missing: "skip" leaves out candidates that are not stored.
+        k: answer this many hits of each query, in place of its vector.
+        include_met: let the hits have candidates that the query met.
+    """
+
+    candidates: (
+        Annotated[list[Numbers], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Texts], Field(min_length=1, fail_fast=True)]
+    ) = Field(union_mode="left_to_right")
+    weights: Vectors | None = None
+    values: Vectors | None = None
+    version: Version | None = None
+    missing: OrDefault[Literal["error", "skip"]] = "error"
+    k: Annotated[StrictInt, Field(ge=1)] | None = None
+    include_met: OrDefault[StrictBool] = False
+
+
+REQUESTS: tuple[type[BaseModel], ...] = (
+    EmbeddingsRequest,
+    SearchRequest,
+    TransformRequest,
+    FoldInRequest,
+)
+
+
+def parse(kind: type[M], body: bytes, settings: ServiceSettings, rows: Any = None) -> M:
+    """Parse a request into its schema. Raises: RefusedError: it does not fit, or has too much.
+
+    Args:
+        rows: stand for the rows of a request that come as a stream.
+    """
+    counts = {
+        "lists and objects": body.count(b"[") + body.count(b"{"),
+        "texts": body.count(b'"') - body.count(b'\\"'),
+        "values": body.count(b","),
+    }
+    for what, count in counts.items():
+        if count > FREE + OF_A_ROW[what] * settings.max_batch:
+            raise too_much(
+                f"The body has too many {what}; send fewer rows at a time, or an Arrow stream.",
+            )
+    try:
+        sent = from_json(body)
+    except ValueError as error:
+        raise wrong(f"The body is not JSON: {error}.") from None
+    if not isinstance(sent, dict) or len(sent) > MEMBERS:
+        raise wrong(f"The body is not a JSON object of at most {MEMBERS} fields.")
+    if rows is not None and rows.keys() & sent.keys():
+        raise wrong("The rows of the request are those of its stream; leave them out elsewhere.")
+    try:
+        return kind.model_validate({**sent, **(rows or {})})
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        message, field = problem_of(errors)
+        raise wrong(message, field) from None
+
+
+def problem_of(errors: list[Any]) -> tuple[str, str | None]:
+    """Return a sentence on the first of pydantic's errors, and the field that has it."""
+    # A field may be of several kinds, and each kind has its error. The one nearest to what was sent
+    # has more wrong with it than the type, or lies deepest.
+    first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
+    where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    where = [part if isinstance(part, int) else part[:80] for part in where]
+    field = str(where[0]) if where else None
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if field == "input" and first["type"] == "value_error":
+        return f"{reason}.", field
+    if field == "input":
+        return (
+            "'input' is an id or a text, a list of these of one type, or objects with 'features': "
+            f"{reason[:1].lower()}{reason[1:]}.",
+            field,
+        )
+    if field == "filter":
+        limits = [e for e in errors if e["type"] in ("too_long", "string_too_long")]
+        reason = f"{reason}. {FORM}" if not limits else limits[0]["msg"]
+    place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
+    return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field
+
+
+REQUEST, FINGERPRINT = b"evergram.request", b"evergram.fingerprint"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A request that was sent as a stream: its rows, the JSON of the other fields, and the
+    fingerprint that it claims for the rows, None where it has none."""
+
+    column: pa.ChunkedArray
+    request: bytes
+    fingerprint: str | None
+
+
+def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
+    """Return the one column of a request, and its metadata.
+
+    Compressed batches are refused: a few bytes of them may become any number of rows. The type of
+    each message is checked before Arrow reads it: Arrow takes it for granted, and a record batch
+    that is read as a schema ends the process.
+
+    Args:
+        column: "id" or "vector".
+        limit: rows that the stream may have.
+    Raises: DataError: the body is not a stream of that column, or is longer.
+    """
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
+        first = messages.read_next_message()
+        if first.type != "schema":
+            raise DataError(f"The Arrow stream begins with a {first.type}; send its schema first.")
+        schema = pa.ipc.read_schema(first)
+        _check_schema(schema, column)
+        rows = 0
+        batches: list[pa.RecordBatch] = []
+        for message in _remaining(messages):
+            if message.type != "record batch":
+                raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
+            if _is_compressed(message.metadata.to_pybytes()):
+                raise DataError("The Arrow stream is compressed; send it without compression.")
+            batch = pa.ipc.read_record_batch(message, schema)
+            rows += batch.num_rows
+            if rows > limit or len(batches) >= limit:
+                raise DataError(
+                    f"The Arrow stream has more than {limit} rows or batches; send fewer."
+                )
+            batch.validate(full=True)
+            batches.append(batch)
+    except (pa.ArrowException, OSError, ValueError, struct.error, StopIteration) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError("The body is not an Arrow stream that can be read.") from error
+    table = pa.Table.from_batches(batches, schema)
+    rows_of_column = table[column]
+    if rows_of_column.null_count:
+        raise DataError(f"The column {column!r} has a null in row {_first_null(rows_of_column)}.")
+    metadata = schema.metadata or {}
+    claimed = metadata.get(FINGERPRINT)
+    fingerprint = None if claimed is None else claimed.decode(errors="replace")
+    return Stream(rows_of_column, metadata.get(REQUEST, b"{}"), fingerprint)
+
+
+def column_vectors(column: pa.ChunkedArray) -> Floats:
+    """Return a column of lists as vectors [n, D]. Raises: DataError: their lengths differ."""
+    rows = column.combine_chunks()
+    if isinstance(rows, pa.ChunkedArray):
+        rows = rows.combine_chunks()
+    flat = pc.list_flatten(rows)
+    if flat.null_count:
+        raise DataError("A vector has a null in it; send numbers only.")
+    lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
+    if len(lengths) > 1:
+        raise DataError("The vectors are not all of one length.")
+    # A float64 beyond float32's range becomes infinite; the reader refuses it.
+    with np.errstate(over="ignore"):
+        numbers: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
+    return numbers.reshape(len(rows), lengths[0] if lengths else 0)
+
+
+def _remaining(messages: Any) -> Iterator[Any]:
+    with suppress(StopIteration):
+        while (message := messages.read_next_message()) is not None:
+            yield message
+
+
+def _check_schema(schema: pa.Schema, column: str) -> None:
+    if schema.names != [column]:
+        has = ", ".join(name[:40] for name in schema.names[:_NAMED]) or "none"
+        has += ", …" if len(schema.names) > _NAMED else ""
+        raise DataError(f"The Arrow stream has the columns {has}; it takes one, {column!r}.")
+    kind = schema.field(column).type
+    if column == "id":
+        fits = kind in (pa.int64(), pa.int32(), pa.string(), pa.large_string(), pa.null())
+        wanted = "int64 or string"
+    else:
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        fits = any(is_list(kind) for is_list in lists) and pa.types.is_floating(kind.value_type)
+        wanted = "lists of float32"
+    if not fits:
+        raise DataError(f"The column {column!r} is {kind}; it must be {wanted}.")
+
+
+def _first_null(column: pa.ChunkedArray) -> int:
+    return int(pc.index(pc.is_null(column), True).as_py()) + 1
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether the flatbuffer of a record batch has the field `compression`.
+
+    pyarrow cannot be asked before it decompresses: a few bytes would become any number of rows.
+    Source: Arrow's `Message.fbs`: the header is the third field of Message, the compression the
+        fourth of RecordBatch.
+    """
+    header = _field(metadata, struct.unpack_from("<I", metadata, 0)[0], 2)
+    if header is None:
+        return False
+    return _field(metadata, header + struct.unpack_from("<I", metadata, header)[0], 3) is not None
+
+
+def _field(metadata: bytes, table: int, number: int) -> int | None:
+    """Return the position of a field of a flatbuffer's table; None where it is absent."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    entry = 4 + 2 * number
+    if entry >= struct.unpack_from("<H", metadata, vtable)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", metadata, vtable + entry)[0]
+    return table + offset if offset else None

@@ -1,0 +1,632 @@
+"""The routes of vectors, from a request's bytes to an answer's, in a worker's thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError, ShapeError, UnknownVersionError
+from evergram.ids import INTEGER
+from evergram.lineage.fold_in import unknown_candidates
+from evergram.lineage.lineage import Lineage
+from evergram.migration.cascade import KeptVectors
+from evergram.migration.reranked_search import EncodingLimitError, Reranked, reranked_search
+from evergram.retrieval.embedded import Embedded
+from evergram.serving.answers import (
+    Answer,
+    Call,
+    Sources,
+    hits_answer,
+    looked_up,
+    vectors_answer,
+)
+from evergram.serving.errors import RefusedError, too_much, wrong
+from evergram.serving.features import Features
+from evergram.serving.requests import (
+    LONGEST_ID,
+    EmbeddingsRequest,
+    FoldInRequest,
+    M,
+    SearchRequest,
+    Stream,
+    TransformRequest,
+    column_vectors,
+    parse,
+    read_stream,
+)
+from evergram.serving.settings import ServiceSettings
+from evergram.serving.texts import (
+    EncoderWaitError,
+    MissingTextError,
+    TextEncoderError,
+    UnencodableTextError,
+)
+from evergram.stores.store import Floats, Hits, ReadableStore
+from evergram.texts.record import checked_dims, cut
+from evergram.texts.text_encoder import Role
+from evergram.tracing import span
+
+QUERY, CANDIDATE = "query", "candidate"
+# Features of the objects, and candidates of the queries, that a full request may have on average.
+FEATURES = MET = 32
+# Ids that an error names, at most.
+_NAMED = 5
+_INTEGER = re.compile(INTEGER, re.ASCII)
+
+
+def embeddings(call: Call) -> Answer:
+    """Answer `POST /v1/embeddings`. Raises: EvergramError."""
+    options, stream = _read(call, "id", EmbeddingsRequest, {"input": 0})
+    if stream is None:
+        inputs = _inputs(options, call.settings)
+    else:
+        inputs = stream.column.combine_chunks() if len(stream.column) else pa.array([], pa.null())
+    version = _model_version(call, options)
+    dims = _dims(call, version, options.dimensions)
+    side = call.state.reader.default_side if options.side is None else options.side
+    objects = isinstance(inputs, list) and isinstance(inputs[0], Features)
+    role = _text_role(call, options, inputs, texts=isinstance(inputs, list) and not objects)
+    ids = counts = None
+    if objects or role is not None:
+        vectors, sources = encoded(call, version, side, inputs, role)
+    else:
+        ids = as_ids(call.state.reader.store(side), inputs)
+        embedded = looked_up(lambda: _embedded(call, ids, version, side))
+        vectors, sources, counts = embedded.vectors, embedded.sources, embedded.counts
+        if options.missing == "error" and -1 in counts:
+            missing = [inputs[row] for row in np.flatnonzero(sources < 0).tolist()]
+            raise missing_ids(missing, len(ids), side, integers=ids.null_count > 0)
+        call.drift.note(side, ids, sources)
+    # After the backward transform: the coordinates that are kept are the version's own first ones.
+    vectors = cut(vectors, dims)
+    encoding = options.encoding_format
+    return vectors_answer(
+        call, version, side, vectors, sources, counts=counts, ids=ids, encoding=encoding
+    )
+
+
+def search(call: Call) -> Answer:
+    """Answer `POST /v1/search`. Raises: EvergramError."""
+    options, stream = _read(call, "vector", SearchRequest, {"vector": [0.0]})
+    reader, settings = call.state.reader, call.settings
+    version = call.access.version(call.lineage, options.version)
+    _check_fingerprints(call, options, stream, version)
+    side = reader.default_side if options.side is None else options.side
+    store, whose = reader.store(side), options.query_vectors
+    queries: Floats | list[str]
+    query_side: str | None = None
+    encode: Callable[[int], Floats] | None = None
+    if stream is not None:
+        queries = column_vectors(stream.column)
+    elif options.input is not None:
+        queries = _texts(call, options)
+        whose = "own" if version >= call.lineage.production else "read_back"
+    elif options.id is not None:
+        query_side = side if options.id_side is None else options.id_side
+        queries, whose = _of_id(call, options, version, side)
+    else:
+        queries = _vectors(options.vectors or [options.vector or []], settings)
+    check_rerank(call, options, version, len(queries))
+    _check_hits(call, len(queries), options.k, options.k)
+    ids = None
+    if options.ids is not None:
+        check_count(len(options.ids), settings.max_batch, "ids", "id")
+        ids = as_ids(store, options.ids).drop_null()
+    if isinstance(queries, list):  # texts are encoded after every limit was checked
+        role, texts = options.input_type or "query", queries
+        encode = lambda version: encoded(call, version, side, texts, role)[0]  # noqa: E731
+        queries = encode(version)
+    calibrated = options.scores == "calibrated"
+    made: Any = {"query_side": query_side, "query_vectors": whose}
+    if options.rerank is None:
+        made |= {"metric": options.metric, "filter": options.filter, "scores": options.scores}
+        hits = looked_up(lambda: reader.search(queries, options.k, version, side, ids=ids, **made))
+        return hits_answer(call, version, side, hits, calibrated=calibrated)
+    ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids, encode))
+    hits = ranking.hits
+    if calibrated:
+        hits = reader.calibrated(hits, version, side, options.metric, **made)
+    counts = ranking.counts
+    return hits_answer(call, version, side, hits, calibrated=calibrated, reranked=counts)
+
+
+def transform(call: Call) -> Answer:
+    """Answer `POST /v1/transform`. Raises: EvergramError."""
+    options, stream = _read(call, "vector", TransformRequest, {"vectors": [[0.0]]})
+    if stream is None:
+        vectors = _vectors(options.vectors, call.settings)
+    else:
+        vectors = column_vectors(stream.column)
+    source = call.access.version(call.lineage, options.source)
+    target = call.access.version(call.lineage, options.target)
+    _check_fingerprints(call, options, stream, source)
+    # Values that overflow are refused when the answer is written.
+    with np.errstate(over="ignore", invalid="ignore"):
+        vectors = call.state.reader.transform(vectors, source, target)
+    sources = np.full(len(vectors), source, dtype=np.int64)
+    return vectors_answer(call, target, None, vectors, sources)
+
+
+def fold_in(call: Call) -> Answer:
+    """Answer `POST /v1/fold-in`. Raises: EvergramError."""
+    if call.arrow_in:
+        raise RefusedError(415, "request", "Candidates of new queries are sent as JSON.")
+    reader, settings = call.state.reader, call.settings
+    options = parse(FoldInRequest, call.body, settings)
+    version = call.access.version(call.lineage, options.version)
+    lists: Sequence[Sequence[Any]] = options.candidates
+    check_count(len(lists), settings.max_batch, "candidates", "list")
+    keys = list(chain.from_iterable(lists))
+    check_count(len(keys), MET * settings.max_batch, "candidates", "candidate")
+    ids = as_ids(reader.store(CANDIDATE), keys)
+    ends = np.cumsum([0, *map(len, lists)]).tolist()
+    met = [ids[a:b] for a, b in pairwise(ends)]
+    numbers = [options.weights, options.values]
+    if ids.null_count:
+        if options.missing == "error":
+            unknown = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist()
+            raise unknown_candidates([keys[row] for row in unknown], len(ids))
+        numbers = [None if rows is None else _where_known(rows, met) for rows in numbers]
+        met = [row.drop_null() for row in met]
+    vectors, source = looked_up(
+        lambda: reader.fold_in_with_source(met, *numbers, version=version, missing=options.missing)
+    )
+    if options.k is not None:
+        hits = _new_hits(call, vectors, met, version, options.k, include_met=options.include_met)
+        return hits_answer(call, version, CANDIDATE, hits)
+    sources = np.full(len(vectors), source, dtype=np.int64)
+    return vectors_answer(call, version, QUERY, vectors, sources)
+
+
+def _read(call: Call, column: str, kind: type[M], rows: dict[str, Any]) -> tuple[M, Stream | None]:
+    """Return a request, and the stream that has its rows, in place of which it has `rows`."""
+    if not call.arrow_in:
+        return parse(kind, call.body, call.settings), None
+    stream = read_stream(call.body, column, call.settings.max_batch)
+    return parse(kind, stream.request, call.settings, rows), stream
+
+
+def as_ids(store: ReadableStore, keys: pa.Array | Sequence[Any]) -> pa.Array:
+    """Return ids in the store's type, null where a string cannot be an id that is stored.
+
+    OpenAI's client sends strings. Where the store's ids are integers, a string stands for one if it
+    is written as `evergram.ids` writes integers: "17" is 17, and "017" is another id.
+
+    Args:
+        keys: integers or strings, all of one type.
+    Raises: DataError: the keys are of a type that the store does not have.
+    """
+    numbers = pa.types.is_int64(store.id_type)
+    if isinstance(keys, pa.Array):
+        if not pa.types.is_null(keys.type) and numbers != pa.types.is_integer(keys.type):
+            expected = "whole numbers" if numbers else "strings"
+            raise DataError(f"Ids are {expected} here; {keys.type} was given.")
+        return store.as_ids(keys)
+    given_numbers = not len(keys) or isinstance(keys[0], int)
+    if not numbers:
+        if len(keys) and given_numbers:
+            raise DataError("Ids are strings here; whole numbers were given.")
+        return store.as_ids(keys)
+    return pa.array(keys if given_numbers else [_integer(key) for key in keys], pa.int64())
+
+
+def _integer(key: str) -> int | None:
+    """Return the id of 64 bits that a string stands for; None if it stands for none."""
+    number = int(key) if len(key) <= 20 and _INTEGER.fullmatch(key) else 2**63
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _embedded(call: Call, ids: pa.Array, version: int, side: str) -> Embedded:
+    """Return `Reader.embed` of ids from `as_ids`; zeros and source -1 also where one is null."""
+    reader = call.state.reader
+    if not ids.null_count:
+        return reader.embed(ids, version, side)
+    found = reader.embed(ids.drop_null(), version, side)
+    valid = ids.is_valid().to_numpy(zero_copy_only=False)
+    vectors = np.zeros((len(ids), found.vectors.shape[1]), dtype=np.float32)
+    sources = np.full(len(ids), -1, dtype=np.int64)
+    vectors[valid], sources[valid] = found.vectors, found.sources
+    return Embedded(version, ids, vectors, sources)
+
+
+def _inputs(options: EmbeddingsRequest, settings: ServiceSettings) -> list[Any]:
+    """Return the ids or texts, all of one type, or the objects with features of a request."""
+    if not isinstance(options.input, list):
+        return [options.input]
+    inputs: list[Any] = options.input
+    check_count(len(inputs), settings.max_batch, "input", "input")
+    if isinstance(inputs[0], Features):
+        most = settings.max_batch * FEATURES
+        if sum(len(described.features) for described in inputs) > most:
+            what = f"The objects have more than {most} features together; send fewer at a time."
+            raise too_much(what, "input")
+    return inputs
+
+
+def _vectors(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
+    """Return a request's vectors, [n, D]."""
+    check_count(len(rows), settings.max_batch, "vectors", "vector")
+    longest = max(map(len, rows))
+    if longest > settings.max_dim:
+        raise too_much(
+            f"A vector has {longest} coordinates; at most {settings.max_dim} are read.", "vectors"
+        )
+    if any(len(row) != longest for row in rows):
+        raise ShapeError("The vectors are not all of one length.")
+    # A float64 beyond float32's range becomes infinite; the reader refuses it.
+    with np.errstate(over="ignore"):
+        return np.asarray(rows, dtype=np.float64).astype(np.float32)
+
+
+def missing_ids(
+    missing: Sequence[Any], asked: int, side: str, *, integers: bool = False
+) -> RefusedError:
+    """Return the refusal of ids that are not stored, out of those asked for; `integers`
+    where texts were asked for and only integers are stored."""
+    first = ", ".join(str(key)[:40] for key in missing[:_NAMED])
+    more = ", …" if len(missing) > _NAMED else ""
+    return RefusedError(
+        404,
+        "unknown_id",
+        f"{len(missing)} of {asked} ids are not stored on side {side!r}"
+        f"{', where ids are integers' if integers else ''}: {first}{more}. Leave them out, or ask "
+        "with 'missing': 'zeros'.",
+        "input",
+    )
+
+
+def check_count(count: int, limit: int, field: str, what: str) -> None:
+    """Refuse more elements than one request may have. Raises: RefusedError."""
+    if count > limit:
+        raise too_much(f"{count} {what}s are more than the {limit} of one request.", field)
+
+
+def _model_version(call: Call, options: EmbeddingsRequest) -> int:
+    """Return the version that `model` or `version` names."""
+    name, access, lineage = call.lineage.name, call.access, call.lineage
+    if options.model is None or options.model == name:
+        return access.version(lineage, options.version)
+    named, at, what = options.model.rpartition("@")
+    if not at or named != name:
+        raise UnknownVersionError(
+            f"There is no model {options.model!r} here; there is {name!r}, and its versions as "
+            f"'{name}@v0'."
+        )
+    return access.version(lineage, what)
+
+
+def _strings_are_texts(lineage: Lineage) -> bool:
+    """Return whether strings are texts where a request does not say: as the first version says, so
+    that nothing that is published later changes what a client sends."""
+    return lineage.versions[0].text_encoder is not None
+
+
+def _text_role(call: Call, options: EmbeddingsRequest, inputs: Any, *, texts: bool) -> Role | None:
+    """Return whether the inputs of a request are queries or documents; None if they are ids, or
+    objects with features."""
+    role = options.input_type
+    if not texts:
+        if role in ("query", "document"):
+            what = "texts are sent as strings in JSON; leave 'input_type' out."
+            raise wrong(f"'input' holds no texts: {what}", "input_type")
+        return None
+    strings = isinstance(inputs[0], str)
+    if role is None:
+        role = "document" if _strings_are_texts(call.lineage) else "id"
+    if role == "id":
+        if strings and max(map(len, inputs)) > LONGEST_ID:
+            what = f"an id has at most {LONGEST_ID} characters; a longer one was sent."
+            raise wrong(f"'input' is wrong: {what}", "input")
+        return None
+    if not strings:
+        raise wrong(
+            "'input' holds whole numbers, and texts are expected: tokens belong to one model's "
+            "tokenizer, so send the texts themselves; for ids, set 'input_type' to 'id'.",
+            "input",
+        )
+    if options.side is not None:
+        raise wrong(
+            "'side' is of ids and of objects with features; for texts, say with 'input_type' "
+            "whether they are a 'query' or a 'document'.",
+            "side",
+        )
+    _check_texts(inputs, call.settings)
+    return role
+
+
+def _check_texts(texts: Sequence[str], settings: ServiceSettings) -> None:
+    """Refuse texts that are empty or too long."""
+    for number, text in enumerate(texts):
+        if not text.strip():
+            raise wrong(f"'input' has an empty text at {number}; leave it out.", "input")
+        if len(text) > settings.max_text:
+            raise too_much(
+                f"The text at {number} has {len(text)} characters; at most {settings.max_text} are "
+                "encoded. Cut it into parts.",
+                "input",
+            )
+
+
+def _check_hits(call: Call, queries: int, k: int, wider: int) -> None:
+    """Refuse more results than one request may ask for; `wider` are searched to give k."""
+    most_k, most = call.settings.max_k, call.settings.max_hits
+    if k > most_k:
+        raise RefusedError(400, "limit", f"k is {k}; it may be at most {most_k}.", "k")
+    if queries * wider > most:
+        raise too_much(
+            f"{queries} queries of {wider} results each are more than the {most} results that one "
+            "request may ask for; send fewer at a time.",
+        )
+
+
+def _where_known(numbers: list[list[float]], met: Sequence[pa.Array]) -> list[list[float]]:
+    """Return the numbers of the ids that are not null."""
+    if [*map(len, numbers)] != [*map(len, met)]:
+        raise ShapeError("weights and values must be as long as the candidates.")
+    return [
+        [number for number, known in zip(row, ids.is_valid().to_pylist(), strict=True) if known]
+        for row, ids in zip(numbers, met, strict=True)
+    ]
+
+
+def _new_hits(
+    call: Call, vectors: Floats, met: Sequence[pa.Array], version: int, k: int, *, include_met: bool
+) -> list[Hits]:
+    """Return the k candidates that each query has not met with the largest inner product."""
+    wider = k if include_met else k + max(map(len, met))
+    _check_hits(call, len(met), k, wider)
+    nearest = looked_up(lambda: call.state.reader.search(vectors, wider, version, CANDIDATE, "ip"))
+    if include_met:
+        return nearest
+    results = []
+    for hits, known in zip(nearest, met, strict=True):
+        new = pc.invert(pc.is_in(hits.ids, value_set=known)).to_numpy(zero_copy_only=False)
+        results.append(hits.where(new).first(k))
+    return results
+
+
+def _dims(call: Call, version: int, asked: int | None) -> int | None:
+    """Return how many coordinates vectors are cut to; None for all."""
+    manifest = call.lineage.manifest(version)
+    try:
+        return checked_dims(asked, manifest.dim, manifest.cuts, version)
+    except DataError as error:
+        raise RefusedError(400, "dimensions", str(error), "dimensions") from None
+
+
+def _texts(call: Call, request: SearchRequest) -> list[str]:
+    """Return the texts of a search in JSON."""
+    if request.input_type is None and not _strings_are_texts(call.lineage):
+        raise wrong(
+            "The first version of this lineage records no encoder of text, so a search takes "
+            "'vector', 'vectors' or 'id'; where a later version records one, 'input' is read "
+            "with 'input_type': 'query'.",
+            "input",
+        )
+    texts = [request.input] if isinstance(request.input, str) else list(request.input or ())
+    check_count(len(texts), call.settings.max_batch, "input", "input")
+    _check_texts(texts, call.settings)
+    return texts
+
+
+def _of_id(call: Call, request: SearchRequest, version: int, side: str) -> tuple[Floats, int]:
+    """Return the vector [1, D] of the id of a search, read as a version, and the version whose
+    model made it."""
+    reader = call.state.reader
+    id_side = side if request.id_side is None else request.id_side
+    ids = as_ids(reader.store(id_side), [request.id])
+    if not ids.null_count:
+        if request.rerank is not None and id_side == side:
+            check_rerank(call, request, version, 1)
+            return own_vector(call, ids, version, side), version
+        # Calibrated scores are of rows read by the backward transform, and so is their query.
+        sidecars = request.scores == "raw"
+        embedded = looked_up(lambda: reader.embed(ids, version, id_side, sidecars=sidecars))
+        if embedded.sources[0] >= 0:
+            return embedded.vectors, int(embedded.sources[0])
+    raise RefusedError(
+        404,
+        "unknown_id",
+        f"The id {str(request.id)[:40]} is not stored on side {id_side!r}; search by another, by "
+        "'vector', or name the side it is of in 'id_side'.",
+        "id",
+    )
+
+
+def _check_fingerprints(
+    call: Call, options: SearchRequest | TransformRequest, stream: Stream | None, version: int
+) -> None:
+    """Refuse vectors that claim the fingerprint of another version."""
+    own = call.lineage.manifest(version).fingerprint
+    of_stream = None if stream is None else stream.fingerprint
+    for fingerprint in (call.fingerprint, of_stream, options.fingerprint):
+        if fingerprint is not None and fingerprint != own:
+            what = (
+                f"The vectors carry the fingerprint {fingerprint[:80]}; that of version {version} "
+                f"is {own}. They are of another space; name the version they are of."
+            )
+            raise RefusedError(409, "fingerprint", what)
+
+
+def encoded(
+    call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
+) -> tuple[Floats, Sources]:
+    """Encode objects with features, or texts of a role, and read them as a version.
+
+    Production's encoder is used, as if the objects were stored; a later version's own encoder.
+    Returns: vectors [n, D], and the version that each was computed from.
+    Raises: EncoderWaitError: texts must be encoded, for which this thread may not wait.
+    """
+    source = max(version, call.lineage.production)
+    manifest, served = call.lineage.manifest(source), call.state.texts
+    encode: Callable[[], Floats]
+    with _refusals(objects):
+        if role is None:
+            encode = partial(call.state.shared.encoders.encode, source, side, objects)
+        elif served is None:
+            raise RefusedError(
+                400,
+                "text_encoder",
+                "This service was started without an encoder of text (--encoder), so strings "
+                "cannot be encoded; ids are read with 'input_type': 'id', and searched by with "
+                "'id'.",
+                "input",
+            )
+        elif call.may_wait:
+            encode = partial(served.encode, source, objects, role, manifest.text_encoder)
+        else:
+            known = served.cached(source, objects, role, manifest.text_encoder)
+            encode = lambda: known  # noqa: E731
+        with span("encoder", version=source, side=side, rows=len(objects)):
+            vectors = encode()
+    if role is None:
+        # Drift sees no texts: those of queries are of another distribution than the stored ones.
+        call.drift.note_vectors(side, source, manifest.fingerprint, vectors)
+    sources = np.full(len(vectors), source, dtype=np.int64)
+    return call.state.reader.transform(vectors, source, version), sources
+
+
+def check_rerank(call: Call, options: SearchRequest, version: int, queries: int) -> None:
+    """Refuse a search that cannot be re-ranked.
+
+    Raises: RefusedError: it cannot. EncoderWaitError: this thread may not wait for its texts.
+    """
+    rerank, settings = options.rerank, call.settings
+    if rerank is None:
+        return
+    if not options.k <= rerank <= settings.max_k:
+        allowed = f"at least k ({options.k}) and at most {settings.max_k}"
+        reason = f"rerank is {rerank}; it must be {allowed}."
+        raise RefusedError(400, "limit", reason, "rerank")
+    if queries * rerank > settings.max_hits:
+        raise too_much(
+            f"{queries} queries that re-rank {rerank} hits each are more than the "
+            f"{settings.max_hits} hits of one request; send fewer at a time.",
+            "rerank",
+        )
+    texts, production = call.state.texts, call.lineage.production
+    problem = None
+    if version < production:
+        problem = (
+            f"Version {version} is before production, version {production}, and its model does not "
+            "run here, so hits cannot be ranked by its own vectors; name production or a later "
+            "version, or leave 'rerank' out."
+        )
+    elif texts is None or texts.documents is None:
+        problem = (
+            "This service was started without an encoder (--encoder) or without the texts of its "
+            "objects (--texts), so new vectors cannot be computed; leave 'rerank' out."
+        )
+    elif call.lineage.manifest(version).text_encoder is None:
+        problem = (
+            f"Version {version} records no encoder of text, so its own vectors cannot be computed; "
+            "leave 'rerank' out."
+        )
+    if problem is not None:
+        raise RefusedError(400, "rerank", problem, "rerank")
+    if not call.may_wait:
+        raise EncoderWaitError
+
+
+def reranked(
+    call: Call,
+    options: SearchRequest,
+    queries: Floats,
+    version: int,
+    side: str,
+    ids: pa.Array,
+    encode: Callable[[int], Floats] | None = None,
+) -> Reranked:
+    """Return the hits of a search that `check_rerank` let pass, by the version's own vectors.
+
+    Args:
+        ids: to search among; None for all.
+        encode: encodes the queries as a version's own model does; None if they are not texts.
+    Raises: RefusedError: an object has no text, the encoder does not work, or too many texts would
+        have to be encoded. EvergramError: as `reranked_search`.
+    """
+    assert options.rerank is not None
+    texts = call.state.texts
+
+    def old_queries(older: int) -> Floats | None:
+        if encode is None or texts is None or not texts.can_encode(older):
+            return None
+        return encode(older)
+
+    with _refusals():
+        return reranked_search(
+            call.state.reader,
+            queries,
+            _kept(call, version),
+            options.k,
+            version,
+            rerank=options.rerank,
+            side=side,
+            metric=options.metric,
+            ids=ids,
+            filter=options.filter,
+            most=call.settings.max_batch,
+            old_queries=old_queries,
+        )
+
+
+def own_vector(call: Call, ids: pa.Array, version: int, side: str) -> Floats:
+    """Return the vector [1, D] of one id by a version's own model, stored or computed.
+
+    Raises: RefusedError: it is not stored; or as `reranked`.
+    """
+    reader = call.state.reader
+    own, vectors = reader.own_rows(ids, version, side)
+    if len(own):
+        return vectors
+    # A text is not enough: the object must be stored at some version.
+    if not sum(len(rows) for rows in reader.store(side).fetch(ids)):
+        raise missing_ids(ids, 1, side)
+    with _refusals():
+        return _kept(call, version).of(ids)
+
+
+def _kept(call: Call, version: int) -> KeptVectors:
+    """Return the kept vectors of a version, and its encoder."""
+    texts, manifest = call.state.texts, call.lineage.manifest(version)
+    assert texts is not None
+    assert texts.documents is not None
+    return texts.documents.kept(
+        version,
+        manifest.fingerprint,
+        manifest.dim,
+        lambda some: texts.encode(version, some, "document", manifest.text_encoder),
+        manifest.text_encoder,
+    )
+
+
+@contextmanager
+def _refusals(texts: Sequence[str] | None = None) -> Iterator[None]:
+    """Raise errors of an encoder as refusals of the request: of its texts, or else of hits."""
+    try:
+        yield
+    except TextEncoderError as error:
+        raise RefusedError(503, "text_encoder", str(error)) from error
+    except UnencodableTextError as error:
+        if texts is not None:
+            text = error.text
+            which = "one of the texts" if text is None else f"the text at {texts.index(text)}"
+            reason = f"{error.subject} {which} of 'input'; leave it out."
+            raise RefusedError(400, "data", reason, "input") from error
+        reason = (
+            f"{error.subject} the text of a hit, so that it cannot be re-ranked; change it in the "
+            "file of --texts, or leave 'rerank' out."
+        )
+        raise RefusedError(409, "no_text", reason, "rerank") from error
+    except MissingTextError as error:
+        raise RefusedError(409, "no_text", str(error), "rerank") from error
+    except EncodingLimitError as error:
+        raise too_much(str(error), "rerank") from error
