@@ -10,7 +10,7 @@ import torch
 
 from evergram.evaluation import EmbeddingMap
 from evergram.evaluation.gramian_error import Histograms
-from evergram.evaluation.reports.html_page import (
+from evergram.evaluation.html_page import (
     Axes,
     Line,
     chart,
@@ -18,7 +18,7 @@ from evergram.evaluation.reports.html_page import (
     page,
     warning_list,
 )
-from evergram.evaluation.reports.run_reports import histogram_figure, write_demo, write_tuning
+from evergram.evaluation.run_reports import histogram_figure, write_demo, write_tuning
 
 
 def test_a_page_escapes_its_title_and_says_what_was_not_measured() -> None:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from evergram.evaluation.gramian_error import score_histograms as score_histograms
     from evergram.evaluation.probes import load_probe_model as load_probe_model
     from evergram.evaluation.ranking import Relevance as Relevance
     from evergram.evaluation.ranking import rank_metrics as rank_metrics
-    from evergram.evaluation.reports.embedding_map import EmbeddingMap as EmbeddingMap
     from evergram.evaluation.version_distance import as_dim as as_dim
     from evergram.evaluation.version_distance import drift as drift
     from evergram.evaluation.version_distance import overlap as overlap

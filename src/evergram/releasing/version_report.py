@@ -31,14 +31,7 @@ from evergram.evaluation.breakdown import (
     recall_by_popularity,
 )
 from evergram.evaluation.gramian_error import score_histograms
-from evergram.evaluation.metric_sample import QueryDraw
-from evergram.evaluation.ranking import (
-    Relevance,
-    parse_metric,
-    target_ranks,
-    test_relevance,
-)
-from evergram.evaluation.reports.html_page import (
+from evergram.evaluation.html_page import (
     NONE,
     Axes,
     Line,
@@ -51,7 +44,14 @@ from evergram.evaluation.reports.html_page import (
     table,
     warning_list,
 )
-from evergram.evaluation.reports.run_reports import histogram_figure
+from evergram.evaluation.metric_sample import QueryDraw
+from evergram.evaluation.ranking import (
+    Relevance,
+    parse_metric,
+    target_ranks,
+    test_relevance,
+)
+from evergram.evaluation.run_reports import histogram_figure
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from evergram.atomic_files import write_bytes
 from evergram.errors import ShapeError
-from evergram.evaluation.reports.html_page import page
+from evergram.evaluation.html_page import page
 
 WIDTH, HEIGHT, EDGE = 720, 480, 16
 # Colours that are told apart by people who do not see all of them (Okabe and Ito 2008), and grey.
@@ -80,14 +81,13 @@ class EmbeddingMap:
         size = np.array([WIDTH, HEIGHT]) - 2 * EDGE
         places = EDGE + (self.points - low) / np.maximum(high - low, 1e-12) * size
         colours = self._colours()
-        dots = []
-        for i, (x, y) in enumerate(places):
-            group = "" if self.groups is None else f" ({self.groups[i]})"
-            colour = OTHER if self.groups is None else colours.get(self.groups[i], OTHER)
-            dots.append(
-                f'<circle cx="{x:.1f}" cy="{HEIGHT - y:.1f}" r="4" fill="{colour}" '
-                f'fill-opacity="0.75"><title>{escape(self.names[i] + group)}</title></circle>'
-            )
+        groups = self.groups or [""] * len(self.names)
+        dots = (
+            f'<circle cx="{x:.1f}" cy="{HEIGHT - y:.1f}" r="4" fill="{colours.get(group, OTHER)}" '
+            f'fill-opacity="0.75"><title>{escape(f"{name} ({group})" if group else name)}'
+            "</title></circle>"
+            for (x, y), name, group in zip(places, self.names, groups, strict=True)
+        )
         legend = "".join(
             f'<li><span style="color:{colour}">●</span> {escape(group)}</li>'
             for group, colour in colours.items()
@@ -107,8 +107,5 @@ class EmbeddingMap:
         return target
 
     def _colours(self) -> dict[str, str]:
-        if self.groups is None:
-            return {}
-        names, counts = np.unique(np.array(self.groups), return_counts=True)
-        largest = [str(names[i]) for i in np.argsort(-counts, kind="stable")[: len(COLOURS)]]
-        return dict(zip(sorted(largest), COLOURS, strict=False))
+        counted = Counter(sorted(self.groups or ())).most_common(len(COLOURS))
+        return dict(zip(sorted(name for name, _ in counted), COLOURS, strict=False))

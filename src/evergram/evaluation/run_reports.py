@@ -9,7 +9,7 @@ from typing import Any
 
 from evergram.atomic_files import replace_file
 from evergram.evaluation.gramian_error import Histograms
-from evergram.evaluation.reports.html_page import (
+from evergram.evaluation.html_page import (
     Axes,
     Line,
     chart,
@@ -158,6 +158,5 @@ def _places(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]
 
 
 def _written(path: Path, title: str, body: Sequence[str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, page(title, body).encode())
     return path
