@@ -43,11 +43,10 @@ WHERE = (
     "A database's password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in "
     "QDRANT_API_KEY."
 )
-_DIR = "Folder of the lineage, or its address (s3://…)."
 # What several commands have, by the name of the parameter; a command may describe it otherwise.
 SHARED: dict[str, Description] = {
     "recipe": "RECIPE.toml | The recipe: data, model and training, as docs/recipes.md says.",
-    "lineage": f"DIR | {_DIR}",
+    "lineage": "DIR | Folder of the lineage, or its address (s3://…).",
     "as_": "VERSION | Read as this version or label (default: production).",
     "from_": "VERSION | The version or label whose vectors are read (default: production).",
     "side": "Side: query, candidate or object (default: candidate, or the only side).",
@@ -83,9 +82,8 @@ SHARED: dict[str, Description] = {
         "repeatable."
     ),
     # A list, though one store is taken: of several, typer would silently take the last.
-    "store": described(f"SIDE=ADDRESS | Store of a side: {WHERE}"),
+    "store": f"SIDE=ADDRESS | Store of a side: {WHERE}",
 }
-LineageFolder = Annotated[str, typer.Argument(metavar="DIR", help=_DIR)]
 
 
 def command(words: str, example: str, **own: Description) -> Callable[[Function], Function]:

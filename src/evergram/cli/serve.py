@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from evergram.cli.app import app, is_json
-from evergram.cli.options import LineageFolder, stores_by_side
+from evergram.cli.app import is_json
+from evergram.cli.options import command, described, stores_by_side
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from evergram.log_lines import log_to_stderr, write_line
@@ -28,91 +26,46 @@ IN_SECONDS = ("timeout", "silence", "keep_alive", "canary_every")
 IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")
 OF_ENCODERS = ("max_text", "text_cache", "canary_every")
 
-Host = Annotated[
-    str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
-]
-Port = Annotated[
-    int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
-]
-ServedStores = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SIDE=ADDRESS",
-        help="Store of a side's embeddings (default: snapshots in DIR/stores); repeatable. "
-        "A database's password is best in PGPASSWORD or ~/.pgpass.",
-    ),
-]
-NoAuth = Annotated[
-    bool, typer.Option("--no-auth", help="Let everybody read everything, wherever it listens.")
-]
-Processes = Annotated[
-    int, typer.Option(min=1, help="Processes behind the port; limits hold for each.")
-]
-Limits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="LIMIT=NUMBER",
-        help="Set a limit of the service (docs/serving.md), such as timeout=60; repeatable.",
-    ),
-]
-AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="A name that requests may address it by: shop.example, *.example, or * for any "
-        "(default: localhost; any, where tokens are asked for); repeatable.",
-    ),
-]
-Encoders = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Encode strings by this encoder of text (docs/text.md), if it is the one that the "
-        "version records; recorded: by the recorded one, unless it is python: or openai:; "
-        "repeatable.",
-    ),
-]
-TextFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Ids and texts (columns id and text) of the stored objects, so that a search may "
-        "re-rank by --encoder.",
-    ),
-]
-KeptFolder = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder where the vectors computed for such searches are saved "
-        "(default: they are forgotten at the end).",
-    ),
-]
-Sidecars = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FILE|DIR",
-        help="A file of 'evergram vectors sidecar', by which objects are read as the version "
-        "before, or a folder of such, in which new ones are looked for; repeatable.",
-    ),
-]
 
-
-@app.command(epilog="Example: evergram serve lineages/shop --port 8000")
+@command(
+    "serve",
+    "lineages/shop --port 8000",
+    host="Address to listen on; any but this machine's own needs tokens.",
+    port=described("Port to listen on; 0 takes a free one.", min=0, max=65_535),
+    store=described(
+        "SIDE=ADDRESS | Store of a side's embeddings (default: snapshots in DIR/stores); "
+        "repeatable. A database's password is best in PGPASSWORD or ~/.pgpass."
+    ),
+    no_auth="Let everybody read everything, wherever it listens.",
+    processes=described("Processes behind the port; limits hold for each.", min=1),
+    set_="LIMIT=NUMBER | Set a limit of the service (docs/serving.md), such as timeout=60; "
+    "repeatable.",
+    allowed_host="NAME | A name that requests may address it by: shop.example, *.example, or * for "
+    "any (default: localhost; any, where tokens are asked for); repeatable.",
+    encoder="ADDRESS | Encode strings by this encoder of text (docs/text.md), if it is the one "
+    "that the version records; recorded: by the recorded one, unless it is python: or openai:; "
+    "repeatable.",
+    texts="FILE | Ids and texts (columns id and text) of the stored objects, so that a search may "
+    "re-rank by --encoder.",
+    kept="DIR | Folder where the vectors computed for such searches are saved (default: they are "
+    "forgotten at the end).",
+    sidecar="FILE|DIR | A file of 'evergram vectors sidecar', by which objects are read as the "
+    "version before, or a folder of such, in which new ones are looked for; repeatable.",
+)
 def serve(
-    lineage: LineageFolder,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    store: ServedStores = None,
-    no_auth: NoAuth = False,
-    processes: Processes = 1,
-    set_: Limits = None,
-    allowed_host: AllowedHosts = None,
-    encoder: Encoders = None,
-    texts: TextFile = None,
-    kept: KeptFolder = None,
-    sidecar: Sidecars = None,
+    lineage: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    store: list[str] | None = None,
+    no_auth: bool = False,
+    processes: int = 1,
+    set_: list[str] | None = None,
+    allowed_host: list[str] | None = None,
+    encoder: list[str] | None = None,
+    texts: str | None = None,
+    kept: str | None = None,
+    sidecar: list[str] | None = None,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
 
